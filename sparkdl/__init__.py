@@ -1,0 +1,1 @@
+"""sparkdl trains PyTorch models on the machines of a Spark cluster."""

@@ -1,0 +1,88 @@
+"""The exceptions that sparkdl raises, each with what to do about it.
+
+All of them can be caught as :class:`SparkdlError`. Errors that come from a rank carry its number, host and traceback.
+"""
+
+from __future__ import annotations
+
+
+class SparkdlError(Exception):
+    """Base of every exception that sparkdl raises on purpose."""
+
+
+class ParamError(SparkdlError, ValueError):
+    """A Param or argument has a value that cannot work; the message names it and the values it may take."""
+
+
+class DataError(SparkdlError, ValueError):
+    """The data does not fit the fit: a missing column, a null, strings as features, arrays of differing length.
+
+    The message names the column and what was found. Mend the DataFrame, or choose other columns.
+    """
+
+
+class ShardingError(DataError):
+    """The rows cannot be shared by the ranks. Lower the number of ranks or bring more rows."""
+
+
+class StoreError(SparkdlError, OSError):
+    """The Store cannot be read or written. Choose a URL that the driver and every executor can write."""
+
+
+class SerializationError(SparkdlError, TypeError):
+    """Something that has to travel to the ranks cannot be pickled; the message names it."""
+
+
+class LaunchError(SparkdlError, RuntimeError):
+    """The ranks cannot be started; the message names the Spark setting or the package to change."""
+
+
+class RankError(SparkdlError, RuntimeError):
+    """A rank failed and all ranks were ended.
+
+    Attributes:
+        rank: number of the rank that failed first.
+        host: host it ran on.
+        traceback_text: that rank's Python traceback, or the end of its log when it died without one.
+    """
+
+    def __init__(self, message: str, *, rank: int, host: str, traceback_text: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.traceback_text = traceback_text
+
+
+class TrainingError(SparkdlError, ArithmeticError):
+    """Training cannot go on, as when the loss is no longer finite; the message names epoch and step."""
+
+
+class SavedModelError(SparkdlError, ValueError):
+    """A saved model cannot be read: files are missing, damaged, or written by a newer version."""
+
+
+class TransportUnavailableError(SparkdlError, ImportError):
+    """The transport that was asked for is not installed; the message says what was tried and what to install."""
+
+
+class AuthenticationError(SparkdlError, ConnectionError):
+    """A peer could not prove that it knows the job's secret. Nothing that it sent was used."""
+
+
+class CommunicatorError(SparkdlError, RuntimeError):
+    """A collective failed. The communicator is of no further use; close it and open a new one."""
+
+
+class CommunicatorTimeoutError(CommunicatorError, TimeoutError):
+    """A collective missed its deadline; the message names the ranks that had not joined.
+
+    Look at what those ranks were doing, or give the operation a longer ``timeout_s``.
+    """
+
+
+class CommunicatorAbortedError(CommunicatorError):
+    """Some rank aborted the communicator; the message holds its reason."""
+
+
+class RankLostError(CommunicatorError, ConnectionError):
+    """A peer of the communicator died or cannot be reached any more; the message names the rank."""

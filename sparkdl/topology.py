@@ -1,0 +1,85 @@
+"""Where the ranks of a communicator stand: which of them share a host, and their numbers inside and across hosts.
+
+Pure arithmetic on the standard library; who shares a host is found out in :mod:`sparkdl.collective`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """One rank's view of the world.
+
+    Attributes:
+        rank: number of this rank, ``0 <= rank < world_size``.
+        host_of_rank: index of the host of every rank; hosts are numbered by first appearance, so rank 0 is on host 0.
+    """
+
+    rank: int
+    host_of_rank: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < len(self.host_of_rank):
+            raise ValueError(f"rank {self.rank} is outside a world of {len(self.host_of_rank)} ranks")
+        if number_hosts(self.host_of_rank) != self.host_of_rank:
+            raise ValueError(f"hosts must be numbered by first appearance, got {self.host_of_rank}")
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return len(self.host_of_rank)
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts there are."""
+        return max(self.host_of_rank) + 1
+
+    @property
+    def host(self) -> int:
+        """Index of this rank's host."""
+        return self.host_of_rank[self.rank]
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks on this host, in ascending order."""
+        return self.ranks_on(self.host)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's position among the ranks of its host."""
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks this host has."""
+        return len(self.local_ranks)
+
+    @property
+    def cross_ranks(self) -> tuple[int, ...]:
+        """The ranks with this rank's ``local_rank`` on every host that has one, in order of hosts."""
+        local = self.local_rank
+        per_host = (self.ranks_on(host) for host in range(self.num_hosts))
+        return tuple(ranks[local] for ranks in per_host if local < len(ranks))
+
+    @property
+    def cross_rank(self) -> int:
+        """This rank's position among its ``cross_ranks``."""
+        return self.cross_ranks.index(self.rank)
+
+    @property
+    def cross_size(self) -> int:
+        """How many hosts have a rank with this ``local_rank``."""
+        return len(self.cross_ranks)
+
+    def ranks_on(self, host: int) -> tuple[int, ...]:
+        """The ranks on one host, in ascending order."""
+        return tuple(rank for rank, other in enumerate(self.host_of_rank) if other == host)
+
+
+def number_hosts(labels: Sequence[object]) -> tuple[int, ...]:
+    """Turn one label per rank into host indices by first appearance: ``["b", "a", "b"]`` gives ``(0, 1, 0)``."""
+    index: dict[object, int] = {}
+    return tuple(index.setdefault(label, len(index)) for label in labels)

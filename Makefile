@@ -1,0 +1,61 @@
+# make setup | demo | test | lint | bench: each sets itself up in .venv on a fresh machine; none installs twice.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+CTEST = ctest --output-on-failure --timeout 120 --test-dir
+
+.PHONY: setup demo test test-native test-slow test-native-sanitizers bench lint format clean requirements
+
+setup: requirements $(STAMP)
+
+requirements:
+	@test -n "$(PYTHON)" || { echo "sparkdl needs Python 3.10 to 3.13; mend it with: sudo apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; mend it with: sudo apt-get install python3-venv" >&2; exit 1; }
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	found=$$("$$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1); \
+	test "$${found:-0}" -ge 17 || { echo "sparkdl needs Java 17 or later, found $${found:-none}; mend it with: sudo apt-get install openjdk-17-jre-headless" >&2; exit 1; }
+	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || { echo "sparkdl needs a C++20 compiler such as GCC 11, found $$($${CXX:-c++} -dumpfullversion 2>/dev/null || echo none); mend it with: sudo apt-get install g++" >&2; exit 1; }
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/sparkdl demo
+
+test: setup test-native
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-slow: setup
+	$(BIN)/python -m pytest -m 'slow'
+
+test-native: setup
+	@$(BIN)/python tests/native.py
+
+test-native-sanitizers: setup
+	@$(BIN)/python tests/native.py --sanitize address
+	@$(BIN)/python tests/native.py --sanitize thread
+
+bench: setup
+	$(BIN)/sparkdl bench allreduce --against gloo,mpi
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(filter-out %.txt,$(NATIVE))
+	@$(BIN)/python tests/native.py --tidy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter-out %.txt,$(NATIVE))
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,130 @@
+"""Takes a module apart into its structure and its tensors, and puts it together again.
+
+The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a name; the
+tensors travel and are stored beside it. Neither copies nor changes the module.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from sparkdl.errors import SavedModelError, SerializationError
+
+_TAG = "sparkdl.tensor"
+
+
+def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
+    """Return a module's structure and its tensors by name.
+
+    Parameters and buffers have their names in the module; a tensor that is shared appears once. The tensors are the
+    module's own, detached, on whatever device they are.
+
+    Raises:
+        SerializationError: if the module holds something that cannot be pickled, naming it.
+    """
+    file = io.BytesIO()
+    pickler = _StructurePickler(file, _names_by_identity(module))
+    try:
+        pickler.dump(module)
+    except Exception as error:
+        raise SerializationError(
+            f"The model {type(module).__name__} cannot be pickled: {type(error).__name__}: {error}. "
+            "Keep locks, open files, sessions and the like out of the module."
+        ) from error
+    return file.getvalue(), pickler.tensors
+
+
+def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Put a module together from what :func:`split_module` returned; it uses the given tensors without a copy.
+
+    Unpickling runs code: only give it structures from whom you would run a program.
+
+    Raises:
+        SavedModelError: if the structure cannot be read, or names a tensor that is not there.
+    """
+    try:
+        module = _StructureUnpickler(io.BytesIO(structure), tensors).load()
+    except SavedModelError:
+        raise
+    except ModuleNotFoundError as error:
+        raise SavedModelError(
+            f"The model needs the Python module {error.name!r}, which is not installed here. Install what the model "
+            "was written with, or define its class in the module that is run."
+        ) from error
+    except Exception as error:
+        raise SavedModelError(
+            f"The model's structure cannot be read with torch {torch.__version__}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise SavedModelError(f"The model's structure holds a {type(module).__name__} instead of a torch.nn.Module.")
+    return module
+
+
+def _names_by_identity(module: nn.Module) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for named in (module.named_parameters(), module.named_buffers()):
+        for name, tensor in named:
+            names.setdefault(id(tensor), name)
+    return names
+
+
+def _is_plain(value: object) -> bool:
+    """Whether safetensors can hold the tensor; others (sparse, quantized, not yet initialized) stay in the pickle."""
+    return (
+        isinstance(value, Tensor)
+        and type(value) in (Tensor, nn.Parameter, nn.Buffer)
+        and not isinstance(value, UninitializedTensorMixin)
+        and value.layout == torch.strided
+        and not value.is_quantized
+        and not value.is_complex()
+        and not value.is_meta
+    )
+
+
+class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes a name where a tensor stands."""
+
+    def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:
+        super().__init__(file, protocol=pickle.DEFAULT_PROTOCOL)
+        self._names = names
+        self._kept: list[Tensor] = []  # an object that is freed while pickling would lend its identity to another
+        self.tensors: dict[str, Tensor] = {}
+
+    def persistent_id(self, obj: Any) -> tuple[str, str, str, bool] | None:
+        if not _is_plain(obj):
+            return None
+        name = self._names.get(id(obj))
+        if name is None:
+            name = self._names[id(obj)] = f"tensor:{len(self._kept)}"
+            self._kept.append(obj)
+        self.tensors[name] = obj.detach()
+        return _TAG, name, type(obj).__name__, bool(obj.requires_grad)
+
+
+class _StructureUnpickler(pickle.Unpickler):
+    """Puts a tensor where a name stands, the same one wherever the name is the same."""
+
+    def __init__(self, file: io.BytesIO, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+        self._made: dict[str, Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        tag, name, kind, requires_grad = pid
+        if tag != _TAG or name not in self._tensors:
+            raise SavedModelError(f"The model's structure names the tensor {name!r}, and its weights hold no such tensor.")
+        if name not in self._made:
+            tensor = self._tensors[name]
+            if kind == "Parameter":
+                self._made[name] = nn.Parameter(tensor, requires_grad=requires_grad)
+            else:
+                self._made[name] = tensor.requires_grad_(requires_grad)
+        return self._made[name]

@@ -1,0 +1,63 @@
+"""Notices the first loss that is not finite, without making a GPU wait in every step. Runs on a *rank*."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparkdl.collective import Communicator
+from sparkdl.errors import TrainingError
+
+_NEVER = np.iinfo(np.int64).max
+_SETTLE_EVERY_STEPS = 50
+
+
+class FiniteLossCheck:
+    """Checks losses at once on CPU; on CUDA it keeps a note on the device and all ranks compare notes now and then.
+
+    On CPU the rank that sees the loss raises before its backward pass, while the others wait in the allreduce of that
+    very step, so nobody can see a later one first. On CUDA the earliest step over all ranks is named.
+    """
+
+    def __init__(self, communicator: Communicator, device: torch.device) -> None:
+        self._communicator = communicator
+        self._is_deferred = device.type != "cpu"
+        self._first_bad_step = torch.full((), _NEVER, dtype=torch.int64, device=device)
+
+    def observe(self, loss_mean: Tensor, *, epoch: int, step: int) -> None:
+        """Look at this rank's loss of one step.
+
+        Raises:
+            TrainingError: on CPU, if it is not finite.
+        """
+        if self._is_deferred:
+            bad = torch.where(torch.isfinite(loss_mean.detach()), _NEVER, step)
+            self._first_bad_step = torch.minimum(self._first_bad_step, bad)
+            return
+        value = float(loss_mean.detach())
+        if not math.isfinite(value):
+            raise TrainingError(_message(str(value), epoch, step, f" on rank {self._communicator.rank}"))
+
+    def settle(self, *, epoch: int, step: int, steps: int) -> None:
+        """Compare notes after every 50th and the last step of an epoch. Collective on CUDA, nothing on CPU.
+
+        Raises:
+            TrainingError: on every rank, naming the earliest step in which some rank's loss was not finite.
+        """
+        if not self._is_deferred or (step % _SETTLE_EVERY_STEPS and step != steps):
+            return
+        first = np.array([int(self._first_bad_step)], dtype=np.int64)
+        if self._communicator.world_size > 1:
+            self._communicator.allreduce(first, op="min")
+        if first[0] != _NEVER:
+            raise TrainingError(_message("NaN or infinite", epoch, int(first[0]), ""))
+
+
+def _message(value: str, epoch: int, step: int, where: str) -> str:
+    return (
+        f"The loss became {value} in epoch {epoch}, step {step}{where}. "
+        "Lower the learning rate, or look for extreme values in the data."
+    )

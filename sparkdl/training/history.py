@@ -1,0 +1,71 @@
+"""What is remembered of each epoch, and how it is added up on a rank without waiting for the device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparkdl.collective import Communicator
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord:
+    """One epoch over all ranks.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        loss: mean training loss over the epoch's rows (per row also for a loss that sums).
+        rows: rows seen by all ranks together.
+        seconds: time the epoch took on the slowest rank.
+        rows_per_s: ``rows / seconds``.
+    """
+
+    epoch: int
+    loss: float
+    rows: int
+    seconds: float
+    rows_per_s: float
+
+
+class EpochMeter:
+    """Adds up one epoch of one rank; the sum of the losses stays on the device until somebody asks."""
+
+    def __init__(self, epoch: int, device: torch.device) -> None:
+        self._epoch = epoch
+        # Sums over thousands of steps need more digits than float32; MPS has no float64, CPU and CUDA do.
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._weight = 0.0
+        self._rows = 0
+        self._started = time.perf_counter()
+
+    def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
+        """Add one step: the detached mean loss of this rank's rows, the weight it stands for, and the rows."""
+        if weight > 0:
+            self._loss_sum += loss_mean.to(torch.float64) * weight
+        self._weight += weight
+        self._rows += rows
+
+    def running_loss(self) -> float:
+        """Return this rank's mean loss of the epoch so far (waits for the device); NaN before the first row."""
+        return float(self._loss_sum) / self._weight if self._weight else float("nan")
+
+    def close(self, communicator: Communicator) -> EpochRecord:
+        """Average over all ranks by rows, with one sum and one maximum. Collective: every rank calls it."""
+        totals = np.array([float(self._loss_sum), self._weight, self._rows], dtype=np.float64)
+        seconds = np.array([time.perf_counter() - self._started], dtype=np.float64)
+        if communicator.world_size > 1:
+            communicator.allreduce(totals, op="sum")
+            communicator.allreduce(seconds, op="max")
+        loss_sum, weight, rows = (float(total) for total in totals)
+        duration = float(seconds[0])
+        return EpochRecord(
+            epoch=self._epoch,
+            loss=loss_sum / weight if weight else float("nan"),
+            rows=round(rows),
+            seconds=duration,
+            rows_per_s=rows / duration,
+        )

@@ -1,0 +1,178 @@
+"""The training loop of one rank. Runs on a *rank*; knows an open communicator and a dataset, and no Spark."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sparkdl.collective import Communicator
+from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl.errors import ParamError
+from sparkdl.training.finite import FiniteLossCheck
+from sparkdl.training.history import EpochMeter, EpochRecord
+from sparkdl.training.losses import LossFunction
+from sparkdl.training.progress import ProgressReporter, Report
+from sparkdl.training.seeds import seed_rank
+from sparkdl.training.spec import TrainingSpec
+from sparkdl.training.step import TrainingStep
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What training leaves on a rank.
+
+    Attributes:
+        module: the trained module, on CPU and in ``eval()`` mode; equal on all ranks, except for buffers.
+        history: one record per epoch, equal on all ranks.
+    """
+
+    module: nn.Module
+    history: tuple[EpochRecord, ...]
+
+
+def train(
+    spec: TrainingSpec, *, communicator: Communicator, dataset: ParquetDataset, report: Report | None = None
+) -> TrainingResult:
+    """Train a module on this rank's shard of a dataset, together with all other ranks.
+
+    N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with a fixed
+    seed and number of ranks a fit on CPU repeats to the bit.
+
+    Args:
+        spec: what to train and how; the same on every rank.
+        communicator: open over all ranks. It is aborted when this rank fails, so that none waits for it.
+        dataset: the Parquet files, with the columns that ``spec`` names.
+        report: takes the events of :class:`~sparkdl.training.progress.ProgressReporter`; called on rank 0 only.
+
+    Raises:
+        TrainingError: if the loss is no longer finite, naming epoch and step.
+        ParamError: if the device or the optimizer cannot be used.
+        CommunicatorError: if another rank failed or was lost.
+    """
+    try:
+        return _train(spec, communicator, dataset, report or _report_nothing)
+    except BaseException as error:
+        communicator.abort(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _train(
+    spec: TrainingSpec, communicator: Communicator, dataset: ParquetDataset, report: Report
+) -> TrainingResult:
+    seed_rank(spec.seed, communicator.rank)
+    torch.set_num_threads(spec.num_threads or _cores_per_rank(communicator))
+    device = _choose_device(spec, communicator)
+    module = spec.model.to(device).train()
+    optimizer = _make_optimizer(spec, module)
+    finite = FiniteLossCheck(communicator, device)
+    step = TrainingStep(
+        spec,
+        module=_distribute(module, spec, communicator, device),
+        loss=_loss_on(spec.loss, device),
+        optimizer=optimizer,
+        communicator=communicator,
+        device=device,
+        finite=finite,
+    )
+    with ParquetFeed(
+        dataset,
+        columns=spec.columns(),
+        rank=communicator.rank,
+        world_size=communicator.world_size,
+        batch_size=spec.batch_size,
+        shuffle=spec.shuffle,
+        seed=spec.seed,
+        num_threads=spec.num_reader_threads,
+    ) as feed:
+        progress = ProgressReporter(
+            report if communicator.rank == 0 else _report_nothing,
+            epochs=spec.epochs,
+            steps_per_epoch=feed.steps_per_epoch,
+        )
+        history = tuple(
+            _run_epoch(epoch, feed, step, finite, progress, communicator, device)
+            for epoch in range(1, spec.epochs + 1)
+        )
+    return TrainingResult(module=module.to("cpu").eval(), history=history)
+
+
+def _run_epoch(
+    epoch: int,
+    feed: ParquetFeed,
+    step: TrainingStep,
+    finite: FiniteLossCheck,
+    progress: ProgressReporter,
+    communicator: Communicator,
+    device: torch.device,
+) -> EpochRecord:
+    meter = EpochMeter(epoch, device)
+    for index, batch in enumerate(feed.epoch(epoch - 1)):
+        rows_of_step = sum(feed.rows_in_step(index))
+        result = step.run(batch, rows_of_step=rows_of_step, epoch=epoch, step=index + 1)
+        meter.add(result.loss_mean, result.weight, result.rows)
+        finite.settle(epoch=epoch, step=index + 1, steps=feed.steps_per_epoch)
+        progress.step(epoch=epoch, step=index + 1, rows=rows_of_step, meter=meter)
+    record = meter.close(communicator)
+    progress.epoch(record)
+    return record
+
+
+def _distribute(
+    module: nn.Module, spec: TrainingSpec, communicator: Communicator, device: torch.device
+) -> nn.Module:
+    """Wrap the module so that backward averages gradients over the ranks; rank 0's weights become everyone's."""
+    if communicator.world_size == 1:
+        return module
+    from torch.nn.parallel import DistributedDataParallel
+
+    from sparkdl.torch import init_process_group
+
+    init_process_group(communicator)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ParamError("Param model has no parameter that requires a gradient; there is nothing to train.")
+    return DistributedDataParallel(
+        module,
+        device_ids=None if device.type == "cpu" else [device],
+        gradient_as_bucket_view=True,
+        find_unused_parameters=spec.has_unused_parameters,
+    )
+
+
+def _make_optimizer(spec: TrainingSpec, module: nn.Module) -> Optimizer:
+    optimizer = spec.optimizer(module.parameters())
+    if not isinstance(optimizer, Optimizer):
+        raise ParamError(
+            f"Param optimizer must return a torch.optim.Optimizer when called with the model's parameters; "
+            f"it returned {type(optimizer).__name__}."
+        )
+    return optimizer
+
+
+def _choose_device(spec: TrainingSpec, communicator: Communicator) -> torch.device:
+    if spec.device == "cpu":
+        return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
+    if not num_devices:
+        raise ParamError(
+            f"Rank {communicator.rank} was asked to train on a GPU, but torch {torch.__version__} sees none there. "
+            "Set gpusPerWorker to 0, or give the executors GPUs and a CUDA build of torch."
+        )
+    device = torch.device("cuda", communicator.topology.local_rank % num_devices)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _cores_per_rank(communicator: Communicator) -> int:
+    return max(1, (os.cpu_count() or 1) // communicator.topology.local_size)
+
+
+def _loss_on(loss: LossFunction, device: torch.device) -> LossFunction:
+    return loss.to(device) if isinstance(loss, nn.Module) else loss
+
+
+def _report_nothing(event: dict[str, object]) -> None:
+    del event

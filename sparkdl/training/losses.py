@@ -1,0 +1,150 @@
+"""What the training loop has to know about a loss: how it reduces, what labels it takes, what a prediction is.
+
+A loss is any callable of ``(outputs, targets)``. The modules of :mod:`torch.nn` tell by their attributes how they
+reduce; any other callable is taken to return the mean over the rows, or one value per row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+PredictionKind: TypeAlias = Literal["class", "binary_logit", "binary_probability", "value"]
+
+_CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_IGNORE_INDEX_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_DEFAULT_IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """The loss of one rank's batch: ``mean * weight`` is its sum.
+
+    Attributes:
+        mean: scalar tensor with a graph, the mean loss of the batch.
+        weight: what the mean was divided by: rows, or the sum of the rows' weights.
+    """
+
+    mean: Tensor
+    weight: float
+
+
+def reduction_of(loss: LossFunction) -> Reduction:
+    """Return how a loss reduces over the rows; ``"mean"`` for a callable that does not say."""
+    return cast(Reduction, getattr(loss, "reduction", "mean"))
+
+
+def is_class_loss(loss: LossFunction) -> bool:
+    """Return whether the targets of this loss are class indices (or, as floats of several columns, probabilities)."""
+    return isinstance(loss, _CLASS_LOSSES)
+
+
+def ignored_label(loss: LossFunction) -> int | None:
+    """Return the label outside ``0 .. num_classes - 1`` that this loss leaves out, if one was set on purpose."""
+    if isinstance(loss, _IGNORE_INDEX_LOSSES) and loss.ignore_index != _DEFAULT_IGNORE_INDEX:
+        return int(loss.ignore_index)
+    return None
+
+
+def prediction_kind(loss: LossFunction) -> PredictionKind:
+    """Return what the outputs of a model trained with this loss mean.
+
+    ``"class"``: scores per class, the prediction is the index of the largest. ``"binary_logit"`` and
+    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction.
+    """
+    if is_class_loss(loss):
+        return "class"
+    if isinstance(loss, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):
+        return "binary_logit"
+    if isinstance(loss, nn.BCELoss):
+        return "binary_probability"
+    return "value"
+
+
+def match_targets(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Give scalar labels the trailing axis of a model with one output, so that ``(N, 1)`` meets ``(N, 1)``.
+
+    Broadcasting would otherwise compare every row with every other one, ``(N, 1)`` against ``(N,)``, without a word.
+    """
+    if not is_class_loss(loss) and targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1:
+        return targets.unsqueeze(-1)
+    return targets
+
+
+def needs_global_weight(loss: LossFunction, *, weighted: bool, label_is_scalar: bool) -> bool:
+    """Return whether the divisor of the mean depends on the labels, so that the ranks have to add it up every step."""
+    if weighted:
+        return True
+    if not isinstance(loss, _IGNORE_INDEX_LOSSES) or loss.reduction != "mean":
+        return False
+    return loss.weight is not None or ignored_label(loss) is not None or not label_is_scalar
+
+
+def compute_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None) -> LossTerm:
+    """Return the mean loss of a batch and the weight it stands for.
+
+    Args:
+        loss: the loss; its own reduction is kept unless ``row_weights`` are given.
+        outputs: what the model returned, ``(N, ...)``.
+        targets: labels as :func:`match_targets` returned them.
+        row_weights: ``(N,)`` non-negative weights of the rows, or None when every row counts once.
+
+    Raises:
+        ParamError: when rows are weighted and the loss does not tell one value per row.
+    """
+    if row_weights is not None:
+        return _weighted_loss(loss, outputs, targets, row_weights)
+    num_rows = float(targets.shape[0])
+    value = loss(outputs, targets)
+    if reduction_of(loss) == "sum":
+        return LossTerm(mean=value / num_rows, weight=num_rows)
+    if value.ndim > 0:
+        return LossTerm(mean=value.mean(), weight=num_rows)
+    divisor = _label_weights(loss, targets)
+    if divisor is None:
+        return LossTerm(mean=value, weight=num_rows)
+    weight = float(divisor.sum())
+    # A batch in which every label is ignored has the mean 0 / 0; its share of the gradient is nothing.
+    return LossTerm(mean=value if weight > 0 else outputs.sum() * 0, weight=weight)
+
+
+def _weighted_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor) -> LossTerm:
+    per_row = _unreduced(loss)(outputs, targets)
+    if per_row.ndim == 0 or per_row.shape[0] != row_weights.shape[0]:
+        raise ParamError(
+            f"weightCol needs one loss value per row, but the loss returned shape {tuple(per_row.shape)} for "
+            f"{row_weights.shape[0]} rows. Use a loss of torch.nn, or a function that does not reduce."
+        )
+    per_row = per_row.flatten(1).mean(dim=1) if per_row.ndim > 1 else per_row
+    divisor = _label_weights(loss, targets)
+    counted = row_weights if divisor is None or divisor.ndim > 1 else row_weights * divisor
+    weight = float(counted.sum())
+    total = (per_row * row_weights.to(per_row.dtype)).sum()
+    return LossTerm(mean=total / weight if weight > 0 else outputs.sum() * 0, weight=weight)
+
+
+def _unreduced(loss: LossFunction) -> LossFunction:
+    if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
+        return loss
+    unreduced = copy.copy(loss)
+    unreduced.reduction = "none"
+    return unreduced
+
+
+def _label_weights(loss: LossFunction, targets: Tensor) -> Tensor | None:
+    """Return what each label adds to the divisor of a mean over classes; None when each adds 1 (source: torch.nn)."""
+    if not isinstance(loss, _IGNORE_INDEX_LOSSES) or targets.is_floating_point():
+        return None
+    counted = targets != loss.ignore_index
+    if loss.weight is None:
+        return counted.to(torch.float32)
+    return loss.weight[torch.where(counted, targets, 0)] * counted

@@ -1,0 +1,156 @@
+"""Tries the model, the loss and the optimizer on one row, before anything starts. Runs on the *driver*.
+
+One forward and backward pass finds out what otherwise fails on every rank at once: features that do not fit the model,
+outputs that do not fit the loss, the number of classes, and the dtypes in which columns enter.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparkdl.errors import DataError, ParamError
+from sparkdl.training.columns import candidate_dtypes, parameter_dtype, to_tensor
+from sparkdl.training.losses import (
+    LossFunction,
+    compute_loss,
+    is_class_loss,
+    match_targets,
+    prediction_kind,
+)
+from sparkdl.training.predictor import decide
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one row tells.
+
+    Attributes:
+        features_dtype: torch dtype in which the features enter the model.
+        label_dtype: torch dtype in which the labels enter the loss.
+        num_classes: number of classes for a loss over classes, else None.
+        prediction_shape: shape of one row's prediction.
+        has_unused_parameters: whether some parameter got no gradient.
+    """
+
+    features_dtype: torch.dtype
+    label_dtype: torch.dtype
+    num_classes: int | None
+    prediction_shape: tuple[int, ...]
+    has_unused_parameters: bool
+
+
+def probe(
+    model: nn.Module,
+    loss: LossFunction,
+    *,
+    features: npt.NDArray[np.generic],
+    labels: npt.NDArray[np.generic],
+    names: tuple[str, str],
+) -> ProbeResult:
+    """Pass one row through a copy of the model and its loss.
+
+    Args:
+        model: the model; neither its weights nor its buffers change.
+        loss: the loss.
+        features: ``(1, *shape)``, a row of the data.
+        labels: ``(1, *shape)``, the label of that row.
+        names: names of the feature and the label column, for messages.
+
+    Raises:
+        DataError: if the model cannot take such features, or the loss such labels.
+        ParamError: if the model's output is no tensor with one entry per row.
+    """
+    # In eval() mode, as BatchNorm cannot normalize one row; on a copy, as buffers may change in any mode.
+    trial = copy.deepcopy(model).to(_CPU).eval()
+    features_dtype, outputs = _try_features(trial, features, names[0])
+    num_classes = _count_classes(loss, outputs)
+    label_dtype, has_unused = _try_labels(trial, loss, outputs, labels, names[1])
+    predicted = decide(outputs.detach(), prediction_kind(loss))
+    shape = tuple(predicted.shape[1:])
+    return ProbeResult(
+        features_dtype=features_dtype,
+        label_dtype=label_dtype,
+        num_classes=num_classes,
+        prediction_shape=() if shape == (1,) else shape,
+        has_unused_parameters=has_unused,
+    )
+
+
+def _try_features(
+    model: nn.Module, features: npt.NDArray[np.generic], name: str
+) -> tuple[torch.dtype, Tensor]:
+    failures = []
+    for dtype in candidate_dtypes(str(features.dtype), model):
+        try:
+            outputs = model(to_tensor(features, dtype, _CPU))
+        except Exception as error:
+            failures.append(error)
+            continue
+        if not isinstance(outputs, Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
+            found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ParamError(
+                f"Param model must return a tensor with one entry per row; for a batch of 1 row it returned {found}."
+            )
+        return dtype, outputs
+    raise DataError(
+        f"Column {name!r} does not fit the model {type(model).__name__}: a batch of shape {features.shape} and dtype "
+        f"{features.dtype} gave {type(failures[-1]).__name__}: {failures[-1]}"
+    ) from failures[-1]
+
+
+def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
+    if not is_class_loss(loss):
+        return None
+    if outputs.ndim < 2:
+        raise ParamError(
+            f"{type(loss).__name__} takes one score per class, and the model returned shape {tuple(outputs.shape)} "
+            "for 1 row. Give the model an output of shape (rows, classes)."
+        )
+    return int(outputs.shape[1])
+
+
+def _try_labels(
+    model: nn.Module, loss: LossFunction, outputs: Tensor, labels: npt.NDArray[np.generic], name: str
+) -> tuple[torch.dtype, bool]:
+    failures = []
+    for dtype in _label_dtypes(model, loss, labels):
+        targets = match_targets(loss, outputs, to_tensor(labels, dtype, _CPU))
+        if isinstance(loss, nn.Module) and not is_class_loss(loss) and targets.shape != outputs.shape:
+            raise DataError(
+                f"Column {name!r} has labels of shape {labels.shape[1:]} per row, and the model's output has "
+                f"{tuple(outputs.shape[1:])}. {type(loss).__name__} compares them element by element."
+            )
+        model.zero_grad(set_to_none=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # torch only warns of a broadcast between rows
+                compute_loss(loss, outputs, targets).mean.backward(retain_graph=True)
+        except Exception as error:
+            failures.append(error)
+            continue
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return dtype, any(parameter.grad is None for parameter in trained)
+    raise DataError(
+        f"Column {name!r} does not fit the loss: labels of shape {labels.shape} and dtype {labels.dtype} with outputs "
+        f"of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: {failures[0]}"
+    ) from failures[0]
+
+
+def _label_dtypes(
+    model: nn.Module, loss: LossFunction, labels: npt.NDArray[np.generic]
+) -> tuple[torch.dtype, ...]:
+    """Class labels are int64 even in a column of doubles, as Spark ML writes them; several floats are probabilities."""
+    if is_class_loss(loss) and (labels.ndim == 1 or not np.issubdtype(labels.dtype, np.floating)):
+        return (torch.int64,)
+    if isinstance(loss, nn.Module):
+        return (parameter_dtype(model),)
+    return candidate_dtypes(str(labels.dtype), model)

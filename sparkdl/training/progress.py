@@ -1,0 +1,55 @@
+"""Progress events of rank 0, at a bounded rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from sparkdl.training.history import EpochMeter, EpochRecord
+
+Report: TypeAlias = Callable[[dict[str, Any]], None]
+
+
+class ProgressReporter:
+    """Turns steps and epochs into the events ``{"kind": "step", ...}`` and ``{"kind": "epoch", ...}``. Runs on a *rank*.
+
+    A step event holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
+    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1.
+    """
+
+    def __init__(self, report: Report, *, epochs: int, steps_per_epoch: int, interval_s: float = 0.25) -> None:
+        self._report = report
+        self._epochs = epochs
+        self._steps = steps_per_epoch
+        self._interval_s = interval_s
+        self._started = time.perf_counter()
+        self._next_at = self._started
+        self._rows = 0
+
+    def step(self, *, epoch: int, step: int, rows: int, meter: EpochMeter) -> None:
+        """Count a step of ``rows`` rows over all ranks and report it when the last report is old enough."""
+        self._rows += rows
+        now = time.perf_counter()
+        if now < self._next_at:
+            return
+        self._next_at = now + self._interval_s
+        elapsed = now - self._started
+        done = (epoch - 1) * self._steps + step
+        self._report(
+            {
+                "kind": "step",
+                "epoch": epoch,
+                "epochs": self._epochs,
+                "step": step,
+                "steps": self._steps,
+                "loss": meter.running_loss(),
+                "rows_per_s": self._rows / elapsed if elapsed > 0 else 0.0,
+                "eta_s": elapsed / done * (self._epochs * self._steps - done),
+            }
+        )
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Report the end of an epoch, always."""
+        self._report({"kind": "epoch", "epochs": self._epochs, **asdict(record)})

@@ -1,0 +1,175 @@
+"""A trained model as a folder: three files, none of which holds weights in a pickle.
+
+==========================  =============================================================================================
+``sparkdl_model.json``      format version, versions of sparkdl and torch, the input column with shape and dtype, what a
+                            prediction is, and name, size and SHA-256 of the other two files
+``weights.safetensors``     every tensor of the module, by name
+``architecture.pkl``        the module without its tensors (:mod:`sparkdl.training.architecture`)
+==========================  =============================================================================================
+
+The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch, NumPy,
+safetensors and cloudpickle, no Spark. The architecture is a pickle: load only models that you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sparkdl.errors import SavedModelError
+from sparkdl.training.architecture import join_module, split_module
+from sparkdl.training.losses import PredictionKind
+from sparkdl.training.versions import sparkdl_version
+
+FORMAT_VERSION = 1
+_MANIFEST = "sparkdl_model.json"
+_WEIGHTS = "weights.safetensors"
+_ARCHITECTURE = "architecture.pkl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSignature:
+    """What goes into a model and what comes out.
+
+    Attributes:
+        features: name of the feature column.
+        features_shape: shape of one row's features; ``()`` for a scalar.
+        column_dtype: NumPy dtype of the feature column in the training data.
+        features_dtype: torch dtype in which the features enter the module.
+        prediction_kind: what the module's output means, see :func:`sparkdl.training.losses.prediction_kind`.
+        prediction_shape: shape of one row's prediction; ``()`` for a number.
+    """
+
+    features: str
+    features_shape: tuple[int, ...]
+    column_dtype: str
+    features_dtype: str
+    prediction_kind: PredictionKind
+    prediction_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A module and what it takes and gives."""
+
+    module: nn.Module
+    signature: ModelSignature
+
+
+def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:
+    """Write a model to a new local folder; it appears complete or not at all.
+
+    Raises:
+        SerializationError: if the module cannot be pickled.
+        SavedModelError: if the folder exists already.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise SavedModelError(f"{folder} exists already. Remove it, or save under another name.")
+    structure, tensors = split_module(model.module)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp"
+    aside.mkdir()
+    try:
+        save_file(_separate(tensors), str(aside / _WEIGHTS))
+        (aside / _ARCHITECTURE).write_bytes(structure)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "sparkdl_version": sparkdl_version(),
+            "torch_version": str(torch.__version__),
+            "signature": asdict(model.signature),
+            "files": {name: _describe(aside / name) for name in (_WEIGHTS, _ARCHITECTURE)},
+        }
+        (aside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        aside.rename(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def load_model(folder: str | os.PathLike[str]) -> SavedModel:
+    """Read a model from a local folder; the module is on CPU and in ``eval()`` mode.
+
+    Raises:
+        SavedModelError: if files are missing or damaged, or were written by a newer version.
+    """
+    folder = Path(folder)
+    signature, files = _read_manifest(folder)
+    for name, expected in files.items():
+        _check_file(folder / name, expected)
+    try:
+        tensors = load_file(str(folder / _WEIGHTS), device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise SavedModelError(f"The weights in {folder / _WEIGHTS} cannot be read: {error}") from error
+    module = join_module((folder / _ARCHITECTURE).read_bytes(), tensors)
+    return SavedModel(module.eval(), signature)
+
+
+def _read_manifest(folder: Path) -> tuple[ModelSignature, dict[str, dict[str, Any]]]:
+    path = folder / _MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
+    except ValueError as error:
+        raise SavedModelError(f"{path} is damaged: {error}") from error
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise SavedModelError(f"{path} is damaged: it names no format version.")
+    if version > FORMAT_VERSION:
+        raise SavedModelError(
+            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and this sparkdl "
+            f"({sparkdl_version()}) reads up to format {FORMAT_VERSION}. Install a newer sparkdl."
+        )
+    try:
+        fields = dict(manifest["signature"])
+        for shape in ("features_shape", "prediction_shape"):
+            fields[shape] = tuple(fields[shape])
+        return ModelSignature(**fields), {name: manifest["files"][name] for name in (_WEIGHTS, _ARCHITECTURE)}
+    except (KeyError, TypeError, ValueError) as error:
+        raise SavedModelError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on CPU, contiguous, and none sharing memory with another, as safetensors wants them."""
+    separate: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        there = tensor.to("cpu").contiguous()
+        storage = there.untyped_storage().data_ptr()
+        separate[name] = there.clone() if storage in seen else there
+        seen.add(storage)
+    return cast(dict[str, Tensor], separate)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _check_file(path: Path, expected: dict[str, Any]) -> None:
+    if not path.is_file():
+        raise SavedModelError(f"{path.parent} is incomplete: {path.name} is missing.")
+    size = path.stat().st_size
+    if size != expected.get("bytes"):
+        raise SavedModelError(f"{path} is damaged: it has {size} bytes instead of {expected.get('bytes')}.")
+    if _sha256(path) != expected.get("sha256"):
+        raise SavedModelError(f"{path} is damaged: its content does not match the checksum in {_MANIFEST}.")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

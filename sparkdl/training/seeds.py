@@ -1,0 +1,25 @@
+"""Seeds of one rank: every source of random numbers, reproducible and different on each rank."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """Return a 63-bit seed that depends on both numbers, with neighbouring seeds and ranks far apart."""
+    words = np.random.SeedSequence([seed & 0xFFFF_FFFF_FFFF_FFFF, rank]).generate_state(1, np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Seed Python, NumPy and torch (all devices) of this process. Runs on a *rank*, which is a process of its own."""
+    derived = rank_seed(seed, rank)
+    random.seed(derived)
+    np.random.seed(derived & 0xFFFF_FFFF)
+    torch.manual_seed(derived)
+    # cuDNN may otherwise choose kernels that add in an order of their own.
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False

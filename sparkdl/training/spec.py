@@ -1,0 +1,74 @@
+"""What crosses from the driver to the ranks: everything a fit is made of, and nothing of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+
+from sparkdl.training.losses import LossFunction
+
+OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec:
+    """One fit, as every rank receives it. Built on the *driver*, pickled with cloudpickle, read on the *ranks*."""
+
+    model: nn.Module
+    """The module to train; its weights are the initial weights. Each rank trains a copy."""
+
+    loss: LossFunction
+    """Called with ``(outputs, targets)``; see :mod:`sparkdl.training.losses` for how it is reduced over ranks."""
+
+    optimizer: OptimizerFactory
+    """Called once on each rank with ``model.parameters()``."""
+
+    features: str
+    """Name of the feature column, ``(rows, *shape)`` in each batch."""
+
+    label: str
+    """Name of the label column."""
+
+    weight: str | None = None
+    """Name of a column of non-negative row weights; the loss is then the weighted mean over all ranks' rows."""
+
+    features_dtype: str = "float32"
+    """torch dtype in which the features enter the model; found by :func:`sparkdl.training.probe.probe`."""
+
+    label_dtype: str = "float32"
+    """torch dtype in which the labels enter the loss."""
+
+    label_shape: tuple[int, ...] = ()
+    """Shape of one row's label."""
+
+    batch_size: int
+    """Rows per rank and step."""
+
+    epochs: int
+    """How often every row is visited."""
+
+    seed: int
+    """Seed of the order of the rows and, together with the rank, of every random number drawn in training."""
+
+    shuffle: bool = True
+    """Whether each epoch has its own order of rows."""
+
+    device: str = "cpu"
+    """``"cpu"`` or ``"cuda"``. There is no fallback from one to the other."""
+
+    num_threads: int | None = None
+    """torch threads per rank; None shares the host's cores among its ranks."""
+
+    num_reader_threads: int = 2
+    """Threads that read Parquet ahead of the training."""
+
+    has_unused_parameters: bool = False
+    """Whether some parameters took no part in the loss on the driver; DistributedDataParallel then searches for them."""
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the columns that a batch must hold."""
+        return tuple(name for name in (self.features, self.label, self.weight) if name is not None)

@@ -1,0 +1,62 @@
+"""Data: from a DataFrame to Parquet in a Store, from there to NumPy batches on every rank.
+
+The *driver* materializes a DataFrame, validates it and plans the shards; every *rank* reads its shard through
+:class:`ParquetFeed`. No torch here, and pyspark only inside the functions of the driver; Petastorm, which reads the row
+groups, has its one door in :mod:`sparkdl.data.petastorm`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.data.dataset import Column, ParquetDataset, RowGroup
+    from sparkdl.data.feed import ParquetFeed
+    from sparkdl.data.footers import scan_dataset
+    from sparkdl.data.manifest import open_dataset
+    from sparkdl.data.materialize import materialize
+    from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
+    from sparkdl.data.store import Store
+    from sparkdl.data.validate import check_labels
+
+# Loaded on first use: who serves a model and only names a Column needs no pyarrow.
+_MODULES = {
+    "Column": "dataset",
+    "ParquetDataset": "dataset",
+    "ParquetFeed": "feed",
+    "RowGroup": "dataset",
+    "RowRange": "shards",
+    "Store": "store",
+    "check_labels": "validate",
+    "materialize": "materialize",
+    "open_dataset": "manifest",
+    "plan_shards": "shards",
+    "rows_in_step": "shards",
+    "rows_per_rank": "shards",
+    "scan_dataset": "footers",
+    "steps_per_epoch": "shards",
+}
+
+__all__ = [
+    "Column",
+    "ParquetDataset",
+    "ParquetFeed",
+    "RowGroup",
+    "RowRange",
+    "Store",
+    "check_labels",
+    "materialize",
+    "open_dataset",
+    "plan_shards",
+    "rows_in_step",
+    "rows_per_rank",
+    "scan_dataset",
+    "steps_per_epoch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

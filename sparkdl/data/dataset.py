@@ -1,0 +1,123 @@
+"""What a Parquet dataset is to the feed: its columns, its row groups and where they lie.
+
+Plain frozen values, made on the *driver* and pickled to the ranks. Nothing here reads data; see
+:mod:`sparkdl.data.footers` for how one is found out and :mod:`sparkdl.data.manifest` for how one is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparkdl.data.filesystems import open_location
+from sparkdl.errors import DataError, StoreError
+
+MANIFEST_NAME = "_sparkdl_dataset.json"
+"""File that makes a folder a dataset of a Store: it is written last, and a folder without it is never read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column, as every row has it.
+
+    Attributes:
+        name: name as in the DataFrame.
+        dtype: NumPy name of the elements: ``bool``, ``int8`` to ``int64``, ``uint8`` to ``uint64``, ``float16`` to
+            ``float64``.
+        shape: ``()`` for a scalar, ``(k,)`` for a vector or array of length k, longer for nested arrays.
+        value_range: smallest and largest value of an integer scalar column where the file footers tell them; no part of
+            the column's identity.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    value_range: tuple[int, int] | None = field(default=None, compare=False)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one row takes in memory."""
+        return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroup:
+    """One row group of one file: the smallest part that is read at once.
+
+    Attributes:
+        path: path of the file relative to the dataset's URL.
+        index: number of the row group inside the file.
+        num_rows: rows in it.
+    """
+
+    path: str
+    index: int
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetDataset:
+    """A folder of Parquet files whose footers are known.
+
+    Attributes:
+        url: URL of the folder, as :class:`sparkdl.data.Store` takes it.
+        columns: the columns that can be read, in the order of the files.
+        row_groups: all row groups, by path and index: the order of the rows when nothing is shuffled.
+    """
+
+    url: str
+    columns: tuple[Column, ...]
+    row_groups: tuple[RowGroup, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all row groups together."""
+        return sum(row_group.num_rows for row_group in self.row_groups)
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Rows of every row group, as :func:`sparkdl.data.plan_shards` takes them."""
+        return tuple(row_group.num_rows for row_group in self.row_groups)
+
+    def column(self, name: str) -> Column:
+        """Return the column of that name.
+
+        Raises:
+            DataError: if there is none; the message lists those there are.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise missing_column_error(name, [column.name for column in self.columns])
+
+    def delete(self) -> None:
+        """Remove the files, if this set was written by a Store; doing so again does nothing (*driver*).
+
+        Raises:
+            StoreError: if the folder holds no manifest of sparkdl, so that it is somebody else's data, or cannot be
+                removed.
+        """
+        location = open_location(self.url)
+        filesystem, path = location.filesystem, location.path
+        manifest = f"{path}/{MANIFEST_NAME}"
+        try:
+            if not filesystem.exists(path):
+                return
+            if not filesystem.exists(manifest):
+                raise StoreError(f"{self.url} was not written by sparkdl (no {MANIFEST_NAME}); it is not deleted.")
+            filesystem.rm(manifest)  # first, so that a set that is half gone is never read
+            filesystem.rm(path, recursive=True)
+        except FileNotFoundError:
+            return  # somebody else deleted it meanwhile
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(f"The dataset {self.url} cannot be deleted: {error}") from error
+
+
+def missing_column_error(name: str, available: Sequence[str]) -> DataError:
+    """The error for a column that is not there."""
+    return DataError(f"There is no column {name!r}. The columns are: {', '.join(available)}.")

@@ -1,0 +1,125 @@
+"""From the URL of a Store to a filesystem: one meaning of a URL for Spark, for Python on the driver and on the ranks.
+
+Runs on the *driver* and on every *rank*. fsspec opens the filesystem; credentials come from the environment, as
+fsspec's plugins and Spark look for them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from sparkdl.errors import StoreError
+
+PLUGINS = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "hdfs": "pyarrow and the Hadoop client (libhdfs)",
+    "oci": "ocifs",
+}
+"""What to install for a URL scheme."""
+
+_WITHOUT_RENAME = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"})
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a URL points.
+
+    Attributes:
+        filesystem: the fsspec filesystem.
+        path: the path on that filesystem, without a slash at the end.
+        spark_url: the same place as Spark spells it.
+        is_local: whether Python sees it as a plain path (local disks, network mounts, ``/dbfs``, ``/Volumes``).
+        can_rename: whether renaming a folder is one cheap operation; object stores copy every file instead.
+    """
+
+    filesystem: Any
+    path: str
+    spark_url: str
+    is_local: bool
+    can_rename: bool
+
+    def open_file(self, path: str) -> Any:
+        """Open a file of this filesystem for reading by pyarrow."""
+        import pyarrow as pa
+
+        return pa.OSFile(path, "rb") if self.is_local else self.filesystem.open(path, "rb")
+
+
+def open_location(url: str) -> Location:
+    """Open the filesystem that a URL or path lies on.
+
+    Args:
+        url: a local path, or a URL of any scheme that fsspec knows: ``file:``, ``dbfs:/``, ``s3://``, ``abfss://``,
+            ``gs://``, ``hdfs://``.
+
+    Raises:
+        StoreError: if the scheme is unknown, its plugin is not installed, or the filesystem cannot be reached.
+    """
+    local = _as_local_path(url)
+    if local is not None:
+        return Location(
+            filesystem=LocalFileSystem(),
+            path=local,
+            spark_url=_spark_url_of_local_path(local),
+            is_local=True,
+            can_rename=True,
+        )
+    scheme = url.split(":", 1)[0]
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        needed = PLUGINS.get(scheme, f"the fsspec plugin for {scheme}")
+        raise StoreError(f"{url} cannot be opened: {error}. Install {needed}.") from error
+    except Exception as error:
+        raise StoreError(f"{url} cannot be opened: {error}") from error
+    return Location(
+        filesystem=filesystem,
+        path=str(path).rstrip("/"),
+        # Apache Spark's S3 client answers to s3a:// alone; Databricks and EMR take it too.
+        spark_url="s3a://" + url[len("s3://") :] if scheme == "s3" else url,
+        is_local=False,
+        can_rename=scheme not in _WITHOUT_RENAME,
+    )
+
+
+def absolute_url(url: str | os.PathLike[str]) -> str:
+    """Return the URL with relative local paths made absolute, ``~`` filled in and no slash at the end."""
+    text = os.fspath(url).rstrip("/") or "/"
+    return text if _has_scheme(text) else str(Path(text).expanduser().absolute())
+
+
+def _has_scheme(text: str) -> bool:
+    scheme, colon, _ = text.partition(":")
+    return bool(colon) and len(scheme) > 1 and scheme.replace("+", "").replace("-", "").isalnum()
+
+
+def _as_local_path(url: str) -> str | None:
+    if not _has_scheme(url):
+        return absolute_url(url)
+    scheme, _, rest = url.partition(":")
+    path = "/" + rest.lstrip("/").rstrip("/")
+    if scheme == "file":
+        return path
+    if scheme == "dbfs":  # Databricks mounts it for Python; Unity Catalog volumes stand at the root
+        return path if path.startswith("/Volumes/") else "/dbfs" + path
+    return None
+
+
+def _spark_url_of_local_path(path: str) -> str:
+    if path.startswith("/dbfs/"):
+        return "dbfs:" + path[len("/dbfs") :]
+    if path.startswith("/Volumes/"):
+        return "dbfs:" + path
+    return Path(path).as_uri()  # explicit, as Spark's default filesystem may be another

@@ -1,0 +1,124 @@
+"""A pool of reader threads for Petastorm's ``Reader`` that gives results in the order in which they were asked for.
+
+Petastorm's own thread pool gives them as they come, so that the order of an epoch depends on timing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from sparkdl.data.petastorm.containment import install
+from sparkdl.errors import DataError
+
+install()
+from petastorm.workers_pool import EmptyResultError  # noqa: E402
+
+_POLL_S = 0.02
+
+
+class OrderedThreadPool:
+    """Runs a worker per thread; :meth:`get_results` gives one result after the other.
+
+    Args:
+        num_threads: number of threads.
+        timeout_s: seconds to wait for one result.
+    """
+
+    def __init__(self, num_threads: int, timeout_s: float) -> None:
+        self.workers_count = num_threads
+        self._timeout_s = timeout_s
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="sparkdl-reader")
+        self._submitted: queue.Queue[tuple[Future[list[Any]], dict[str, Any]]] = queue.Queue()
+        self._ready: list[Any] = []
+        self._thread = threading.local()
+        self._stopped = threading.Event()
+
+    def start(self, worker_class: Any, worker_args: Any = None, ventilator: Any = None) -> None:
+        """Begin to work on what the ventilator asks for (called by Petastorm's Reader)."""
+        self._worker_class, self._worker_args, self._ventilator = worker_class, worker_args, ventilator
+        ventilator.start()
+
+    def ventilate(self, **request: Any) -> None:
+        """Ask for one row group (called by Petastorm's ventilator thread)."""
+        try:
+            self._submitted.put((self._executor.submit(self._process, request), request))
+        except RuntimeError:
+            if not self._stopped.is_set():
+                raise
+
+    def get_results(self) -> Any:
+        """Return the next result.
+
+        Raises:
+            EmptyResultError: if there are no more.
+            DataError: if reading failed, took longer than the timeout, or the pool was stopped.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while not self._ready:
+            # Looked up before the queue: once it is true nothing is added to the queue any more.
+            is_last = self._ventilator.completed()
+            try:
+                future, request = self._submitted.get_nowait() if is_last else self._submitted.get(timeout=_POLL_S)
+            except queue.Empty:
+                self._check_running()
+                if is_last:
+                    raise EmptyResultError from None
+                self._check_deadline(deadline, "the next row group")
+                continue
+            self._ready = self._await(future, request, deadline)
+            self._ventilator.processed_item()
+        return self._ready.pop()
+
+    def stop(self) -> None:
+        """Ask the threads to end; row groups that nobody waits for are not read."""
+        self._stopped.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._ventilator.stop()
+
+    def join(self) -> None:
+        """Wait for the threads to end, each after the row group that it is reading."""
+        self._executor.shutdown(wait=True)
+
+    @property
+    def diagnostics(self) -> dict[str, int]:
+        """How many row groups are read or being read ahead."""
+        return {"output_queue_size": self._submitted.qsize()}
+
+    def _process(self, request: dict[str, Any]) -> list[Any]:
+        thread = self._thread
+        if not hasattr(thread, "worker"):
+            thread.worker = self._worker_class(0, lambda result: thread.published.append(result), self._worker_args)
+        thread.published = []
+        thread.worker.process(**request)
+        published: list[Any] = thread.published[::-1]
+        thread.published = []  # or the thread would hold the last row group until the next one
+        return published
+
+    def _await(self, future: Future[list[Any]], request: dict[str, Any], deadline: float) -> list[Any]:
+        while True:
+            try:
+                return future.result(timeout=min(1.0, max(_POLL_S, deadline - time.monotonic())))
+            except CancelledError:
+                self._check_running()
+                raise
+            except FutureTimeoutError:
+                if future.done():  # the reader itself raised a TimeoutError
+                    raise
+                self._check_running()
+                self._check_deadline(deadline, f"row group request {request}")
+
+    def _check_running(self) -> None:
+        if self._stopped.is_set():
+            raise DataError("The feed was closed while an epoch was being read.")
+
+    def _check_deadline(self, deadline: float, what: str) -> None:
+        if time.monotonic() > deadline:
+            raise DataError(
+                f"Reading {what} took longer than {self._timeout_s:.0f} s. See whether the Store can be reached, or raise "
+                "read_timeout_s."
+            )

@@ -1,0 +1,124 @@
+"""The shard plan: which rows each rank reads in an epoch, and how many steps all of them take.
+
+Pure functions of row counts; the same on the *driver* and on every *rank*, so that no rank has to be told its shard.
+Every row belongs to exactly one rank in every epoch, shards differ by at most one row, and all ranks take equally many
+steps, because a rank that stopped early would leave the others waiting in an allreduce for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkdl.errors import ShardingError
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Rows ``[start, stop)`` of one row group.
+
+    Attributes:
+        row_group: position of the row group in ``ParquetDataset.row_groups``.
+        start: first row inside the row group.
+        stop: row after the last one.
+    """
+
+    row_group: int
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the range."""
+        return self.stop - self.start
+
+
+def plan_shards(
+    row_counts: Sequence[int], world_size: int, *, seed: int, epoch: int, shuffle: bool
+) -> list[list[RowRange]]:
+    """Divide the rows of all row groups among the ranks for one epoch.
+
+    The row groups are put in an order that depends on (seed, epoch) alone. Of the N rows in that order rank r of W reads
+    ``[r * N // W, (r + 1) * N // W)``; a row group on a border is sliced and read by both neighbours.
+
+    Args:
+        row_counts: rows of every row group.
+        world_size: number of ranks.
+        seed: any integer.
+        epoch: number of the epoch, from 0.
+        shuffle: whether to shuffle the row groups; otherwise they stay in their order.
+
+    Returns:
+        For every rank its row ranges in reading order; none of them is empty.
+
+    Raises:
+        ShardingError: if there are fewer rows than ranks.
+    """
+    num_rows = sum(row_counts)
+    rows_per_rank(num_rows, world_size)  # raises when a rank would have none
+    order = _order_row_groups(len(row_counts), seed, epoch) if shuffle else range(len(row_counts))
+    shards: list[list[RowRange]] = [[] for _ in range(world_size)]
+    rank, end_of_rank, position = 0, num_rows // world_size, 0
+    for row_group in order:
+        start, count = 0, row_counts[row_group]
+        while start < count:
+            stop = min(count, start + end_of_rank - position)
+            shards[rank].append(RowRange(int(row_group), start, stop))
+            position += stop - start
+            start = stop
+            if position == end_of_rank and rank + 1 < world_size:
+                rank += 1
+                end_of_rank = (rank + 1) * num_rows // world_size
+    return shards
+
+
+def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
+    """Return how many rows each rank reads per epoch; they differ by at most one.
+
+    Raises:
+        ShardingError: if there are fewer rows than ranks.
+    """
+    if world_size < 1:
+        raise ShardingError(f"{num_rows} rows cannot be shared by {world_size} ranks: there must be at least one rank.")
+    if num_rows < world_size:
+        remedy = f"Lower numWorkers to {num_rows}." if num_rows else "Train on a DataFrame that has rows."
+        raise ShardingError(
+            f"{num_rows} rows cannot be shared by {world_size} ranks: each rank needs at least one. {remedy}"
+        )
+    borders = [rank * num_rows // world_size for rank in range(world_size + 1)]
+    return [stop - start for start, stop in zip(borders[:-1], borders[1:], strict=True)]
+
+
+def steps_per_epoch(num_rows: int, world_size: int, batch_size: int) -> int:
+    """Return the steps that every rank takes in an epoch: those that the fullest shard needs.
+
+    Raises:
+        ShardingError: if there are fewer rows than ranks.
+    """
+    return -(-max(rows_per_rank(num_rows, world_size)) // batch_size)
+
+
+def rows_in_step(num_rows: int, world_size: int, batch_size: int, step: int) -> list[int]:
+    """Return how many rows each rank has in one step of an epoch.
+
+    All have ``batch_size`` but in the last step, where a rank can have fewer, and none if its shard is a row shorter.
+
+    Raises:
+        ShardingError: if there are fewer rows than ranks.
+    """
+    return [
+        min(max(rows - step * batch_size, 0), batch_size) for rows in rows_per_rank(num_rows, world_size)
+    ]
+
+
+def random_bits(*key: int) -> np.random.PCG64:
+    """Return a source of random bits that depends on the integers of the key alone, negative ones included."""
+    return np.random.PCG64(np.random.SeedSequence([part & 0xFFFFFFFFFFFFFFFF for part in key]))
+
+
+def _order_row_groups(num_row_groups: int, seed: int, epoch: int) -> list[int]:
+    # Raw bits, as NumPy promises the same ones in every version; it does not for Generator.permutation.
+    keys = random_bits(seed, epoch).random_raw(num_row_groups)
+    return [int(index) for index in np.argsort(keys, kind="stable")]

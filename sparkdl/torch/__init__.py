@@ -1,0 +1,25 @@
+"""The c10d backend ``"sparkdl"``: torch.distributed over the communicators of :mod:`sparkdl.collective`.
+
+Runs on the *rank*. Importing this module registers the backend; :func:`init_process_group` starts torch.distributed over a
+communicator that is open already. ``DistributedDataParallel``, FSDP2, ``DeviceMesh``, DTensor and distributed checkpoints
+then run on it unchanged. It starts no process and knows no training loop.
+"""
+
+from __future__ import annotations
+
+from sparkdl.torch.failures import collective_errors
+from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
+from sparkdl.torch.registration import destroy_process_group, init_process_group, register
+from sparkdl.torch.store import RendezvousStore, StoreRendezvous
+
+__all__ = [
+    "BACKEND_NAME",
+    "RendezvousStore",
+    "SparkdlProcessGroup",
+    "StoreRendezvous",
+    "collective_errors",
+    "destroy_process_group",
+    "init_process_group",
+]
+
+register()

@@ -1,0 +1,152 @@
+"""The c10d process group of the backend ``"sparkdl"``: its name, its devices and its life.
+
+Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.collectives` and :mod:`sparkdl.torch.composed`, how a group
+comes into being in :mod:`sparkdl.torch.registration`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sparkdl.collective import Communicator
+from sparkdl.torch.composed import ComposedCollectives
+from sparkdl.torch.work import CollectiveWork, FutureCompleter
+
+BACKEND_NAME = "sparkdl"
+
+
+class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: ignore[misc]  # the stubs' overloads
+    """A process group whose CPU tensors travel over a communicator.
+
+    Args:
+        communicator: open, of the group's ranks in the group's order.
+        store: the group's c10d store.
+        timeout_s: deadline of a collective that names none.
+        owns_communicator: ``shutdown`` closes the communicator.
+        accelerator: a plain process group for tensors that are not on the CPU, or None to refuse them.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        store: dist.Store,
+        *,
+        timeout_s: float,
+        owns_communicator: bool,
+        accelerator: dist.ProcessGroup | None = None,
+    ) -> None:
+        # The constructor that takes the store makes no subclassable object; only this form of it does.
+        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg, arg-type]
+        self._communicator = communicator
+        self._store = store
+        self._timeout_s = timeout_s
+        self._owns_communicator = owns_communicator
+        self._accelerator = accelerator
+        self._completer = FutureCompleter(f"sparkdl-futures-{communicator.name}")
+        self._group_name = ""
+        self._group_description = "undefined"
+        self._sequence_number = 0
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator below."""
+        return self._communicator
+
+    @property
+    def failure(self) -> Exception | None:
+        """The first error that an asynchronous collective of this group had."""
+        return self._completer.failure
+
+    @property
+    def accelerator(self) -> dist.ProcessGroup | None:
+        """The group that serves tensors that are not on the CPU."""
+        return self._accelerator
+
+    def shutdown(self) -> None:
+        """Complete what is under way and close what the group opened. Idempotent."""
+        if self._accelerator is not None:
+            self._accelerator.shutdown()
+            self._accelerator = None
+        if self._owns_communicator:
+            self._communicator.close()
+        self._completer.close()
+
+    def abort(self) -> None:
+        """Make every collective of the group fail, here and on the other ranks."""
+        if self._accelerator is not None:
+            self._accelerator.abort()
+        self._communicator.abort(f"rank {self._communicator.rank} aborted the process group")
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the deadline of collectives that name none."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def get_group_store(self) -> dist.Store:
+        """The group's c10d store."""
+        return self._store
+
+    def name(self) -> str:
+        """The backend's name."""
+        return BACKEND_NAME
+
+    getBackendName = name  # noqa: N815  # what C++ looks for
+    _get_backend_name = name
+
+    # c10d keeps a group's name in its backends, and this group is its own.
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """The name by which functional collectives find the group."""
+        return self._group_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for, as its maker said."""
+        return self._group_description
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._group_description = desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), *(self._accelerator._device_types if self._accelerator is not None else [])]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What serves a device; for the CPU the group itself, which answers what torch asks a backend."""
+        if torch.device(device).type == "cpu" or self._accelerator is None:
+            return self
+        return self._accelerator._get_backend(device)
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """FSDP asks whether buffers should come from the backend; they need not."""
+        return False
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        if self._accelerator is not None and torch.device(device).type != "cpu":
+            self._accelerator._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        if self._accelerator is not None and torch.device(device).type != "cpu":
+            return self._accelerator._end_coalescing(device)
+        return CollectiveWork([], [], [], completer=self._completer)
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence_number = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence_number
+
+    def _has_hooks(self) -> bool:
+        return False

@@ -1,0 +1,128 @@
+"""The two bridges between c10d's ``Store`` and the rendezvous of :mod:`sparkdl.collective`.
+
+Runs on the *rank*. ``RendezvousStore`` lets torch.distributed keep its keys at our coordinator, which authenticates its
+clients, so that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a store that torch already has:
+that of a sub-group, or whatever ``init_process_group("sparkdl", ...)`` was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from sparkdl.collective import Rendezvous
+from sparkdl.errors import CommunicatorTimeoutError
+
+
+class RendezvousStore(dist.Store):
+    """A c10d store whose keys lie in a rendezvous. Values are bytes; ``str`` values are encoded as UTF-8.
+
+    Args:
+        rendezvous: where the keys lie.
+        timeout_s: how long ``get`` and ``wait`` wait for a key, unless told otherwise.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+        self.set_timeout(timedelta(seconds=timeout_s))
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set a key."""
+        self._rendezvous.set(key, _encode(value))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, waiting until it is set."""
+        return self._rendezvous.get(key, self.timeout.total_seconds())
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a counter, which begins at zero, and return its new value."""
+        return self._rendezvous.add(key, value)
+
+    def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
+        """Set a key if it holds ``expected_value``, or is unset and that is empty; return what it holds then."""
+        return self._rendezvous.compare_set(key, _encode(expected_value), _encode(desired_value))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; True if there was one."""
+        return self._rendezvous.delete(key)
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return self._rendezvous.num_keys()
+
+    def check(self, keys: list[str]) -> bool:
+        """All of the keys are set."""
+        return self._rendezvous.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all of the keys are set."""
+        timeout_s = (self.timeout if timeout is None else timeout).total_seconds()
+        for key in keys:
+            self._rendezvous.get(key, timeout_s)
+
+    def has_extended_api(self) -> bool:
+        """``append``, ``multi_get`` and ``multi_set`` are not offered; torch does without them."""
+        return False
+
+    def clone(self) -> RendezvousStore:
+        """Another store over the same keys."""
+        return RendezvousStore(self._rendezvous, timeout_s=self.timeout.total_seconds())
+
+
+class StoreRendezvous:
+    """A rendezvous whose keys lie in a c10d store, all of them below one prefix."""
+
+    def __init__(self, store: dist.Store, prefix: str = "") -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a key."""
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """The value of a key, waiting until it is set.
+
+        Raises:
+            CommunicatorTimeoutError: if it is still unset after ``timeout_s``.
+        """
+        try:
+            self._store.wait([self._prefix + key], timedelta(seconds=timeout_s))
+        except CommunicatorTimeoutError:
+            raise
+        except RuntimeError as error:
+            raise CommunicatorTimeoutError(
+                f"Key {self._prefix + key!r} of the c10d store was not set within {timeout_s:g} s: {error}"
+            ) from error
+        return bytes(self._store.get(self._prefix + key))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which begins at zero, and return its new value."""
+        return int(self._store.add(self._prefix + key, amount))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set a key if it holds ``expected``, or is unset and that is empty; return what it holds then."""
+        return bytes(self._store.compare_set(self._prefix + key, expected, desired))  # type: ignore[arg-type]
+
+    def delete(self, key: str) -> bool:
+        """Delete a key; True if there was one."""
+        return bool(self._store.delete_key(self._prefix + key))
+
+    def num_keys(self, prefix: str = "") -> int:
+        """Not available: c10d cannot count the keys below a prefix.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("A c10d store cannot count the keys below a prefix; ask for the keys by name.")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """All of the keys are set."""
+        return bool(self._store.check([self._prefix + key for key in keys]))
+
+
+def _encode(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,173 @@
+"""What a collective returns to torch: a ``Work`` over the communicator's handle, and the thread that completes futures.
+
+Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. A future has nobody who waits
+in Python, as in the reducer of ``DistributedDataParallel``, so one thread per process group completes those.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+from torch._C._distributed_c10d import Work
+
+
+class Handle(Protocol):
+    """An operation of a communicator under way; it keeps the buffers alive until completion."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for completion and raise the operation's error, if it has one."""
+
+    def done(self) -> bool:
+        """The operation is complete, or has failed."""
+
+
+class CollectiveWork(Work):
+    """A collective under way, or complete where the communicator ran it on the caller's thread.
+
+    The ``finishes`` run once, after the last handle completed and before anyone sees the result: they copy out of
+    staging buffers. They must not call collectives.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        handles: Sequence[Handle],
+        finishes: Sequence[Callable[[], None]],
+        *,
+        completer: FutureCompleter,
+    ) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._handles = list(handles)
+        self._finishes = list(finishes)
+        self._completer = completer
+        self._lock = threading.Lock()
+        self._failure: Exception | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        if not self._handles:
+            self._finish_once()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the outputs hold the result.
+
+        Args:
+            timeout: how long to wait at most; None or zero is as long as the operation's own deadline.
+
+        Raises:
+            CommunicatorError: if the collective failed; the subclass says how.
+        """
+        timeout_s = seconds(timeout)
+        try:
+            for handle in self._handles:
+                handle.wait(timeout_s)
+            self._finish_once()
+        except Exception as error:
+            if self.is_completed():  # else it was only this wait that ran out of time
+                self._failure = error
+                self._completer.failure = self._completer.failure or error
+            raise
+        return True
+
+    def is_completed(self) -> bool:
+        """The collective is complete or has failed; ``wait`` would not block."""
+        return all(handle.done() for handle in self._handles)
+
+    def is_success(self) -> bool:
+        """The collective is complete and did not fail."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:  # type: ignore[override]  # torch's stub says Any
+        """The collective's error once it has failed, else None."""
+        if self._failure is None and self.is_completed():
+            try:
+                self.wait()
+            except Exception as error:
+                return error
+        return self._failure
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors; wait first."""
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """The same as ``wait``: tensors on the CPU have no stream to order."""
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:  # type: ignore[override]
+        """A future of the output tensors; it holds this work, and so the buffers, until it is complete.
+
+        A failure arrives through it as a ``RuntimeError`` that quotes ours: c10d's futures keep only the text.
+        See :func:`sparkdl.torch.collective_errors`.
+        """
+        if self._future is None:
+            self._future = self._completer.future_of(self)
+        return self._future
+
+    def _finish_once(self) -> None:
+        with self._lock:
+            finishes, self._finishes = self._finishes, []
+            for finish in finishes:
+                finish()
+
+
+class FutureCompleter:
+    """Completes futures in the order in which they were asked for, on one thread that starts with the first.
+
+    Collectives of one process group complete in the order of submission, so waiting for them one after another delays
+    none of them.
+
+    Attributes:
+        failure: the first error that any work of the process group had.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.failure: Exception | None = None
+
+    def future_of(self, work: CollectiveWork) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that takes the outputs or the error of ``work`` as soon as it has them."""
+        source: torch.futures.Future[None] = torch.futures.Future()
+
+        def outputs_of_work(_: torch.futures.Future[None]) -> list[torch.Tensor]:
+            work.wait()
+            return work.result()
+
+        # Only a callback of `then` can give C++ waiters an error: `set_exception` is seen by Python waiters alone,
+        # and the reducer of DistributedDataParallel would take the exception object for its tensors.
+        future = source.then(outputs_of_work)
+        if work.is_completed():
+            source.set_result(None)
+        else:
+            self._submit(lambda: source.set_result(None))
+        return future
+
+    def close(self) -> None:
+        """End the thread once every future asked for is complete."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _submit(self, task: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._queue.put(task)
+
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task()
+
+
+def seconds(timeout: timedelta | None) -> float | None:
+    """A c10d timeout in seconds, or None where c10d means "the default": it says so with zero or a negative value."""
+    if timeout is None or timeout <= timedelta(0):
+        return None
+    return timeout.total_seconds()

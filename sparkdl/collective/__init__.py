@@ -1,0 +1,48 @@
+"""Communication between ranks: rendezvous, authentication, transports. Knows NumPy and the native core, no torch or Spark.
+
+The contract is :class:`Communicator`; :func:`open_communicator` opens one over a :class:`Rendezvous`.
+"""
+
+from __future__ import annotations
+
+from sparkdl.collective.addresses import Address, listen, local_addresses
+from sparkdl.collective.authentication import authenticate_client, authenticate_server, new_secret
+from sparkdl.collective.communicator import TRANSPORTS, Communicator, open_communicator
+from sparkdl.collective.coordinator import Coordinator
+from sparkdl.collective.current import current_communicator, set_current_communicator
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.dialing import connect_any, connect_authenticated
+from sparkdl.collective.frames import receive_frame, send_frame
+from sparkdl.collective.handle import Handle
+from sparkdl.collective.listener import AuthenticatedListener
+from sparkdl.collective.pmi import PmiServer, pmi_environment
+from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
+from sparkdl.collective.rendezvous_client import RendezvousClient
+
+__all__ = [
+    "TRANSPORTS",
+    "Address",
+    "AuthenticatedListener",
+    "Communicator",
+    "Coordinator",
+    "Deadline",
+    "Handle",
+    "PmiServer",
+    "PrefixRendezvous",
+    "Rendezvous",
+    "RendezvousClient",
+    "all_gather_bytes",
+    "authenticate_client",
+    "authenticate_server",
+    "connect_any",
+    "connect_authenticated",
+    "current_communicator",
+    "listen",
+    "local_addresses",
+    "new_secret",
+    "open_communicator",
+    "pmi_environment",
+    "receive_frame",
+    "send_frame",
+    "set_current_communicator",
+]

@@ -1,0 +1,182 @@
+"""The sockets between ranks: two rings of authenticated TCP connections, made in Python and handed to the native core.
+
+The *lifeline* ring goes around all ranks and tells of death; a *lane* ring goes around the hosts and carries data. Runs
+on every rank while a communicator opens; afterwards nothing listens any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from sparkdl.collective.addresses import Address
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.dialing import connect_authenticated
+from sparkdl.collective.frames import receive_frame, send_frame
+from sparkdl.collective.listener import AuthenticatedListener
+from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
+from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
+from sparkdl.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_HELLO_TIMEOUT_S = 10.0
+_MAX_HELLO_BYTES = 4096
+_WELCOME = b"welcome"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """The neighbours of a rank in one ring.
+
+    Attributes:
+        next: rank that this one connects to.
+        previous: rank that connects to this one.
+    """
+
+    next: int
+    previous: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingSockets:
+    """The two connections of a rank in one ring, open and idle; whoever takes them closes them."""
+
+    to_next: socket.socket
+    from_previous: socket.socket
+
+    def detach(self) -> tuple[int, int]:
+        """Give the descriptors away as (to next, from previous), in blocking mode."""
+        for sock in (self.to_next, self.from_previous):
+            sock.settimeout(None)
+        return self.to_next.detach(), self.from_previous.detach()
+
+
+def plan_rings(topology: Topology) -> dict[str, Ring]:
+    """Say in which rings this rank stands: ``"lifeline"`` over all ranks, ``"lane"`` over the hosts.
+
+    Lane i is made of the ranks with local rank i, as many lanes as the smallest host has ranks.
+    """
+    rings = {}
+    if topology.world_size > 1:
+        rings["lifeline"] = _neighbours(tuple(range(topology.world_size)), topology.rank)
+    num_lanes = min(len(topology.ranks_on(host)) for host in range(topology.num_hosts))
+    if topology.num_hosts > 1 and topology.local_rank < num_lanes:
+        rings["lane"] = _neighbours(topology.cross_ranks, topology.rank)
+    return rings
+
+
+def connect_rings(
+    rendezvous: Rendezvous, *, topology: Topology, secret: bytes, name: str, timeout_s: float
+) -> dict[str, RingSockets]:
+    """Connect this rank with its neighbours in the rings of :func:`plan_rings`; all ranks take part.
+
+    Raises:
+        AuthenticationError: if a neighbour has another secret.
+        CommunicatorError: if a neighbour cannot be reached; the message lists what was tried.
+        CommunicatorTimeoutError: if a neighbour does not connect in time; the message names it.
+    """
+    rings = plan_rings(topology)
+    if not rings:
+        return {}
+    deadline = Deadline(timeout_s)
+    with ExitStack() as stack:
+        listener = stack.enter_context(AuthenticatedListener(secret, purpose=_purpose(name, topology.rank)))
+        addresses = all_gather_bytes(
+            rendezvous,
+            key="connections/addresses",
+            rank=topology.rank,
+            world_size=topology.world_size,
+            value=listener.address.to_bytes(),
+            timeout_s=deadline.remaining_s(),
+        )
+        outgoing = {}
+        for kind, ring in rings.items():
+            sock = _dial(Address.from_bytes(addresses[ring.next]), secret, name, ring.next, deadline)
+            outgoing[kind] = stack.enter_context(sock)
+            send_frame(sock, _hello(name, kind, topology.rank), deadline=deadline)
+        incoming = _accept_all(listener, name, rings, deadline)
+        for sock in incoming.values():
+            stack.enter_context(sock)
+        for kind, ring in rings.items():
+            _await_welcome(outgoing[kind], kind, ring.next, deadline)
+        sockets = {
+            kind: RingSockets(to_next=outgoing[kind], from_previous=incoming[kind]) for kind in rings
+        }
+        stack.pop_all()
+        listener.close()
+    return sockets
+
+
+def _neighbours(ranks: tuple[int, ...], rank: int) -> Ring:
+    position = ranks.index(rank)
+    return Ring(next=ranks[(position + 1) % len(ranks)], previous=ranks[position - 1])
+
+
+def _purpose(name: str, rank: int) -> bytes:
+    return f"sparkdl communicator {name} rank {rank}".encode()
+
+
+def _hello(name: str, kind: str, rank: int) -> bytes:
+    return f"{name}\n{kind}\n{rank}".encode()
+
+
+def _dial(address: Address, secret: bytes, name: str, rank: int, deadline: Deadline) -> socket.socket:
+    try:
+        return connect_authenticated(
+            address, secret, purpose=_purpose(name, rank), timeout_s=deadline.remaining_s()
+        )
+    except AuthenticationError:
+        raise
+    except OSError as error:
+        raise CommunicatorError(
+            f"cannot connect to rank {rank}: {error}. Check that a firewall lets ranks reach each other on any port."
+        ) from error
+
+
+def _accept_all(
+    listener: AuthenticatedListener, name: str, rings: Mapping[str, Ring], deadline: Deadline
+) -> dict[str, socket.socket]:
+    expected = {_hello(name, kind, ring.previous): kind for kind, ring in rings.items()}
+    accepted: dict[str, socket.socket] = {}
+    try:
+        while len(accepted) < len(rings):
+            sock = listener.accept(timeout_s=deadline.remaining_s())
+            kind = _hear_hello(sock, expected, deadline)
+            if kind is None or kind in accepted:
+                sock.close()
+                continue
+            accepted[kind] = sock
+            send_frame(sock, _WELCOME, deadline=deadline)
+    except (OSError, TimeoutError) as error:
+        for sock in accepted.values():
+            sock.close()
+        missing = sorted({ring.previous for kind, ring in rings.items() if kind not in accepted})
+        raise CommunicatorTimeoutError(
+            f"ranks {missing} did not connect within {deadline.timeout_s:g} s; check that a firewall lets ranks"
+            f" reach each other on any port ({error})"
+        ) from error
+    return accepted
+
+
+def _hear_hello(sock: socket.socket, expected: Mapping[bytes, str], deadline: Deadline) -> str | None:
+    try:
+        hello = receive_frame(sock, max_bytes=_MAX_HELLO_BYTES, deadline=deadline.at_most(_HELLO_TIMEOUT_S))
+    except OSError as error:
+        logger.warning("A rank connected and then said nothing: %s", error)
+        return None
+    if hello not in expected:
+        logger.warning("Turned away a rank that is not a neighbour; it said %r", hello)
+    return expected.get(hello)
+
+
+def _await_welcome(sock: socket.socket, kind: str, rank: int, deadline: Deadline) -> None:
+    try:
+        answer = receive_frame(sock, max_bytes=len(_WELCOME), deadline=deadline)
+    except OSError as error:
+        raise CommunicatorError(f"rank {rank} did not confirm the {kind} connection: {error}") from error
+    if answer != _WELCOME:
+        raise CommunicatorError(f"rank {rank} answered the {kind} connection with {answer!r}")

@@ -1,0 +1,230 @@
+"""The server behind the rendezvous: a key-value store that only holders of the job's secret can reach.
+
+Runs in one process of the job, usually rank 0's barrier task or whoever starts the ranks. One thread serves all
+connections from an event loop; handshakes with strangers happen in threads of their own (see ``listener``).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from sparkdl.collective.frames import HEADER
+from sparkdl.collective.key_values import KeyValues
+from sparkdl.collective.listener import AuthenticatedListener
+from sparkdl.collective.messages import MAX_FRAME_BYTES, Operation, Status, pack, unpack
+
+logger = logging.getLogger(__name__)
+
+PURPOSE = b"sparkdl coordinator"
+
+_RECEIVE_BYTES = 1 << 20
+
+
+class _Client:
+    """One connection of the event loop: what has come in, what has to go out, and what it waits for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+        self.waits: dict[int, Callable[[], None]] = {}
+        self.last_words: dict[str, bytes] = {}
+
+    def next_frame(self) -> bytes | None:
+        if len(self.incoming) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(self.incoming)
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"frame of {length} bytes announced; at most {MAX_FRAME_BYTES} are allowed")
+        end = HEADER.size + length
+        if len(self.incoming) < end:
+            return None
+        frame = bytes(self.incoming[HEADER.size : end])
+        del self.incoming[:end]
+        return frame
+
+    def answer(self, request_id: int, status: Status, *fields: bytes) -> None:
+        message = pack(request_id, status, fields)
+        self.outgoing += HEADER.pack(len(message)) + message
+
+
+class Coordinator:
+    """Serves the rendezvous of one job until it is closed; a context manager.
+
+    Args:
+        secret: the job's secret; see :func:`sparkdl.collective.authentication.new_secret`.
+        world_size: how many ranks will connect; more strangers than they can explain are kept waiting.
+        host: address to bind; all interfaces when None.
+
+    Attributes:
+        address: where clients reach it.
+    """
+
+    def __init__(self, *, secret: bytes, world_size: int, host: str | None = None) -> None:
+        self._memory = KeyValues()
+        self._clients: set[_Client] = set()
+        self._arrivals: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._listener = AuthenticatedListener(
+            secret,
+            purpose=PURPOSE,
+            host=host,
+            on_connection=self._welcome,
+            max_strangers=max(64, 2 * world_size),
+        )
+        self.address = self._listener.address
+        self._thread = threading.Thread(target=self._serve, name="sparkdl-coordinator", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving: all connections are closed, and clients that wait get an error. May be called again."""
+        if self._closed.is_set():
+            return
+        self._listener.close()
+        self._closed.set()
+        self._wake_in.send(b"\0")
+        self._thread.join()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        self._arrivals.put(sock)
+        self._wake_in.send(b"\0")
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            timeout_s = self._memory.expire()
+            self._flush()
+            for key, events in self._selector.select(timeout_s):
+                if key.data is None:
+                    self._admit()
+                elif events & selectors.EVENT_READ:
+                    self._receive(key.data)
+            self._flush()
+        for client in list(self._clients):
+            client.last_words.clear()
+            self._drop(client)
+        while not self._arrivals.empty():
+            self._arrivals.get().close()
+        self._selector.close()
+
+    def _admit(self) -> None:
+        self._wake_out.recv(4096)
+        while not self._arrivals.empty():
+            client = _Client(self._arrivals.get())
+            client.sock.setblocking(False)
+            self._clients.add(client)
+            self._selector.register(client.sock, selectors.EVENT_READ, client)
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            data = client.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+            return
+        client.incoming += data
+        try:
+            while (frame := client.next_frame()) is not None:
+                self._handle(client, *unpack(frame))
+        except ValueError as error:
+            logger.warning("Dropping a client of the coordinator: %s", error)
+            self._drop(client)
+
+    def _handle(self, client: _Client, request_id: int, kind: int, fields: list[bytes]) -> None:
+        if kind == Operation.GET:
+            self._wait(client, request_id, fields[0].decode(), int(fields[1]) / 1000)
+            return
+        try:
+            answer = self._perform(client, kind, fields)
+        except ValueError as error:
+            client.answer(request_id, Status.REFUSED, str(error).encode())
+        else:
+            client.answer(request_id, Status.DONE, answer)
+
+    def _wait(self, client: _Client, request_id: int, key: str, timeout_s: float) -> None:
+        def answer(value: bytes | None) -> None:
+            client.waits.pop(request_id, None)
+            if value is None:
+                client.answer(request_id, Status.LATE)
+            else:
+                client.answer(request_id, Status.DONE, value)
+
+        client.waits[request_id] = lambda: None
+        end_wait = self._memory.wait(key, timeout_s, answer)
+        if request_id in client.waits:
+            client.waits[request_id] = end_wait
+
+    def _perform(self, client: _Client, kind: int, fields: list[bytes]) -> bytes:
+        names = [field.decode(errors="replace") for field in fields] if kind == Operation.CHECK else []
+        name = fields[0].decode() if fields else ""
+        if kind == Operation.SET:
+            self._memory.set(name, fields[1])
+        elif kind == Operation.ADD:
+            return str(self._memory.add(name, int(fields[1]))).encode()
+        elif kind == Operation.COMPARE_SET:
+            return self._memory.compare_set(name, fields[1], fields[2])
+        elif kind == Operation.DELETE:
+            return str(int(self._memory.delete(name))).encode()
+        elif kind == Operation.CHECK:
+            return str(int(self._memory.check(names))).encode()
+        elif kind == Operation.NUM_KEYS:
+            return str(self._memory.num_keys(name)).encode()
+        elif kind == Operation.POST:
+            return str(self._memory.post(name, fields[1])).encode()
+        elif kind == Operation.POST_IF_LOST:
+            client.last_words[name] = fields[1]
+        elif kind == Operation.GOODBYE:
+            client.last_words.clear()
+        else:
+            raise ValueError(f"unknown operation {kind}")
+        return b""
+
+    def _flush(self) -> None:
+        for client in list(self._clients):
+            if not client.outgoing:
+                continue
+            try:
+                sent = client.sock.send(client.outgoing)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._drop(client)
+                continue
+            del client.outgoing[:sent]
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outgoing else 0)
+            if self._selector.get_key(client.sock).events != events:
+                self._selector.modify(client.sock, events, client)
+
+    def _drop(self, client: _Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        self._selector.unregister(client.sock)
+        client.sock.close()
+        for end_wait in client.waits.values():
+            end_wait()
+        for queue_name, value in client.last_words.items():
+            if value:
+                self._memory.post(queue_name, value)

@@ -1,0 +1,26 @@
+"""One point in time that several waits share, so that their sum stays within what the caller allowed."""
+
+from __future__ import annotations
+
+import time
+
+
+class Deadline:
+    """A point in time ``timeout_s`` seconds from its creation, on the monotonic clock."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    def remaining_s(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """Whether the point in time has passed."""
+        return time.monotonic() >= self._end
+
+    def at_most(self, timeout_s: float) -> Deadline:
+        """A deadline that ends after ``timeout_s`` seconds, or with this one if that is earlier."""
+        return Deadline(min(timeout_s, self.remaining_s()))

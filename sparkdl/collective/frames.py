@@ -1,0 +1,69 @@
+"""Byte strings over a stream socket, each after its length, with a bound on what a peer can make us hold.
+
+Nothing here interprets what is in a frame, and no module of this package unpickles one.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from sparkdl.collective.deadline import Deadline
+
+HEADER = struct.Struct("!I")
+"""Length of the payload in bytes, four bytes in network order."""
+
+
+class FrameTooLargeError(ConnectionError):
+    """A frame is larger than the receiver allows; the connection cannot be used any more."""
+
+
+def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None = None) -> None:
+    """Send ``payload`` after its length.
+
+    Raises:
+        TimeoutError: if the peer does not take it before the deadline.
+        OSError: if the connection is lost.
+    """
+    _limit(sock, deadline)
+    sock.sendall(HEADER.pack(len(payload)) + payload)
+
+
+def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | None = None) -> bytes:
+    """Receive the payload of the next frame.
+
+    Raises:
+        FrameTooLargeError: if the peer announces more than ``max_bytes``; nothing of it is read.
+        TimeoutError: if the frame is not complete before the deadline.
+        ConnectionError: if the peer closes the connection.
+    """
+    (length,) = HEADER.unpack(receive_exactly(sock, HEADER.size, deadline=deadline))
+    if length > max_bytes:
+        raise FrameTooLargeError(f"peer announced a frame of {length} bytes; at most {max_bytes} are allowed")
+    return receive_exactly(sock, length, deadline=deadline)
+
+
+def receive_exactly(sock: socket.socket, num_bytes: int, *, deadline: Deadline | None = None) -> bytes:
+    """Receive exactly ``num_bytes`` bytes; the deadline holds for all of them together, however slowly they drip.
+
+    Raises:
+        TimeoutError: if they do not arrive before the deadline.
+        ConnectionError: if the peer closes the connection before.
+    """
+    received = bytearray()
+    while len(received) < num_bytes:
+        _limit(sock, deadline)
+        piece = sock.recv(min(num_bytes - len(received), 1 << 20))
+        if not piece:
+            raise ConnectionResetError(f"peer closed the connection after {len(received)} of {num_bytes} bytes")
+        received += piece
+    return bytes(received)
+
+
+def _limit(sock: socket.socket, deadline: Deadline | None) -> None:
+    if deadline is None:
+        sock.settimeout(None)
+        return
+    if deadline.expired:
+        raise TimeoutError(f"peer was silent for {deadline.timeout_s:g} s")
+    sock.settimeout(max(deadline.remaining_s(), 1e-3))

@@ -1,0 +1,105 @@
+"""The coordinator's memory: keys, values, and who waits for which key. No sockets and no threads in here."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+
+from sparkdl.collective.messages import MAX_VALUE_BYTES
+
+Answer = Callable[[bytes | None], None]
+"""Called once with the value of the key that was waited for, or with None when the wait has run out."""
+
+
+class KeyValues:
+    """Keys with their values, as a c10d store has them: counters are decimal text."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waits: dict[str, dict[int, Answer]] = {}
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._wait_numbers = itertools.count()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value and answer everyone who waits for it.
+
+        Raises:
+            ValueError: if the value is larger than 64 MiB.
+        """
+        if len(value) > MAX_VALUE_BYTES:
+            raise ValueError(f"value of {key!r} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are kept")
+        self._values[key] = value
+        for answer in self._waits.pop(key, {}).values():
+            answer(value)
+
+    def wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
+        """Have ``answer`` called as soon as the key is set, at once if it is; the returned function ends the wait."""
+        if key in self._values:
+            answer(self._values[key])
+            return lambda: None
+        number = next(self._wait_numbers)
+        self._waits.setdefault(key, {})[number] = answer
+        heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, number, key))
+
+        def end_wait() -> None:
+            self._forget(number, key)
+
+        return end_wait
+
+    def expire(self) -> float | None:
+        """Answer the waits that have run out; return the seconds until the next one does, None without any."""
+        while self._deadlines:
+            end, number, key = self._deadlines[0]
+            waiting = number in self._waits.get(key, {})
+            remaining_s = end - time.monotonic()
+            if waiting and remaining_s > 0:
+                return remaining_s
+            heapq.heappop(self._deadlines)
+            if waiting and (answer := self._forget(number, key)) is not None:
+                answer(None)
+        return None
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that starts at zero and return its new value.
+
+        Raises:
+            ValueError: if the key holds something else than a number.
+        """
+        total = int(self._values.get(key, b"0")) + amount
+        self.set(key, str(total).encode())
+        return total
+
+    def post(self, queue: str, value: bytes) -> int:
+        """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number."""
+        number = self.add(f"{queue}/count", 1)
+        self.set(f"{queue}/{number}", value)
+        return number
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Store ``desired`` if the key holds ``expected`` (or is missing and that is empty); return what holds now."""
+        current = self._values.get(key)
+        if current == expected or (current is None and not expected):
+            self.set(key, desired)
+            return desired
+        return expected if current is None else current
+
+    def delete(self, key: str) -> bool:
+        """Remove a key; say whether it was there."""
+        return self._values.pop(key, None) is not None
+
+    def check(self, keys: list[str]) -> bool:
+        """Say whether all keys are set."""
+        return all(key in self._values for key in keys)
+
+    def num_keys(self, prefix: str) -> int:
+        """Count the keys that begin with ``prefix``."""
+        return sum(key.startswith(prefix) for key in self._values)
+
+    def _forget(self, number: int, key: str) -> Answer | None:
+        waits = self._waits.get(key, {})
+        answer = waits.pop(number, None)
+        if not waits:
+            self._waits.pop(key, None)
+        return answer

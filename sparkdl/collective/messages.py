@@ -1,0 +1,78 @@
+"""How requests to the coordinator and its answers look as bytes: a fixed header, then fields, each after its length."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+MAX_VALUE_BYTES = 64 << 20
+"""Largest value that the coordinator keeps."""
+
+MAX_FRAME_BYTES = MAX_VALUE_BYTES + (1 << 20)
+"""Largest frame between a client and the coordinator: a value, its key and the header."""
+
+_HEADER = struct.Struct("!QBH")
+_LENGTH = struct.Struct("!I")
+
+
+class Operation(IntEnum):
+    """What a client asks for; the fields that go with it in brackets."""
+
+    SET = 1
+    """[key, value]"""
+    GET = 2
+    """[key, milliseconds]: answered when the key is set, or LATE after that time"""
+    ADD = 3
+    """[key, amount]"""
+    COMPARE_SET = 4
+    """[key, expected, desired]"""
+    DELETE = 5
+    """[key]"""
+    CHECK = 6
+    """[key, ...]"""
+    NUM_KEYS = 7
+    """[prefix]"""
+    POST = 8
+    """[queue, value]: set the next numbered key of a queue"""
+    POST_IF_LOST = 9
+    """[queue, value]: the same, if this connection ends without GOODBYE; an empty value takes it back"""
+    GOODBYE = 10
+    """[]"""
+
+
+class Status(IntEnum):
+    """How a request ended."""
+
+    DONE = 0
+    LATE = 1
+    REFUSED = 2
+
+
+def pack(request_id: int, kind: int, fields: Sequence[bytes]) -> bytes:
+    """Encode a request (``kind`` an :class:`Operation`) or an answer (a :class:`Status`)."""
+    parts = [_HEADER.pack(request_id, kind, len(fields))]
+    for field in fields:
+        parts += (_LENGTH.pack(len(field)), field)
+    return b"".join(parts)
+
+
+def unpack(message: bytes) -> tuple[int, int, list[bytes]]:
+    """Decode what :func:`pack` made into request id, kind and fields.
+
+    Raises:
+        ValueError: if the message is damaged.
+    """
+    try:
+        request_id, kind, num_fields = _HEADER.unpack_from(message)
+        position, fields = _HEADER.size, []
+        for _ in range(num_fields):
+            (length,) = _LENGTH.unpack_from(message, position)
+            position += _LENGTH.size
+            fields.append(message[position : position + length])
+            position += length
+    except struct.error as error:
+        raise ValueError(f"damaged message of {len(message)} bytes") from error
+    if position != len(message):
+        raise ValueError(f"damaged message of {len(message)} bytes: its fields end at byte {position}")
+    return request_id, kind, fields

@@ -1,0 +1,152 @@
+"""The key-value store through which the ranks of a job find each other; the contract and what is built on it alone.
+
+Runs on every rank. :class:`~sparkdl.collective.rendezvous_client.RendezvousClient` is the usual implementation; any
+store with these few operations will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from sparkdl.collective.deadline import Deadline
+from sparkdl.errors import CommunicatorTimeoutError
+
+
+class Rendezvous(Protocol):
+    """A store shared by the ranks of a job. Every operation may be called from several threads at once."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value of at most 64 MiB; whoever waits for the key gets it."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait until the key is set and return its value.
+
+        Raises:
+            CommunicatorTimeoutError: if it is not set in time; the message names the key.
+        """
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that starts at zero and return its new value; its value reads as decimal text."""
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Store ``desired`` if the key holds ``expected``, or is missing and ``expected`` is empty.
+
+        Returns what the key holds afterwards; ``expected`` if it is missing.
+        """
+
+    def delete(self, key: str) -> bool:
+        """Remove a key; say whether it was there."""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Say at once whether all keys are set."""
+
+    def num_keys(self, prefix: str = "") -> int:
+        """Count the keys that begin with ``prefix``."""
+
+
+@runtime_checkable
+class LossNotices(Protocol):
+    """What a rendezvous can do besides when it knows that a rank's process has died."""
+
+    def post_if_lost(self, queue: str, value: bytes) -> None:
+        """Have ``value`` posted to a queue (see :func:`post`) if this process ends without closing its rendezvous.
+
+        A second call replaces the value of the first; an empty value takes it back.
+        """
+
+
+class PrefixRendezvous:
+    """A view of a rendezvous in which every key has a prefix, so that independent users do not meet."""
+
+    def __init__(self, rendezvous: Rendezvous, name: str) -> None:
+        self._rendezvous = rendezvous
+        self._prefix = f"{name}/"
+
+    def set(self, key: str, value: bytes) -> None:
+        """See :class:`Rendezvous`."""
+        self._rendezvous.set(self._prefix + key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.get(self._prefix + key, timeout_s)
+
+    def add(self, key: str, amount: int) -> int:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.add(self._prefix + key, amount)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.compare_set(self._prefix + key, expected, desired)
+
+    def delete(self, key: str) -> bool:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.delete(self._prefix + key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.check([self._prefix + key for key in keys])
+
+    def num_keys(self, prefix: str = "") -> int:
+        """See :class:`Rendezvous`; counts only the keys of this view."""
+        return self._rendezvous.num_keys(self._prefix + prefix)
+
+    def post_if_lost(self, queue: str, value: bytes) -> None:
+        """See :class:`LossNotices`; without effect when the rendezvous below does not notice losses."""
+        if isinstance(self._rendezvous, LossNotices):
+            self._rendezvous.post_if_lost(self._prefix + queue, value)
+
+
+def post(rendezvous: Rendezvous, queue: str, value: bytes) -> int:
+    """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number."""
+    number = rendezvous.add(f"{queue}/count", 1)
+    rendezvous.set(f"{queue}/{number}", value)
+    return number
+
+
+def all_gather_bytes(
+    rendezvous: Rendezvous, *, key: str, rank: int, world_size: int, value: bytes, timeout_s: float
+) -> list[bytes]:
+    """Exchange one value per rank; every rank gets all of them in order of rank.
+
+    Rank 0 joins the values, so that the store serves a number of requests that grows with the world size and not with
+    its square. The keys are removed when all ranks have read them; use each ``key`` once.
+
+    Raises:
+        CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
+    """
+    if world_size == 1:
+        return [value]
+    deadline = Deadline(timeout_s)
+    own_keys = [f"{key}/{other}" for other in range(world_size)]
+    rendezvous.set(own_keys[rank], value)
+    try:
+        if rank == 0:
+            values = [rendezvous.get(own, deadline.remaining_s()) for own in own_keys]
+            rendezvous.set(f"{key}/all", _join(values))
+        else:
+            values = _cut(rendezvous.get(f"{key}/all", deadline.remaining_s()), world_size)
+    except CommunicatorTimeoutError as error:
+        missing = [other for other in range(world_size) if not rendezvous.check([own_keys[other]])]
+        who = f"ranks {missing} are missing" if missing else "rank 0 did not answer"
+        raise CommunicatorTimeoutError(
+            f"{key!r} was not complete within {timeout_s:g} s: {who} of {world_size}."
+            " Look at why they did not start, or allow more time."
+        ) from error
+    if rendezvous.add(f"{key}/readers", 1) == world_size:
+        for used in [*own_keys, f"{key}/all", f"{key}/readers"]:
+            rendezvous.delete(used)
+    return values
+
+
+def _join(values: Sequence[bytes]) -> bytes:
+    return b"".join(len(value).to_bytes(4, "big") + value for value in values)
+
+
+def _cut(joined: bytes, num_values: int) -> list[bytes]:
+    values, position = [], 0
+    for _ in range(num_values):
+        length = int.from_bytes(joined[position : position + 4], "big")
+        values.append(joined[position + 4 : position + 4 + length])
+        position += 4 + length
+    return values

@@ -1,0 +1,175 @@
+"""A rank's connection to the coordinator. Runs on ranks and in whoever starts them.
+
+One connection serves all threads: requests carry numbers, and one reader thread hands each answer to whoever waits for
+it, so that a thread in a long ``get`` does not keep another from its ``set``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import TracebackType
+
+from sparkdl.collective.addresses import Address
+from sparkdl.collective.coordinator import PURPOSE
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.dialing import connect_authenticated
+from sparkdl.collective.frames import receive_frame, send_frame
+from sparkdl.collective.messages import MAX_FRAME_BYTES, MAX_VALUE_BYTES, Operation, Status, pack, unpack
+from sparkdl.collective.rendezvous import PrefixRendezvous
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
+
+_ANSWER_TIMEOUT_S = 60.0
+"""How long the coordinator may take for something that it answers at once."""
+
+_GOODBYE_TIMEOUT_S = 5.0
+
+
+class RendezvousClient:
+    """The :class:`~sparkdl.collective.rendezvous.Rendezvous` of a coordinator; a context manager.
+
+    Make it by :meth:`connect`.
+    """
+
+    def __init__(self, sock: socket.socket, address: Address) -> None:
+        self._sock = sock
+        self.address = address
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, Future[tuple[int, list[bytes]]]] = {}
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._ended: str | None = None
+        self._reader = threading.Thread(target=self._read, name="sparkdl-rendezvous", daemon=True)
+        self._reader.start()
+
+    @classmethod
+    def connect(cls, address: Address, secret: bytes, timeout_s: float) -> RendezvousClient:
+        """Connect to the coordinator at ``address``.
+
+        Raises:
+            AuthenticationError: if the coordinator has another secret.
+            ConnectionError: if it cannot be reached; the message lists what was tried.
+        """
+        sock = connect_authenticated(address, secret, purpose=PURPOSE, timeout_s=timeout_s)
+        return cls(sock, address)
+
+    def set(self, key: str, value: bytes) -> None:
+        """See :class:`Rendezvous`."""
+        if len(value) > MAX_VALUE_BYTES:
+            raise CommunicatorError(
+                f"value of {key!r} has {len(value)} bytes; the rendezvous keeps at most {MAX_VALUE_BYTES}."
+                " Send large data through a communicator."
+            )
+        self._ask(Operation.SET, key.encode(), bytes(value))
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """See :class:`Rendezvous`."""
+        milliseconds = str(max(0, round(timeout_s * 1000))).encode()
+        patience_s = timeout_s + _ANSWER_TIMEOUT_S
+        status, fields = self._request(Operation.GET, key.encode(), milliseconds, patience_s=patience_s)
+        if status == Status.LATE:
+            raise CommunicatorTimeoutError(f"no rank set {key!r} within {timeout_s:g} s")
+        return fields[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """See :class:`Rendezvous`."""
+        return int(self._ask(Operation.ADD, key.encode(), str(amount).encode()))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """See :class:`Rendezvous`."""
+        return self._ask(Operation.COMPARE_SET, key.encode(), expected, desired)
+
+    def delete(self, key: str) -> bool:
+        """See :class:`Rendezvous`."""
+        return self._ask(Operation.DELETE, key.encode()) == b"1"
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See :class:`Rendezvous`."""
+        return self._ask(Operation.CHECK, *(key.encode() for key in keys)) == b"1"
+
+    def num_keys(self, prefix: str = "") -> int:
+        """See :class:`Rendezvous`."""
+        return int(self._ask(Operation.NUM_KEYS, prefix.encode()))
+
+    def post_if_lost(self, queue: str, value: bytes) -> None:
+        """See :class:`~sparkdl.collective.rendezvous.LossNotices`."""
+        self._ask(Operation.POST_IF_LOST, queue.encode(), value)
+
+    def prefix(self, name: str) -> PrefixRendezvous:
+        """A view in which every key begins with ``name/``."""
+        return PrefixRendezvous(self, name)
+
+    def close(self) -> None:
+        """Say goodbye and close the connection; waits of other threads end with an error. May be called again."""
+        try:
+            self._request(Operation.GOODBYE, patience_s=_GOODBYE_TIMEOUT_S)
+        except CommunicatorError:
+            pass  # closed before, or the coordinator is gone and nobody is left to be told
+        self._end("this rank closed its rendezvous")
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+        self._sock.close()
+
+    def __enter__(self) -> RendezvousClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, operation: Operation, *fields: bytes) -> bytes:
+        status, answer = self._request(operation, *fields, patience_s=_ANSWER_TIMEOUT_S)
+        if status == Status.REFUSED:
+            raise CommunicatorError(f"the coordinator refused {operation.name}: {answer[0].decode()}")
+        return answer[0]
+
+    def _request(self, operation: Operation, *fields: bytes, patience_s: float) -> tuple[int, list[bytes]]:
+        future: Future[tuple[int, list[bytes]]] = Future()
+        deadline = Deadline(patience_s)
+        with self._lock:
+            if self._ended is not None:
+                raise CommunicatorError(f"{operation.name} is not possible: {self._ended}")
+            number = next(self._numbers)
+            self._answers[number] = future
+        try:
+            with self._sending:
+                send_frame(self._sock, pack(number, operation, fields))
+            return future.result(deadline.remaining_s())
+        except FutureTimeoutError:
+            with self._lock:
+                self._answers.pop(number, None)
+            raise CommunicatorError(
+                f"the coordinator at {self.address} did not answer {operation.name}"
+                f" within {deadline.timeout_s:g} s; its process or machine hangs"
+            ) from None
+        except OSError as error:
+            self._end(f"lost the connection to the coordinator: {error}")
+            raise CommunicatorError(f"{operation.name} failed: {self._ended}") from error
+
+    def _read(self) -> None:
+        try:
+            while True:
+                number, status, fields = unpack(receive_frame(self._sock, max_bytes=MAX_FRAME_BYTES))
+                with self._lock:
+                    future = self._answers.pop(number, None)
+                if future is not None:
+                    future.set_result((status, fields))
+        except (OSError, ValueError) as error:
+            self._end(f"lost the connection to the coordinator at {self.address}: {error}")
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            if self._ended is None:
+                self._ended = reason
+            answers, self._answers = self._answers, {}
+        for future in answers.values():
+            future.set_exception(CommunicatorError(self._ended))

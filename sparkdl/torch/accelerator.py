@@ -1,22 +1,26 @@
 """NCCL for the tensors that lie on GPUs, where every rank has a GPU of its own.
 
-Runs on the *rank*. The ranks tell each other their GPU; two ranks on one GPU cannot be in one NCCL group, and then CUDA
-tensors are refused by the process group rather than copied through the CPU.
+Runs on the *rank*. The ranks tell each other their GPU; two ranks on one GPU cannot be in one NCCL group, and
+then CUDA tensors are refused by the process group rather than copied through the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from sparkdl.collective import Communicator, all_gather_bytes
 from sparkdl.torch.store import StoreRendezvous
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def nccl_group(communicator: Communicator, store: dist.Store, timeout_s: float) -> dist.ProcessGroup | None:
+
+def nccl_group(communicator: Communicator, store: Store, timeout_s: float) -> dist.ProcessGroup | None:
     """A plain c10d group of NCCL over the same ranks, or None where not every rank has a GPU of its own.
 
     Every rank of the communicator makes this call.
@@ -34,7 +38,7 @@ def nccl_group(communicator: Communicator, store: dist.Store, timeout_s: float) 
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     rank, world_size = communicator.rank, communicator.world_size
-    nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl/", store), rank, world_size, options)
+    nccl = dist.ProcessGroupNCCL(PrefixStore("nccl/", store), rank, world_size, options)
     group = dist.ProcessGroup(store, rank, world_size)
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)

@@ -1,25 +1,28 @@
 """Tensors as the buffers that a communicator takes: flat, contiguous, of an element type that it can reduce.
 
-Runs on the *rank*. A tensor that already is such a buffer is passed on as it lies; any other is copied into a staging
-buffer first and, where the collective writes to it, copied back afterwards.
+Runs on the *rank*. A tensor that already is such a buffer is passed on as it lies; any other is copied into a
+staging buffer first and, where the collective writes to it, copied back afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from sparkdl.errors import ParamError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 REDUCIBLE_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8}
 )
 
-# Element types that the communicator does not add are added in the next wider one. Truncating the wide sum gives what
-# wrapping arithmetic in the narrow type would have given.
+# Element types that the communicator does not add are added in the next wider one. Truncating the wide sum
+# gives what wrapping arithmetic in the narrow type would have given.
 _WIDER_DTYPE = {
     torch.bool: torch.int32,
     torch.int8: torch.int32,
@@ -28,19 +31,18 @@ _WIDER_DTYPE = {
     torch.uint32: torch.int64,
 }
 
-_RedOpType = dist.ReduceOp.RedOpType
 _NATIVE_OPS = {
-    _RedOpType.SUM: "sum",
-    _RedOpType.AVG: "avg",
-    _RedOpType.MIN: "min",
-    _RedOpType.MAX: "max",
-    _RedOpType.PRODUCT: "product",
-    _RedOpType.PREMUL_SUM: "sum",
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.PREMUL_SUM: "sum",
 }
 _BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    _RedOpType.BAND: torch.bitwise_and,
-    _RedOpType.BOR: torch.bitwise_or,
-    _RedOpType.BXOR: torch.bitwise_xor,
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
 }
 
 
@@ -65,25 +67,31 @@ def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
     Raises:
         ParamError: if the operation is none that c10d documents.
     """
-    kind, factor = dist.ReduceOp(reduce_op).__getstate__() if _is_bare(reduce_op) else reduce_op.__getstate__()
+    kind, factor = _parts(reduce_op)
     if kind in _BITWISE_OPS:
         return Reduction(op=None, bitwise=_BITWISE_OPS[kind])
     if kind not in _NATIVE_OPS:
-        raise ParamError(f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM or a bitwise op")
+        raise ParamError(
+            f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX, PRODUCT or a bitwise operation"
+        )
     return Reduction(op=_NATIVE_OPS[kind], factor=factor)
 
 
-def _is_bare(reduce_op: object) -> bool:
-    return isinstance(reduce_op, _RedOpType)
+def _parts(reduce_op: Any) -> tuple[Any, Any]:
+    """The kind of an operation and its factor, which torch shows in the operation's pickled state alone."""
+    if isinstance(reduce_op, dist.ReduceOp.RedOpType):
+        return reduce_op, None
+    kind, factor = reduce_op.__getstate__()
+    return kind, factor
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor in order, one-dimensional: a view where the tensor is contiguous, else a copy."""
+    """The elements of a tensor in order, one-dimensional: a view where it is contiguous, else a copy."""
     return tensor.detach().reshape(-1)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in order (uint8, one-dimensional): how any element type is moved without being read."""
+    """The bytes of a tensor in order, one-dimensional: how any element type is moved without being read."""
     return flatten(tensor).view(torch.uint8)
 
 
@@ -93,7 +101,7 @@ def is_flat(tensor: torch.Tensor) -> bool:
 
 
 def widen(tensor: torch.Tensor, op: str) -> torch.Tensor:
-    """The elements of a tensor, flat, in an element type that the communicator reduces; a view where it can be.
+    """The elements of a tensor, flat, in a type that the communicator reduces; a view where it can be.
 
     Raises:
         ParamError: if no such type stands for the tensor's, or if its order is undefined for ``op``.
@@ -105,11 +113,11 @@ def widen(tensor: torch.Tensor, op: str) -> torch.Tensor:
         return flatten(torch.view_as_real(flat))
     if flat.dtype in _WIDER_DTYPE:
         return flat.to(_WIDER_DTYPE[flat.dtype])
-    raise ParamError(f"sparkdl cannot reduce {tensor.dtype} tensors with {op!r}; convert the tensor to another dtype first")
+    raise ParamError(f"sparkdl cannot reduce {tensor.dtype} tensors with {op!r}; convert them first")
 
 
 def restore(buffer: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Write what :func:`widen` made of a tensor, now reduced, back to it; nothing to do where it was a view."""
+    """Write back what :func:`widen` made of a tensor, now reduced; a view needs no writing back."""
     if buffer.data_ptr() == tensor.data_ptr() and is_flat(tensor):
         return
     if tensor.is_complex():

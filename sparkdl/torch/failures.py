@@ -5,12 +5,15 @@ Runs on the *rank*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from sparkdl.torch.process_group import SparkdlProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @contextmanager

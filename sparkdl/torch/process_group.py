@@ -1,25 +1,30 @@
 """The c10d process group of the backend ``"sparkdl"``: its name, its devices and its life.
 
-Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.collectives` and :mod:`sparkdl.torch.composed`, how a group
-comes into being in :mod:`sparkdl.torch.registration`.
+Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.collectives` and :mod:`sparkdl.torch.composed`,
+how a group comes into being in :mod:`sparkdl.torch.registration`.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from sparkdl.collective import Communicator
 from sparkdl.torch.composed import ComposedCollectives
 from sparkdl.torch.work import CollectiveWork, FutureCompleter
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch._C._distributed_c10d import Store
+
+    from sparkdl.collective import Communicator
 
 BACKEND_NAME = "sparkdl"
 
 
-class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: ignore[misc]  # the stubs' overloads
+class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose CPU tensors travel over a communicator.
 
     Args:
@@ -33,14 +38,14 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
     def __init__(
         self,
         communicator: Communicator,
-        store: dist.Store,
+        store: Store,
         *,
         timeout_s: float,
         owns_communicator: bool,
         accelerator: dist.ProcessGroup | None = None,
     ) -> None:
         # The constructor that takes the store makes no subclassable object; only this form of it does.
-        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg, arg-type]
+        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]
         self._communicator = communicator
         self._store = store
         self._timeout_s = timeout_s
@@ -87,7 +92,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
 
     _set_default_timeout = set_timeout
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         """The group's c10d store."""
         return self._store
 
@@ -117,7 +122,10 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), *(self._accelerator._device_types if self._accelerator is not None else [])]
+        return [
+            torch.device("cpu"),
+            *(self._accelerator._device_types if self._accelerator is not None else []),
+        ]
 
     def _get_backend(self, device: torch.device) -> Any:
         """What serves a device; for the CPU the group itself, which answers what torch asks a backend."""
@@ -125,7 +133,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
             return self
         return self._accelerator._get_backend(device)
 
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
+    def supports_tensor_alloc(self, _: torch.device) -> bool:
         """FSDP asks whether buffers should come from the backend; they need not."""
         return False
 

@@ -1,6 +1,7 @@
-"""How torch.distributed comes to use sparkdl: the backend's registration, and the default group over a communicator.
+"""How torch.distributed comes to use sparkdl: the backend's registration, and the default group.
 
-Runs on the *rank*. Importing :mod:`sparkdl.torch` registers the backend, so that ``init_process_group("sparkdl", ...)``
+Runs on the *rank*. Importing :mod:`sparkdl.torch` registers the backend, so that
+``init_process_group("sparkdl", ...)``
 and ``new_group(backend="sparkdl")`` work as with any other.
 """
 
@@ -27,7 +28,8 @@ from sparkdl.torch.store import RendezvousStore, StoreRendezvous
 
 DEFAULT_TIMEOUT_S = 300.0
 
-# The communicator that the default group is being made over; torch hands plug-in backends no argument of their own.
+# The communicator that the default group is being made over; torch hands plug-in backends no argument of
+# their own.
 _given: list[Communicator] = []
 
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
@@ -53,7 +55,7 @@ def init_process_group(communicator: Communicator, *, timeout_s: float | None = 
         ParamError: if torch.distributed is initialized already.
     """
     if dist.is_initialized():
-        raise ParamError("torch.distributed is initialized already; call sparkdl.torch.destroy_process_group() first.")
+        raise ParamError("torch.distributed is initialized already; call destroy_process_group() first.")
     register()
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     _given.append(communicator)
@@ -70,7 +72,7 @@ def init_process_group(communicator: Communicator, *, timeout_s: float | None = 
 
 
 def destroy_process_group() -> None:
-    """End torch.distributed on this rank, closing what its sub-groups opened. Nothing to do if it is not initialized."""
+    """End torch.distributed on this rank and close what its sub-groups opened; idempotent."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -121,7 +123,7 @@ def _world_communicator() -> Communicator | None:
 
 
 def _shared_secret(rendezvous: StoreRendezvous, rank: int, timeout_s: float) -> bytes:
-    """A secret that the group's first rank makes and the store spreads: as safe as the store that the user brought."""
+    """A secret that the group's first rank makes and the store spreads: as safe as the user's store."""
     if rank == 0:
         rendezvous.set("secret", new_secret())
     return rendezvous.get("secret", timeout_s)

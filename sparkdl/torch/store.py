@@ -1,22 +1,26 @@
 """The two bridges between c10d's ``Store`` and the rendezvous of :mod:`sparkdl.collective`.
 
-Runs on the *rank*. ``RendezvousStore`` lets torch.distributed keep its keys at our coordinator, which authenticates its
-clients, so that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a store that torch already has:
-that of a sub-group, or whatever ``init_process_group("sparkdl", ...)`` was given.
+Runs on the *rank*. ``RendezvousStore`` lets torch.distributed keep its keys at our coordinator, which
+authenticates its clients, so that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a
+store that torch already has: that of a sub-group, or what ``init_process_group("sparkdl", ...)`` was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
-from sparkdl.collective import Rendezvous
 from sparkdl.errors import CommunicatorTimeoutError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-class RendezvousStore(dist.Store):
+    from sparkdl.collective import Rendezvous
+
+
+class RendezvousStore(Store):
     """A c10d store whose keys lie in a rendezvous. Values are bytes; ``str`` values are encoded as UTF-8.
 
     Args:
@@ -27,7 +31,16 @@ class RendezvousStore(dist.Store):
     def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         super().__init__()
         self._rendezvous = rendezvous
-        self.set_timeout(timedelta(seconds=timeout_s))
+        self._timeout_s = timeout_s
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change how long ``get`` and ``wait`` wait unless told otherwise."""
+        self._timeout_s = timeout.total_seconds()
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long ``get`` and ``wait`` wait unless told otherwise."""
+        return timedelta(seconds=self._timeout_s)
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set a key."""
@@ -35,14 +48,14 @@ class RendezvousStore(dist.Store):
 
     def get(self, key: str) -> bytes:
         """The value of a key, waiting until it is set."""
-        return self._rendezvous.get(key, self.timeout.total_seconds())
+        return self._rendezvous.get(key, self._timeout_s)
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, which begins at zero, and return its new value."""
         return self._rendezvous.add(key, value)
 
     def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
-        """Set a key if it holds ``expected_value``, or is unset and that is empty; return what it holds then."""
+        """Set a key if it holds ``expected_value``, or is unset and that is empty; return its value."""
         return self._rendezvous.compare_set(key, _encode(expected_value), _encode(desired_value))
 
     def delete_key(self, key: str) -> bool:
@@ -59,7 +72,7 @@ class RendezvousStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of the keys are set."""
-        timeout_s = (self.timeout if timeout is None else timeout).total_seconds()
+        timeout_s = self._timeout_s if timeout is None else timeout.total_seconds()
         for key in keys:
             self._rendezvous.get(key, timeout_s)
 
@@ -69,19 +82,19 @@ class RendezvousStore(dist.Store):
 
     def clone(self) -> RendezvousStore:
         """Another store over the same keys."""
-        return RendezvousStore(self._rendezvous, timeout_s=self.timeout.total_seconds())
+        return RendezvousStore(self._rendezvous, timeout_s=self._timeout_s)
 
 
 class StoreRendezvous:
     """A rendezvous whose keys lie in a c10d store, all of them below one prefix."""
 
-    def __init__(self, store: dist.Store, prefix: str = "") -> None:
+    def __init__(self, store: Store, prefix: str = "") -> None:
         self._store = store
         self._prefix = prefix
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key."""
-        self._store.set(self._prefix + key, value)
+        self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # bytes are welcome
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """The value of a key, waiting until it is set.
@@ -104,7 +117,7 @@ class StoreRendezvous:
         return int(self._store.add(self._prefix + key, amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set a key if it holds ``expected``, or is unset and that is empty; return what it holds then."""
+        """Set a key if it holds ``expected``, or is unset and that is empty; return its value."""
         return bytes(self._store.compare_set(self._prefix + key, expected, desired))  # type: ignore[arg-type]
 
     def delete(self, key: str) -> bool:
@@ -117,7 +130,7 @@ class StoreRendezvous:
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError("A c10d store cannot count the keys below a prefix; ask for the keys by name.")
+        raise NotImplementedError("A c10d store cannot count keys below a prefix; ask for keys by name.")
 
     def check(self, keys: Sequence[str]) -> bool:
         """All of the keys are set."""

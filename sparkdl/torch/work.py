@@ -1,36 +1,31 @@
-"""What a collective returns to torch: a ``Work`` over the communicator's handle, and the thread that completes futures.
+"""What a collective returns to torch: a ``Work`` over the communicator's handles, and futures of it.
 
-Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. A future has nobody who waits
-in Python, as in the reducer of ``DistributedDataParallel``, so one thread per process group completes those.
+Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. A future has nobody
+who waits in Python, as in the reducer of ``DistributedDataParallel``, so one thread per process group
+completes those.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch._C._distributed_c10d import Work
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
-class Handle(Protocol):
-    """An operation of a communicator under way; it keeps the buffers alive until completion."""
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for completion and raise the operation's error, if it has one."""
-
-    def done(self) -> bool:
-        """The operation is complete, or has failed."""
+    from sparkdl.collective import Handle
 
 
 class CollectiveWork(Work):
     """A collective under way, or complete where the communicator ran it on the caller's thread.
 
-    The ``finishes`` run once, after the last handle completed and before anyone sees the result: they copy out of
-    staging buffers. They must not call collectives.
+    The ``finishes`` run once, after the last handle completed and before anyone sees the result: they copy
+    out of staging buffers. They must not call collectives.
     """
 
     def __init__(
@@ -81,7 +76,7 @@ class CollectiveWork(Work):
         """The collective is complete and did not fail."""
         return self.is_completed() and self.exception() is None
 
-    def exception(self) -> Exception | None:  # type: ignore[override]  # torch's stub says Any
+    def exception(self) -> Exception | None:
         """The collective's error once it has failed, else None."""
         if self._failure is None and self.is_completed():
             try:
@@ -98,11 +93,11 @@ class CollectiveWork(Work):
         """The same as ``wait``: tensors on the CPU have no stream to order."""
         self.wait()
 
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:  # type: ignore[override]
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the output tensors; it holds this work, and so the buffers, until it is complete.
 
-        A failure arrives through it as a ``RuntimeError`` that quotes ours: c10d's futures keep only the text.
-        See :func:`sparkdl.torch.collective_errors`.
+        A failure arrives through it as a ``RuntimeError`` that quotes ours: c10d's futures keep only the
+        text. See :func:`sparkdl.torch.collective_errors`.
         """
         if self._future is None:
             self._future = self._completer.future_of(self)
@@ -118,8 +113,8 @@ class CollectiveWork(Work):
 class FutureCompleter:
     """Completes futures in the order in which they were asked for, on one thread that starts with the first.
 
-    Collectives of one process group complete in the order of submission, so waiting for them one after another delays
-    none of them.
+    Collectives of one process group complete in the order of submission, so waiting for them one after
+    another delays none of them.
 
     Attributes:
         failure: the first error that any work of the process group had.
@@ -139,8 +134,8 @@ class FutureCompleter:
             work.wait()
             return work.result()
 
-        # Only a callback of `then` can give C++ waiters an error: `set_exception` is seen by Python waiters alone,
-        # and the reducer of DistributedDataParallel would take the exception object for its tensors.
+        # Only a callback of `then` can give C++ waiters an error: `set_exception` is seen by Python waiters
+        # alone, and the reducer of DistributedDataParallel would take the exception object for its tensors.
         future = source.then(outputs_of_work)
         if work.is_completed():
             source.set_result(None)
@@ -167,7 +162,7 @@ class FutureCompleter:
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """A c10d timeout in seconds, or None where c10d means "the default": it says so with zero or a negative value."""
+    """A c10d timeout in seconds, or None where it is zero or negative, by which c10d means "the default"."""
     if timeout is None or timeout <= timedelta(0):
         return None
     return timeout.total_seconds()

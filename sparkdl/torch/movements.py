@@ -1,0 +1,119 @@
+"""The collectives of c10d that move tensors unread: allgather and broadcast.
+
+Runs on the *rank*. Method names, arguments and return values are c10d's, under both names where torch renamed
+one. Empty tensors take no part: every rank skips them alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, BroadcastOptions
+
+from sparkdl.errors import ParamError
+from sparkdl.torch.buffers import as_bytes, flatten, is_flat
+from sparkdl.torch.submission import Finish, Submission, as_list, copying
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.collective import Handle
+
+
+class Movements(Submission):
+    """allgather in its forms, broadcast, and barrier, which moves nothing."""
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+        """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
+        if (other := self._group_of(tensor)) is not None:
+            return other._allgather_base(output, tensor, opts)
+        return self._allgather_pairs([output], [tensor], AllgatherOptions() if opts is None else opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Any:
+        """:meth:`all_gather_single` for several pairs at once."""
+        if inputs and (other := self._group_of(inputs[0])) is not None:
+            return other.allgather_into_tensor_coalesced(list(outputs), list(inputs), opts)
+        return self._allgather_pairs(outputs, inputs, AllgatherOptions() if opts is None else opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _allgather_pairs(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
+    ) -> Any:
+        world_size = self._communicator.world_size
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            if output.numel() != tensor.numel() * world_size or output.dtype != tensor.dtype:
+                raise ParamError(
+                    f"allgather of {tuple(tensor.shape)} {tensor.dtype} over {world_size} ranks needs "
+                    f"{tensor.numel() * world_size} such elements of output, got {tuple(output.shape)} "
+                    f"{output.dtype}."
+                )
+            if tensor.numel() == 0:
+                continue
+            target = output if is_flat(output) else torch.empty(output.shape, dtype=output.dtype)
+            handles += self._call("allgather", opts, as_bytes(tensor), as_bytes(target))
+            if target is not output:
+                finishes.append(copying([output], [target]))
+        return self._work(outputs, handles, finishes)
+
+    def allgather(
+        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Any:
+        """Copy the input of every rank to that rank's tensor of the list; sizes may differ between ranks."""
+        if (other := self._group_of(inputs[0])) is not None:
+            return other.allgather(output_lists, inputs, opts)
+        opts = AllgatherOptions() if opts is None else opts
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        for outputs, tensor in zip(output_lists, inputs, strict=True):
+            sizes = [output.numel() for output in outputs]
+            if (
+                len(sizes) != self._communicator.world_size
+                or sizes[self._communicator.rank] != tensor.numel()
+            ):
+                raise ParamError(
+                    f"allgather of {tensor.numel()} elements on rank {self._communicator.rank} of "
+                    f"{self._communicator.world_size} does not fit outputs of {sizes} elements."
+                )
+            if max(sizes) == 0:
+                continue
+            gathered = self._gather_rows(tensor, max(sizes), opts, handles)
+            parts = [
+                row[:size].view(output.shape)
+                for row, size, output in zip(gathered, sizes, outputs, strict=True)
+            ]
+            finishes.append(copying(outputs, parts))
+        return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
+
+    allgather_coalesced = allgather
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        """Give every rank the root's tensors."""
+        tensors = as_list(tensors)
+        if (other := self._group_of(tensors[0])) is not None:
+            return other.broadcast(tensors, opts)
+        opts = BroadcastOptions() if opts is None else opts
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        for tensor in tensors:
+            if tensor.numel() == 0:
+                continue
+            buffer = (
+                tensor if is_flat(tensor) else tensor.detach().clone(memory_format=torch.contiguous_format)
+            )
+            handles += self._call("broadcast", opts, as_bytes(buffer), root=opts.rootRank)
+            if buffer is not tensor:
+                finishes.append(copying([tensor], [buffer]))
+        return self._work(tensors, handles, finishes)
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Return, or complete, once every rank has arrived."""
+        opts = BarrierOptions() if opts is None else opts
+        return self._work([], self._call("barrier", opts), [])

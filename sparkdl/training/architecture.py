@@ -1,31 +1,79 @@
 """Takes a module apart into its structure and its tensors, and puts it together again.
 
-The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a name; the
-tensors travel and are stored beside it. Neither copies nor changes the module.
+The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a
+name; the tensors travel and are stored beside it. Neither copies nor changes the module.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from sparkdl.errors import SavedModelError, SerializationError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+from dataclasses import dataclass
+
 _TAG = "sparkdl.tensor"
+
+
+@dataclass(frozen=True)
+class PackedModule:
+    """A module as bytes that travel.
+
+    Attributes:
+        structure: the pickle without tensors.
+        weights: the tensors in the format of safetensors.
+    """
+
+    structure: bytes
+    weights: bytes
+
+
+def pack_module(module: nn.Module) -> PackedModule:
+    """Return a module as bytes.
+
+    Raises:
+        SerializationError: if it cannot be pickled.
+    """
+    structure, tensors = split_module(module)
+    return PackedModule(structure, safetensors.torch.save(separate_tensors(tensors)))
+
+
+def unpack_module(packed: PackedModule) -> nn.Module:
+    """Return the module that :func:`pack_module` packed, on CPU.
+
+    Raises:
+        SavedModelError: if its classes are not installed here.
+    """
+    return join_module(packed.structure, safetensors.torch.load(packed.weights))
+
+
+def separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on CPU, contiguous, and none sharing memory with another, as safetensors wants them."""
+    separate: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        there = tensor.to("cpu").contiguous()
+        storage = there.untyped_storage().data_ptr()
+        separate[name] = there.clone() if storage in seen else there
+        seen.add(storage)
+    return separate
 
 
 def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
     """Return a module's structure and its tensors by name.
 
-    Parameters and buffers have their names in the module; a tensor that is shared appears once. The tensors are the
-    module's own, detached, on whatever device they are.
+    Parameters and buffers have their names in the module; a tensor that is shared appears once. The tensors
+    are the module's own, detached, on whatever device they are.
 
     Raises:
         SerializationError: if the module holds something that cannot be pickled, naming it.
@@ -43,7 +91,8 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Put a module together from what :func:`split_module` returned; it uses the given tensors without a copy.
+    """Put a module together from what :func:`split_module` returned; it uses the given tensors without a
+    copy.
 
     Unpickling runs code: only give it structures from whom you would run a program.
 
@@ -56,15 +105,18 @@ def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
         raise
     except ModuleNotFoundError as error:
         raise SavedModelError(
-            f"The model needs the Python module {error.name!r}, which is not installed here. Install what the model "
-            "was written with, or define its class in the module that is run."
+            f"The model needs the Python module {error.name!r}, which is not installed here. Install what "
+            "the model was written with, or define its class in the module that is run."
         ) from error
     except Exception as error:
         raise SavedModelError(
-            f"The model's structure cannot be read with torch {torch.__version__}: {type(error).__name__}: {error}"
+            f"The model's structure cannot be read with torch {torch.__version__}: {type(error).__name__}: "
+            f"{error}"
         ) from error
     if not isinstance(module, nn.Module):
-        raise SavedModelError(f"The model's structure holds a {type(module).__name__} instead of a torch.nn.Module.")
+        raise SavedModelError(
+            f"The model's structure holds a {type(module).__name__} instead of a torch.nn.Module."
+        )
     return module
 
 
@@ -95,7 +147,9 @@ class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:
         super().__init__(file, protocol=pickle.DEFAULT_PROTOCOL)
         self._names = names
-        self._kept: list[Tensor] = []  # an object that is freed while pickling would lend its identity to another
+        self._kept: list[
+            Tensor
+        ] = []  # an object that is freed while pickling would lend its identity to another
         self.tensors: dict[str, Tensor] = {}
 
     def persistent_id(self, obj: Any) -> tuple[str, str, str, bool] | None:
@@ -120,7 +174,9 @@ class _StructureUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Tensor:
         tag, name, kind, requires_grad = pid
         if tag != _TAG or name not in self._tensors:
-            raise SavedModelError(f"The model's structure names the tensor {name!r}, and its weights hold no such tensor.")
+            raise SavedModelError(
+                f"The model's structure names the tensor {name!r}, and its weights hold no such tensor."
+            )
         if name not in self._made:
             tensor = self._tensors[name]
             if kind == "Parameter":

@@ -26,8 +26,8 @@ def parameter_dtype(module: nn.Module) -> torch.dtype:
 def candidate_dtypes(column_dtype: str, module: nn.Module) -> tuple[torch.dtype, ...]:
     """Return the dtypes in which a column may enter the model or the loss, the preferred one first.
 
-    Floats become the parameters' dtype. Integers stay integers (int64) where the model takes them, as an embedding
-    does, and become the parameters' dtype where it does not.
+    Floats become the parameters' dtype. Integers stay integers (int64) where the model takes them, as an
+    embedding does, and become the parameters' dtype where it does not.
     """
     floating = parameter_dtype(module)
     if np.issubdtype(np.dtype(column_dtype), np.floating):

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparkdl.collective import Communicator
 from sparkdl.errors import TrainingError
+
+if TYPE_CHECKING:
+    from sparkdl.collective import Communicator
 
 _NEVER = np.iinfo(np.int64).max
 _SETTLE_EVERY_STEPS = 50
 
 
 class FiniteLossCheck:
-    """Checks losses at once on CPU; on CUDA it keeps a note on the device and all ranks compare notes now and then.
+    """Checks losses at once on CPU; on CUDA it keeps a note on the device and all ranks compare notes now and
+    then.
 
-    On CPU the rank that sees the loss raises before its backward pass, while the others wait in the allreduce of that
-    very step, so nobody can see a later one first. On CUDA the earliest step over all ranks is named.
+    On CPU the rank that sees the loss raises before its backward pass, while the others wait in the allreduce
+    of that very step, so nobody can see a later one first. On CUDA the earliest step over all ranks is named.
     """
 
     def __init__(self, communicator: Communicator, device: torch.device) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparkdl.collective import Communicator
+if TYPE_CHECKING:
+    from sparkdl.collective import Communicator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from sparkdl.collective import Communicator
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.errors import ParamError
-from sparkdl.training.finite import FiniteLossCheck
 from sparkdl.training.history import EpochMeter, EpochRecord
-from sparkdl.training.losses import LossFunction
+from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.progress import ProgressReporter, Report
 from sparkdl.training.seeds import seed_rank
-from sparkdl.training.spec import TrainingSpec
 from sparkdl.training.step import TrainingStep
+
+if TYPE_CHECKING:
+    from sparkdl.collective import Communicator
+    from sparkdl.training.losses import LossFunction
+    from sparkdl.training.spec import TrainingSpec
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,15 @@ def train(
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
-    N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with a fixed
-    seed and number of ranks a fit on CPU repeats to the bit.
+    N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with
+    a fixed seed and number of ranks a fit on CPU repeats to the bit.
 
     Args:
         spec: what to train and how; the same on every rank.
         communicator: open over all ranks. It is aborted when this rank fails, so that none waits for it.
         dataset: the Parquet files, with the columns that ``spec`` names.
-        report: takes the events of :class:`~sparkdl.training.progress.ProgressReporter`; called on rank 0 only.
+        report: takes the events of :class:`~sparkdl.training.progress.ProgressReporter`; called on rank 0
+            only.
 
     Raises:
         TrainingError: if the loss is no longer finite, naming epoch and step.
@@ -67,16 +70,13 @@ def _train(
     torch.set_num_threads(spec.num_threads or _cores_per_rank(communicator))
     device = _choose_device(spec, communicator)
     module = spec.model.to(device).train()
-    optimizer = _make_optimizer(spec, module)
-    finite = FiniteLossCheck(communicator, device)
     step = TrainingStep(
         spec,
         module=_distribute(module, spec, communicator, device),
         loss=_loss_on(spec.loss, device),
-        optimizer=optimizer,
+        optimizer=make_optimizer(spec.optimizer, module),
         communicator=communicator,
         device=device,
-        finite=finite,
     )
     with ParquetFeed(
         dataset,
@@ -93,10 +93,9 @@ def _train(
             epochs=spec.epochs,
             steps_per_epoch=feed.steps_per_epoch,
         )
-        history = tuple(
-            _run_epoch(epoch, feed, step, finite, progress, communicator, device)
-            for epoch in range(1, spec.epochs + 1)
-        )
+        epochs = range(1, spec.epochs + 1)
+        history = tuple(_run_epoch(epoch, feed, step, progress, communicator) for epoch in epochs)
+    _leave_process_group(communicator)
     return TrainingResult(module=module.to("cpu").eval(), history=history)
 
 
@@ -104,18 +103,16 @@ def _run_epoch(
     epoch: int,
     feed: ParquetFeed,
     step: TrainingStep,
-    finite: FiniteLossCheck,
     progress: ProgressReporter,
     communicator: Communicator,
-    device: torch.device,
 ) -> EpochRecord:
-    meter = EpochMeter(epoch, device)
-    for index, batch in enumerate(feed.epoch(epoch - 1)):
-        rows_of_step = sum(feed.rows_in_step(index))
-        result = step.run(batch, rows_of_step=rows_of_step, epoch=epoch, step=index + 1)
+    meter = EpochMeter(epoch, step.device)
+    steps = feed.steps_per_epoch
+    for index, batch in enumerate(feed.epoch(epoch - 1), start=1):
+        rows_of_step = sum(feed.rows_in_step(index - 1))
+        result = step.run(batch, rows_of_step=rows_of_step, epoch=epoch, step=index, steps=steps)
         meter.add(result.loss_mean, result.weight, result.rows)
-        finite.settle(epoch=epoch, step=index + 1, steps=feed.steps_per_epoch)
-        progress.step(epoch=epoch, step=index + 1, rows=rows_of_step, meter=meter)
+        progress.step(epoch=epoch, step=index, rows=rows_of_step, meter=meter)
     record = meter.close(communicator)
     progress.epoch(record)
     return record
@@ -132,8 +129,6 @@ def _distribute(
     from sparkdl.torch import init_process_group
 
     init_process_group(communicator)
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ParamError("Param model has no parameter that requires a gradient; there is nothing to train.")
     return DistributedDataParallel(
         module,
         device_ids=None if device.type == "cpu" else [device],
@@ -142,14 +137,11 @@ def _distribute(
     )
 
 
-def _make_optimizer(spec: TrainingSpec, module: nn.Module) -> Optimizer:
-    optimizer = spec.optimizer(module.parameters())
-    if not isinstance(optimizer, Optimizer):
-        raise ParamError(
-            f"Param optimizer must return a torch.optim.Optimizer when called with the model's parameters; "
-            f"it returned {type(optimizer).__name__}."
-        )
-    return optimizer
+def _leave_process_group(communicator: Communicator) -> None:
+    if communicator.world_size > 1:
+        from sparkdl.torch import destroy_process_group
+
+        destroy_process_group()
 
 
 def _choose_device(spec: TrainingSpec, communicator: Communicator) -> torch.device:
@@ -158,8 +150,8 @@ def _choose_device(spec: TrainingSpec, communicator: Communicator) -> torch.devi
     num_devices = torch.cuda.device_count()
     if not num_devices:
         raise ParamError(
-            f"Rank {communicator.rank} was asked to train on a GPU, but torch {torch.__version__} sees none there. "
-            "Set gpusPerWorker to 0, or give the executors GPUs and a CUDA build of torch."
+            f"Rank {communicator.rank} was asked to train on a GPU, but torch {torch.__version__} sees "
+            "none there. Set gpusPerWorker to 0, or give the executors GPUs and a CUDA build of torch."
         )
     device = torch.device("cuda", communicator.topology.local_rank % num_devices)
     torch.cuda.set_device(device)
@@ -167,7 +159,8 @@ def _choose_device(spec: TrainingSpec, communicator: Communicator) -> torch.devi
 
 
 def _cores_per_rank(communicator: Communicator) -> int:
-    return max(1, (os.cpu_count() or 1) // communicator.topology.local_size)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // communicator.topology.local_size)
 
 
 def _loss_on(loss: LossFunction, device: torch.device) -> LossFunction:

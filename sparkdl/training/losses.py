@@ -1,7 +1,8 @@
-"""What the training loop has to know about a loss: how it reduces, what labels it takes, what a prediction is.
+"""What the training loop has to know about a loss: how it reduces, what labels it takes, what a prediction
+is.
 
-A loss is any callable of ``(outputs, targets)``. The modules of :mod:`torch.nn` tell by their attributes how they
-reduce; any other callable is taken to return the mean over the rows, or one value per row.
+A loss is any callable of ``(outputs, targets)``. The modules of :mod:`torch.nn` tell by their attributes how
+they reduce; any other callable is taken to return the mean over the rows, or one value per row.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
@@ -23,6 +25,16 @@ PredictionKind: TypeAlias = Literal["class", "binary_logit", "binary_probability
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _IGNORE_INDEX_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _DEFAULT_IGNORE_INDEX = -100
+_MODULE_OF_FUNCTION: dict[object, type[nn.Module]] = {
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.huber_loss: nn.HuberLoss,
+    F.l1_loss: nn.L1Loss,
+    F.mse_loss: nn.MSELoss,
+    F.nll_loss: nn.NLLLoss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+}
 
 
 @dataclass(frozen=True)
@@ -38,9 +50,23 @@ class LossTerm:
     weight: float
 
 
+def as_module(loss: LossFunction) -> LossFunction:
+    """Return the module that stands for a bare function of :mod:`torch.nn.functional`; any other loss as it is."""
+    try:
+        module = _MODULE_OF_FUNCTION.get(loss)
+    except TypeError:  # not hashable, so none of them
+        return loss
+    return loss if module is None else module()
+
+
+def is_torch_loss(loss: LossFunction) -> bool:
+    """Return whether the loss is one of :mod:`torch.nn`, whose rules are known."""
+    return isinstance(loss, nn.Module) and type(loss).__module__ == nn.MSELoss.__module__
+
+
 def reduction_of(loss: LossFunction) -> Reduction:
     """Return how a loss reduces over the rows; ``"mean"`` for a callable that does not say."""
-    return cast(Reduction, getattr(loss, "reduction", "mean"))
+    return cast("Reduction", getattr(loss, "reduction", "mean"))
 
 
 def is_class_loss(loss: LossFunction) -> bool:
@@ -59,7 +85,8 @@ def prediction_kind(loss: LossFunction) -> PredictionKind:
     """Return what the outputs of a model trained with this loss mean.
 
     ``"class"``: scores per class, the prediction is the index of the largest. ``"binary_logit"`` and
-    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction.
+    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the
+    prediction.
     """
     if is_class_loss(loss):
         return "class"
@@ -73,9 +100,16 @@ def prediction_kind(loss: LossFunction) -> PredictionKind:
 def match_targets(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
     """Give scalar labels the trailing axis of a model with one output, so that ``(N, 1)`` meets ``(N, 1)``.
 
-    Broadcasting would otherwise compare every row with every other one, ``(N, 1)`` against ``(N,)``, without a word.
+    Broadcasting would otherwise compare every row with every other one, ``(N, 1)`` against ``(N,)``, without
+    a word. Only for the losses of torch: a loss of the user's own receives the labels as the column holds
+    them.
     """
-    if not is_class_loss(loss) and targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1:
+    if (
+        is_torch_loss(loss)
+        and not is_class_loss(loss)
+        and targets.ndim == outputs.ndim - 1
+        and outputs.shape[-1] == 1
+    ):
         return targets.unsqueeze(-1)
     return targets
 
@@ -89,7 +123,9 @@ def needs_global_weight(loss: LossFunction, *, weighted: bool, label_is_scalar: 
     return loss.weight is not None or ignored_label(loss) is not None or not label_is_scalar
 
 
-def compute_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None) -> LossTerm:
+def compute_loss(
+    loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
+) -> LossTerm:
     """Return the mean loss of a batch and the weight it stands for.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,12 @@ from torch import Tensor
 
 from sparkdl.errors import DataError
 from sparkdl.training.columns import dtype_named, to_tensor
-from sparkdl.training.losses import PredictionKind
-from sparkdl.training.saved_model import SavedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkdl.training.losses import PredictionKind
+    from sparkdl.training.saved_model import SavedModel
 
 DEFAULT_BATCH_SIZE = 1024
 
@@ -62,7 +66,8 @@ class Predictor:
         features = columns[name]
         if features.shape[1:] != shape:
             raise DataError(
-                f"Column {name!r} has rows of shape {features.shape[1:]}, and the model was trained on {shape}."
+                f"Column {name!r} has rows of shape {features.shape[1:]}, and the model was trained on "
+                f"{shape}."
             )
         return features
 
@@ -70,8 +75,8 @@ class Predictor:
 def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Turn a module's outputs into predictions.
 
-    ``"class"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and ``"binary_probability"``: 1 above 0
-    or 0.5, else 0; ``"value"``: the output itself.
+    ``"class"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
+    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``: the output itself.
     """
     if kind == "class":
         return outputs.argmax(dim=1)

@@ -1,7 +1,7 @@
 """Tries the model, the loss and the optimizer on one row, before anything starts. Runs on the *driver*.
 
-One forward and backward pass finds out what otherwise fails on every rank at once: features that do not fit the model,
-outputs that do not fit the loss, the number of classes, and the dtypes in which columns enter.
+One forward and backward pass finds out what otherwise fails on every rank at once: features that do not fit
+the model, outputs that do not fit the loss, the number of classes, and the dtypes in which columns enter.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.training.columns import candidate_dtypes, parameter_dtype, to_tensor
@@ -21,10 +23,15 @@ from sparkdl.training.losses import (
     LossFunction,
     compute_loss,
     is_class_loss,
+    is_torch_loss,
     match_targets,
     prediction_kind,
 )
+from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.predictor import decide
+
+if TYPE_CHECKING:
+    from sparkdl.training.spec import OptimizerFactory
 
 _CPU = torch.device("cpu")
 
@@ -51,6 +58,7 @@ class ProbeResult:
 def probe(
     model: nn.Module,
     loss: LossFunction,
+    optimizer: OptimizerFactory,
     *,
     features: npt.NDArray[np.generic],
     labels: npt.NDArray[np.generic],
@@ -61,17 +69,24 @@ def probe(
     Args:
         model: the model; neither its weights nor its buffers change.
         loss: the loss.
+        optimizer: the factory; called once, with the copy's parameters.
         features: ``(1, *shape)``, a row of the data.
         labels: ``(1, *shape)``, the label of that row.
         names: names of the feature and the label column, for messages.
 
     Raises:
         DataError: if the model cannot take such features, or the loss such labels.
-        ParamError: if the model's output is no tensor with one entry per row.
+        ParamError: if the model's output is no tensor with one entry per row, or the factory makes no
+        optimizer.
     """
+    if any(isinstance(parameter, UninitializedTensorMixin) for parameter in model.parameters()):
+        raise ParamError(
+            "Param model has lazy layers without weights. Call the model once on a batch before fit."
+        )
     # In eval() mode, as BatchNorm cannot normalize one row; on a copy, as buffers may change in any mode.
     trial = copy.deepcopy(model).to(_CPU).eval()
     features_dtype, outputs = _try_features(trial, features, names[0])
+    make_optimizer(optimizer, trial)
     num_classes = _count_classes(loss, outputs)
     label_dtype, has_unused = _try_labels(trial, loss, outputs, labels, names[1])
     predicted = decide(outputs.detach(), prediction_kind(loss))
@@ -98,12 +113,13 @@ def _try_features(
         if not isinstance(outputs, Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
             found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
             raise ParamError(
-                f"Param model must return a tensor with one entry per row; for a batch of 1 row it returned {found}."
+                "Param model must return a tensor with one entry per row; for a batch of 1 row it "
+                f"returned {found}."
             )
         return dtype, outputs
     raise DataError(
-        f"Column {name!r} does not fit the model {type(model).__name__}: a batch of shape {features.shape} and dtype "
-        f"{features.dtype} gave {type(failures[-1]).__name__}: {failures[-1]}"
+        f"Column {name!r} does not fit the model {type(model).__name__}: a batch of shape {features.shape} "
+        f"and dtype {features.dtype} gave {type(failures[-1]).__name__}: {failures[-1]}"
     ) from failures[-1]
 
 
@@ -112,8 +128,8 @@ def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
         return None
     if outputs.ndim < 2:
         raise ParamError(
-            f"{type(loss).__name__} takes one score per class, and the model returned shape {tuple(outputs.shape)} "
-            "for 1 row. Give the model an output of shape (rows, classes)."
+            f"{type(loss).__name__} takes one score per class, and the model returned shape "
+            f"{tuple(outputs.shape)} for 1 row. Give the model an output of shape (rows, classes)."
         )
     return int(outputs.shape[1])
 
@@ -124,7 +140,7 @@ def _try_labels(
     failures = []
     for dtype in _label_dtypes(model, loss, labels):
         targets = match_targets(loss, outputs, to_tensor(labels, dtype, _CPU))
-        if isinstance(loss, nn.Module) and not is_class_loss(loss) and targets.shape != outputs.shape:
+        if is_torch_loss(loss) and not is_class_loss(loss) and targets.shape != outputs.shape:
             raise DataError(
                 f"Column {name!r} has labels of shape {labels.shape[1:]} per row, and the model's output has "
                 f"{tuple(outputs.shape[1:])}. {type(loss).__name__} compares them element by element."
@@ -132,7 +148,7 @@ def _try_labels(
         model.zero_grad(set_to_none=True)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)  # torch only warns of a broadcast between rows
+                warnings.filterwarnings("error", message="Using a target size")  # a broadcast between rows
                 compute_loss(loss, outputs, targets).mean.backward(retain_graph=True)
         except Exception as error:
             failures.append(error)
@@ -140,8 +156,8 @@ def _try_labels(
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return dtype, any(parameter.grad is None for parameter in trained)
     raise DataError(
-        f"Column {name!r} does not fit the loss: labels of shape {labels.shape} and dtype {labels.dtype} with outputs "
-        f"of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: {failures[0]}"
+        f"Column {name!r} does not fit the loss: labels of shape {labels.shape} and dtype {labels.dtype} "
+        f"with outputs of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: {failures[0]}"
     ) from failures[0]
 
 
@@ -151,6 +167,6 @@ def _label_dtypes(
     """Class labels are int64 even in a column of doubles, as Spark ML writes them; several floats are probabilities."""
     if is_class_loss(loss) and (labels.ndim == 1 or not np.issubdtype(labels.dtype, np.floating)):
         return (torch.int64,)
-    if isinstance(loss, nn.Module):
-        return (parameter_dtype(model),)
-    return candidate_dtypes(str(labels.dtype), model)
+    if is_torch_loss(loss) or np.issubdtype(labels.dtype, np.floating):
+        return parameter_dtype(model), torch.int64
+    return torch.int64, parameter_dtype(model)

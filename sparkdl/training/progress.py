@@ -5,21 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sparkdl.training.history import EpochMeter, EpochRecord
+if TYPE_CHECKING:
+    from sparkdl.training.history import EpochMeter, EpochRecord
 
 Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 class ProgressReporter:
-    """Turns steps and epochs into the events ``{"kind": "step", ...}`` and ``{"kind": "epoch", ...}``. Runs on a *rank*.
+    """Turns steps and epochs into the events ``{"kind": "step", ...}`` and ``{"kind": "epoch", ...}``. Runs
+    on a *rank*.
 
     A step event holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
     :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1.
     """
 
-    def __init__(self, report: Report, *, epochs: int, steps_per_epoch: int, interval_s: float = 0.25) -> None:
+    def __init__(
+        self, report: Report, *, epochs: int, steps_per_epoch: int, interval_s: float = 0.25
+    ) -> None:
         self._report = report
         self._epochs = epochs
         self._steps = steps_per_epoch

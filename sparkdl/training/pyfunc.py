@@ -26,12 +26,13 @@ class PyfuncModel:
         """Return the predictions of every row.
 
         Args:
-            model_input: a pandas DataFrame (or a dict of columns) with the feature column: numbers, or one list or
-                array per row. A NumPy array of ``(rows, *features_shape)`` does as well.
+            model_input: a pandas DataFrame (or a dict of columns) with the feature column: numbers, or one
+                list or array per row. A NumPy array of ``(rows, *features_shape)`` does as well.
             params: unused; part of MLflow's protocol.
 
         Returns:
-            A DataFrame with the column ``prediction``, on the index of the input; a NumPy array for a NumPy array.
+            A DataFrame with the column ``prediction``, on the index of the input; a NumPy array for a NumPy
+            array.
 
         Raises:
             DataError: if the feature column is missing, holds a null, or rows of another length.
@@ -42,7 +43,9 @@ class PyfuncModel:
             return self._predictor.predict({name: model_input})
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
         if name not in frame.columns:
-            raise DataError(f"There is no column {name!r}. The columns are: {', '.join(map(str, frame.columns))}.")
+            raise DataError(
+                f"There is no column {name!r}. The columns are: {', '.join(map(str, frame.columns))}."
+            )
         predictions = self._predictor.predict({name: self._stack(frame[name])})
         values = predictions if predictions.ndim == 1 else list(predictions.reshape(len(predictions), -1))
         return pd.DataFrame({"prediction": values}, index=frame.index)
@@ -53,14 +56,18 @@ class PyfuncModel:
         for index, row in enumerate(rows):
             if row.size != int(np.prod(signature.features_shape, dtype=np.int64)):
                 raise DataError(
-                    f"Row {index} of column {signature.features!r} has {row.size} values, and the model takes "
-                    f"{int(np.prod(signature.features_shape, dtype=np.int64))}."
+                    f"Row {index} of column {signature.features!r} has {row.size} values, and the model "
+                    f"takes {int(np.prod(signature.features_shape, dtype=np.int64))}."
                 )
         try:
             dtype = np.int64 if np.issubdtype(np.dtype(signature.column_dtype), np.integer) else np.float64
-            stacked = np.stack(rows).astype(dtype) if rows else np.empty((0, *signature.features_shape), dtype)
+            stacked = (
+                np.stack(rows).astype(dtype) if rows else np.empty((0, *signature.features_shape), dtype)
+            )
         except (TypeError, ValueError) as error:
-            raise DataError(f"Column {signature.features!r} holds values that are not numbers: {error}") from error
+            raise DataError(
+                f"Column {signature.features!r} holds values that are not numbers: {error}"
+            ) from error
         if np.issubdtype(stacked.dtype, np.floating) and np.isnan(stacked).any():
             row = int(np.isnan(stacked).reshape(len(stacked), -1).any(axis=1).argmax())
             raise DataError(f"Row {row} of column {signature.features!r} holds a null or NaN.")

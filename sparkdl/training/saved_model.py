@@ -1,36 +1,42 @@
 """A trained model as a folder: three files, none of which holds weights in a pickle.
 
-==========================  =============================================================================================
-``sparkdl_model.json``      format version, versions of sparkdl and torch, the input column with shape and dtype, what a
+==========================
+=============================================================================================
+``sparkdl_model.json``      format version, versions of sparkdl and torch, the input column with shape and
+dtype, what a
                             prediction is, and name, size and SHA-256 of the other two files
 ``weights.safetensors``     every tensor of the module, by name
 ``architecture.pkl``        the module without its tensors (:mod:`sparkdl.training.architecture`)
-==========================  =============================================================================================
+==========================
+=============================================================================================
 
-The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch, NumPy,
-safetensors and cloudpickle, no Spark. The architecture is a pickle: load only models that you trust.
+The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch,
+NumPy, safetensors and cloudpickle, no Spark. The architecture is a pickle: load only models that you trust.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from sparkdl.errors import SavedModelError
-from sparkdl.training.architecture import join_module, split_module
-from sparkdl.training.losses import PredictionKind
+from sparkdl.training.architecture import join_module, separate_tensors, split_module
 from sparkdl.training.versions import sparkdl_version
+
+if TYPE_CHECKING:
+    import os
+
+    from sparkdl.training.losses import PredictionKind
 
 FORMAT_VERSION = 1
 _MANIFEST = "sparkdl_model.json"
@@ -68,27 +74,46 @@ class SavedModel:
 
 
 def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:
-    """Write a model to a new local folder; it appears complete or not at all.
+    """Write a trained model to a new local folder; it appears complete or not at all.
 
     Raises:
         SerializationError: if the module cannot be pickled.
         SavedModelError: if the folder exists already.
     """
+    save_module(model.module, folder, signature=model.signature)
+
+
+def load_model(folder: str | os.PathLike[str]) -> SavedModel:
+    """Read a trained model from a local folder; the module is on CPU and in ``eval()`` mode.
+
+    Raises:
+        SavedModelError: if files are missing or damaged, or were written by a newer version.
+    """
+    module, signature = load_module(folder)
+    if signature is None:
+        raise SavedModelError(f"{folder} holds a module that was not trained: it does not say what it takes.")
+    return SavedModel(module.eval(), signature)
+
+
+def save_module(
+    module: nn.Module, folder: str | os.PathLike[str], *, signature: ModelSignature | None = None
+) -> None:
+    """Write a module, as :func:`save_model` does; one that is not trained yet has no signature."""
     folder = Path(folder)
     if folder.exists():
         raise SavedModelError(f"{folder} exists already. Remove it, or save under another name.")
-    structure, tensors = split_module(model.module)
+    structure, tensors = split_module(module)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp"
     aside.mkdir()
     try:
-        save_file(_separate(tensors), str(aside / _WEIGHTS))
+        save_file(separate_tensors(tensors), str(aside / _WEIGHTS))
         (aside / _ARCHITECTURE).write_bytes(structure)
         manifest = {
             "format_version": FORMAT_VERSION,
             "sparkdl_version": sparkdl_version(),
             "torch_version": str(torch.__version__),
-            "signature": asdict(model.signature),
+            "signature": None if signature is None else asdict(signature),
             "files": {name: _describe(aside / name) for name in (_WEIGHTS, _ARCHITECTURE)},
         }
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -98,12 +123,8 @@ def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:
         raise
 
 
-def load_model(folder: str | os.PathLike[str]) -> SavedModel:
-    """Read a model from a local folder; the module is on CPU and in ``eval()`` mode.
-
-    Raises:
-        SavedModelError: if files are missing or damaged, or were written by a newer version.
-    """
+def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignature | None]:
+    """Read a module as it was written, on CPU, with its signature if it was trained."""
     folder = Path(folder)
     signature, files = _read_manifest(folder)
     for name, expected in files.items():
@@ -112,11 +133,10 @@ def load_model(folder: str | os.PathLike[str]) -> SavedModel:
         tensors = load_file(str(folder / _WEIGHTS), device="cpu")
     except (SafetensorError, OSError) as error:
         raise SavedModelError(f"The weights in {folder / _WEIGHTS} cannot be read: {error}") from error
-    module = join_module((folder / _ARCHITECTURE).read_bytes(), tensors)
-    return SavedModel(module.eval(), signature)
+    return join_module((folder / _ARCHITECTURE).read_bytes(), tensors), signature
 
 
-def _read_manifest(folder: Path) -> tuple[ModelSignature, dict[str, dict[str, Any]]]:
+def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[str, Any]]]:
     path = folder / _MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -129,28 +149,20 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature, dict[str, dict[str, An
         raise SavedModelError(f"{path} is damaged: it names no format version.")
     if version > FORMAT_VERSION:
         raise SavedModelError(
-            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and this sparkdl "
-            f"({sparkdl_version()}) reads up to format {FORMAT_VERSION}. Install a newer sparkdl."
+            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
+            f"this sparkdl ({sparkdl_version()}) reads up to format {FORMAT_VERSION}. Install a newer "
+            "sparkdl."
         )
     try:
+        files = {name: manifest["files"][name] for name in (_WEIGHTS, _ARCHITECTURE)}
+        if manifest["signature"] is None:
+            return None, files
         fields = dict(manifest["signature"])
         for shape in ("features_shape", "prediction_shape"):
             fields[shape] = tuple(fields[shape])
-        return ModelSignature(**fields), {name: manifest["files"][name] for name in (_WEIGHTS, _ARCHITECTURE)}
+        return ModelSignature(**fields), files
     except (KeyError, TypeError, ValueError) as error:
         raise SavedModelError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-
-
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on CPU, contiguous, and none sharing memory with another, as safetensors wants them."""
-    separate: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        there = tensor.to("cpu").contiguous()
-        storage = there.untyped_storage().data_ptr()
-        separate[name] = there.clone() if storage in seen else there
-        seen.add(storage)
-    return cast(dict[str, Tensor], separate)
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 from torch.optim import Optimizer
 
-from sparkdl.training.losses import LossFunction
+if TYPE_CHECKING:
+    from sparkdl.training.losses import LossFunction
 
 OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
 

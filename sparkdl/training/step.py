@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from sparkdl.collective import Communicator
 from sparkdl.errors import TrainingError
 from sparkdl.training.columns import dtype_named, to_tensor
 from sparkdl.training.finite import FiniteLossCheck
@@ -23,7 +22,12 @@ from sparkdl.training.losses import (
     needs_global_weight,
     reduction_of,
 )
-from sparkdl.training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from sparkdl.collective import Communicator
+    from sparkdl.training.spec import TrainingSpec
 
 Batch = Mapping[str, npt.NDArray[np.generic]]
 
@@ -40,9 +44,10 @@ class StepResult:
 class TrainingStep:
     """Applies batches to a module so that N ranks compute what one rank would on the joined batch.
 
-    DistributedDataParallel averages the gradients of the ranks. With ``w`` the weight of this rank's rows (their number,
-    unless rows or classes are weighted), ``W`` that of all ranks' rows in the step and ``P`` the number of ranks, the
-    rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that sums by ``w * P``.
+    DistributedDataParallel averages the gradients of the ranks. With ``w`` the weight of this rank's rows
+    (their number, unless rows or classes are weighted), ``W`` that of all ranks' rows in the step and ``P``
+    the number of ranks, the rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that
+    sums by ``w * P``.
     """
 
     def __init__(
@@ -54,15 +59,14 @@ class TrainingStep:
         optimizer: Optimizer,
         communicator: Communicator,
         device: torch.device,
-        finite: FiniteLossCheck,
     ) -> None:
         self._spec = spec
         self._module = module
         self._loss = loss
         self._optimizer = optimizer
         self._communicator = communicator
-        self._device = device
-        self._finite = finite
+        self.device = device
+        self._finite = FiniteLossCheck(communicator, device)
         self._features_dtype = dtype_named(spec.features_dtype)
         self._label_dtype = dtype_named(spec.label_dtype)
         self._sums = reduction_of(self._loss) == "sum"
@@ -71,7 +75,7 @@ class TrainingStep:
         )
         self._last_batch: Batch | None = None
 
-    def run(self, batch: Batch, *, rows_of_step: int, epoch: int, step: int) -> StepResult:
+    def run(self, batch: Batch, *, rows_of_step: int, epoch: int, step: int, steps: int) -> StepResult:
         """Take one step together with all other ranks.
 
         Args:
@@ -79,10 +83,11 @@ class TrainingStep:
             rows_of_step: rows of all ranks in this step.
             epoch: number of the epoch, from 1, for error messages.
             step: number of the step, from 1.
+            steps: steps of the epoch.
 
         Raises:
-            TrainingError: when the loss is not finite, as :class:`~sparkdl.training.finite.FiniteLossCheck` tells, and
-                for a batch that a BatchNorm cannot normalize.
+            TrainingError: when the loss is not finite, as :class:`~sparkdl.training.finite.FiniteLossCheck`
+                tells, and for a batch that a BatchNorm cannot normalize.
         """
         rows = len(batch[self._spec.label])
         self._optimizer.zero_grad(set_to_none=True)
@@ -94,21 +99,23 @@ class TrainingStep:
         else:
             term = self._pass_without_rows(rows_of_step, epoch=epoch, step=step)
         self._optimizer.step()
+        self._finite.settle(epoch=epoch, step=step, steps=steps)
         return StepResult(term.mean.detach(), term.weight, rows)
 
     def _forward(self, batch: Batch, *, epoch: int, step: int) -> LossTerm:
-        features = to_tensor(batch[self._spec.features], self._features_dtype, self._device)
-        targets = to_tensor(batch[self._spec.label], self._label_dtype, self._device)
+        features = to_tensor(batch[self._spec.features], self._features_dtype, self.device)
+        targets = to_tensor(batch[self._spec.label], self._label_dtype, self.device)
         weights = None
         if self._spec.weight is not None:
-            weights = to_tensor(batch[self._spec.weight], torch.float32, self._device)
+            weights = to_tensor(batch[self._spec.weight], torch.float32, self.device)
         try:
             outputs = self._module(features)
         except ValueError as error:
             if len(targets) == 1 and "more than 1 value per channel" in str(error):
                 raise TrainingError(
-                    f"The batch of rank {self._communicator.rank} in epoch {epoch}, step {step} has 1 row, and the "
-                    "model's BatchNorm needs 2 or more. Choose a batchSize that leaves no single row at the end."
+                    f"The batch of rank {self._communicator.rank} in epoch {epoch}, step {step} has 1 row, "
+                    "and the model's BatchNorm needs 2 or more. Choose a batchSize that leaves no single "
+                    "row at the end."
                 ) from error
             raise
         return compute_loss(self._loss, outputs, match_targets(self._loss, outputs, targets), weights)
@@ -117,10 +124,11 @@ class TrainingStep:
         (loss_mean * self._scale(weight, rows_of_step)).backward()  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, rows_of_step: int, *, epoch: int, step: int) -> LossTerm:
-        """Take part in a step without rows: the others wait in the allreduce of the gradients until this rank joins.
+        """Take part in a step without rows: the others wait in the allreduce of the gradients until this rank
+        joins.
 
-        The last batch that had rows goes through the model once more and counts nothing. Zero rows would do for most
-        layers, but a BatchNorm cannot normalize them; what the pass changes in buffers is put back.
+        The last batch that had rows goes through the model once more and counts nothing. Zero rows would do
+        for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers is put back.
         """
         assert self._last_batch is not None, "every rank has a row in its first step"
         kept = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}

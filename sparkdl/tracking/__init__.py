@@ -1,0 +1,12 @@
+"""MLflow: the run of a fit. Runs on the *driver* only; the ranks report to the driver and need no
+credentials.
+
+The only place that imports mlflow, and it does so when a run is opened.
+"""
+
+from __future__ import annotations
+
+from sparkdl.tracking.fit_run import FitRun, NoRun, TrackingMode, open_run
+from sparkdl.tracking.logged_model import LoggedModelSpec
+
+__all__ = ["FitRun", "LoggedModelSpec", "NoRun", "TrackingMode", "open_run"]

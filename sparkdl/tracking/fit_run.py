@@ -1,0 +1,156 @@
+"""The MLflow run of one fit: opened or joined, filled, and ended as the fit ended. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from sparkdl.errors import ParamError
+from sparkdl.tracking.logged_model import LoggedModelSpec, log_pyfunc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TrackingMode = Literal["auto", "on", "off"]
+
+_MAX_PARAM_VALUE_LENGTH = 500  # of the oldest servers in use; MLflow 2.x and 3.x take 6000
+_DEFAULT_STORE = "mlflow.db"
+
+_logger = logging.getLogger(__name__)
+
+
+class FitRun(Protocol):
+    """Where a fit writes down what it does."""
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id of the run; None without tracking."""
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Write down Params, cut to the length that MLflow takes."""
+
+    def log_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Write down metrics with ``step=epoch``. A server that fails costs a warning, not the fit."""
+
+    def log_model(self, model: LoggedModelSpec) -> str | None:
+        """Log a saved model as a pyfunc and return its URI; None without tracking."""
+
+
+class NoRun:
+    """The run of a fit that is not tracked."""
+
+    run_id: str | None = None
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Do nothing."""
+
+    def log_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def log_model(self, model: LoggedModelSpec) -> str | None:
+        """Do nothing."""
+        del model
+        return None
+
+
+@contextmanager
+def open_run(
+    mode: TrackingMode, *, experiment: str | None = None, run_name: str | None = None
+) -> Iterator[FitRun]:
+    """Open the run of a fit, or join the one that is active; end it as the fit ends.
+
+    A run that was active before stays open. A run that already holds the Params of an earlier fit is not
+    written over: the fit then gets a nested run. Where MLflow has no tracking URI (no
+    ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks) it is set to the SQLite store
+    ``mlflow.db`` in the working directory.
+
+    Args:
+        mode: ``"on"``, ``"off"``, or ``"auto"``: on when mlflow is installed.
+        experiment: name of the experiment, made when it is not there; MLflow's active one when None.
+        run_name: name of a new run; MLflow makes one up when None.
+
+    Raises:
+        ParamError: for ``"on"`` when mlflow is not installed.
+    """
+    if mode == "off":
+        yield NoRun()
+        return
+    if importlib.util.find_spec("mlflow") is None:
+        if mode == "on":
+            raise ParamError(
+                "Param tracking is 'on' and mlflow is not installed. Install mlflow, or set it to 'off'."
+            )
+        yield NoRun()
+        return
+    with _open_mlflow_run(experiment, run_name) as run_id:
+        yield _MlflowRun(run_id)
+
+
+@contextmanager
+def _open_mlflow_run(experiment: str | None, run_name: str | None) -> Iterator[str]:
+    import mlflow
+
+    _choose_store()
+    active = mlflow.active_run()
+    if active is not None and not mlflow.get_run(active.info.run_id).data.params:
+        yield active.info.run_id
+        return
+    if experiment is not None and active is None:
+        mlflow.set_experiment(experiment)
+    run = mlflow.start_run(run_name=run_name, nested=active is not None)
+    status = "FAILED"
+    try:
+        yield run.info.run_id
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        mlflow.end_run(status)
+
+
+def _choose_store() -> None:
+    import mlflow
+
+    if mlflow.is_tracking_uri_set() or "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return
+    # MLflow 2 would write ./mlruns; MLflow 3 too, where that folder already holds runs.
+    mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / _DEFAULT_STORE}")
+
+
+class _MlflowRun:
+    def __init__(self, run_id: str) -> None:
+        import mlflow
+
+        self.run_id: str | None = run_id
+        self._id = run_id
+        self._client = mlflow.MlflowClient()
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        from mlflow.entities import Param
+
+        cut = [Param(name, _cut(str(value))) for name, value in params.items()]
+        self._client.log_batch(self._id, params=cut)
+
+    def log_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        batch = [Metric(name, value, now, epoch) for name, value in metrics.items() if math.isfinite(value)]
+        try:
+            self._client.log_batch(self._id, metrics=batch)
+        except Exception as error:
+            _logger.warning("MLflow did not take the metrics of epoch %d: %s", epoch, error)
+
+    def log_model(self, model: LoggedModelSpec) -> str | None:
+        return log_pyfunc(self._id, model)
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _MAX_PARAM_VALUE_LENGTH else value[: _MAX_PARAM_VALUE_LENGTH - 3] + "..."

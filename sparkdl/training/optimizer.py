@@ -1,0 +1,37 @@
+"""Calls the user's optimizer factory and checks what it makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.optim import Optimizer
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sparkdl.training.spec import OptimizerFactory
+
+
+def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
+    """Return ``factory(module.parameters())``.
+
+    Raises:
+        ParamError: if the factory raises, or returns something else than an optimizer.
+    """
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ParamError("Param model has no parameter that requires a gradient; there is nothing to train.")
+    try:
+        optimizer = factory(module.parameters())
+    except Exception as error:
+        raise ParamError(
+            f"Param optimizer failed when called with the model's parameters: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(optimizer, Optimizer):
+        raise ParamError(
+            "Param optimizer must be a function that takes the model's parameters and returns a "
+            "torch.optim.Optimizer; "
+            f"it returned {type(optimizer).__name__}."
+        )
+    return optimizer

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import pickletools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.training.architecture import split_module
+from sparkdl.training.predictor import Predictor
+from sparkdl.training.saved_model import ModelSignature, SavedModel, load_model, save_model
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("scale", torch.full((4,), 3.0), persistent=False)
+        self.plain = torch.arange(4.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.first(x))) * self.scale + self.plain
+
+
+def signature(**changes: object) -> ModelSignature:
+    fields: dict[str, object] = {
+        "features": "x",
+        "features_shape": (4,),
+        "column_dtype": "float32",
+        "features_dtype": "float32",
+        "prediction_kind": "value",
+        "prediction_shape": (4,),
+    }
+    return ModelSignature(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    torch.manual_seed(0)
+    module = Tied().eval()
+    save_model(SavedModel(module, signature()), tmp_path / "model")
+    return module, tmp_path / "model"
+
+
+def test_a_loaded_model_predicts_the_same_bits(saved):
+    module, path = saved
+    rows = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    loaded = load_model(path)
+    assert loaded.signature == signature()
+    expected = module(torch.from_numpy(rows)).detach().numpy().astype(np.float64)
+    np.testing.assert_array_equal(Predictor(loaded, batch_size=2).predict({"x": rows}), expected)
+
+
+def test_tied_weights_stay_tied_and_non_persistent_buffers_survive(saved):
+    loaded = load_model(saved[1]).module
+    assert loaded.second.weight is loaded.first.weight
+    assert "scale" not in loaded.state_dict()
+    assert torch.equal(loaded.scale, torch.full((4,), 3.0))
+    assert torch.equal(loaded.plain, torch.arange(4.0))
+
+
+def test_the_architecture_holds_no_weights():
+    module = nn.Linear(64, 64)
+    structure, tensors = split_module(module)
+    assert len(structure) < module.weight.numel()
+    assert "torch._utils" not in " ".join(str(argument) for _, argument, _ in pickletools.genops(structure))
+    assert set(tensors) == {"weight", "bias"}
+
+
+def test_frozen_parameters_stay_frozen(tmp_path):
+    module = nn.Linear(4, 4)
+    module.weight.requires_grad_(False)
+    save_model(SavedModel(module, signature()), tmp_path / "model")
+    loaded = load_model(tmp_path / "model").module
+    assert not loaded.weight.requires_grad
+    assert loaded.bias.requires_grad
+
+
+def test_a_module_that_cannot_be_pickled_is_named(tmp_path):
+    module = nn.Linear(4, 4)
+    module.lock = __import__("threading").Lock()
+    with pytest.raises(SerializationError, match=r"Linear cannot be pickled.*lock"):
+        save_model(SavedModel(module, signature()), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_not_overwritten(saved):
+    with pytest.raises(SavedModelError, match="exists already"):
+        save_model(SavedModel(nn.Linear(4, 4), signature()), saved[1])
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "architecture.pkl"])
+def test_a_damaged_file_is_named(saved, name):
+    path = saved[1] / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SavedModelError, match=rf"{name} is damaged.*checksum"):
+        load_model(saved[1])
+    path.write_bytes(content[:-1])
+    with pytest.raises(SavedModelError, match=rf"{name} is damaged.*bytes instead of"):
+        load_model(saved[1])
+    path.unlink()
+    with pytest.raises(SavedModelError, match=rf"incomplete: {name} is missing"):
+        load_model(saved[1])
+
+
+def test_a_missing_or_damaged_manifest_is_named(saved, tmp_path):
+    with pytest.raises(SavedModelError, match=r"holds no saved model: sparkdl_model.json is missing"):
+        load_model(tmp_path / "nowhere")
+    manifest = saved[1] / "sparkdl_model.json"
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        '{"format_version": 1}',
+        '{"format_version": 1, "signature": {"features": 1}}',
+    ):
+        manifest.write_text(text)
+        with pytest.raises(SavedModelError, match="is damaged"):
+            load_model(saved[1])
+
+
+def test_a_model_of_a_newer_format_says_what_to_install(saved):
+    path = saved[1] / "sparkdl_model.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "format_version": 2, "sparkdl_version": "9.1"}))
+    with pytest.raises(SavedModelError, match=r"format 2 by sparkdl 9\.1.*Install a newer sparkdl"):
+        load_model(saved[1])
+
+
+def test_serving_imports_neither_spark_nor_petastorm_nor_the_native_core(saved):
+    code = (
+        "import sys\nfrom sparkdl.training.pyfunc import _load_pyfunc\nmodel = "
+        f"_load_pyfunc({str(saved[1])!r})\nimport pandas as "
+        f"pd\nprint(model.predict(pd.DataFrame({'x': [[1.0, 2.0, 3.0, 4.0]]})).shape)\nnames = ('pyspark', "
+        "'petastorm', 'mlflow', 'sparkdl._native', 'sparkdl.data', 'sparkdl.collective')\nprint([name for "
+        "name in names if name in sys.modules])\n"
+    )
+    # A class of this test module is pickled by value for the new process, as one of a notebook would be.
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[:2] == ["(1, 1)", "[]"]

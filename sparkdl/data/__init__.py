@@ -1,8 +1,8 @@
 """Data: from a DataFrame to Parquet in a Store, from there to NumPy batches on every rank.
 
 The *driver* materializes a DataFrame, validates it and plans the shards; every *rank* reads its shard through
-:class:`ParquetFeed`. No torch here, and pyspark only inside the functions of the driver; Petastorm, which reads the row
-groups, has its one door in :mod:`sparkdl.data.petastorm`.
+:class:`ParquetFeed`. No torch here, and pyspark only inside the functions of the driver; Petastorm, which
+reads the row groups, has its one door in :mod:`sparkdl.data.petastorm`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparkdl.data.feed import ParquetFeed
     from sparkdl.data.footers import scan_dataset
     from sparkdl.data.manifest import open_dataset
-    from sparkdl.data.materialize import materialize
+    from sparkdl.data.materialization import materialize
     from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
     from sparkdl.data.store import Store
     from sparkdl.data.validate import check_labels
@@ -29,7 +29,7 @@ _MODULES = {
     "RowRange": "shards",
     "Store": "store",
     "check_labels": "validate",
-    "materialize": "materialize",
+    "materialize": "materialization",
     "open_dataset": "manifest",
     "plan_shards": "shards",
     "rows_in_step": "shards",

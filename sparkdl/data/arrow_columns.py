@@ -6,13 +6,16 @@ Runs on the *driver* (types) and on the reader threads of every *rank* (buffers)
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.dataset import Column
 from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from sparkdl.data.dataset import Column
 
 _PRIMITIVES: dict[pa.DataType, str] = {
     pa.bool_(): "bool",
@@ -33,7 +36,9 @@ _PRIMITIVES: dict[pa.DataType, str] = {
 def is_list(arrow_type: pa.DataType) -> bool:
     """Whether values of the type are lists, of fixed length or not."""
     return bool(
-        pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type)
+        pa.types.is_list(arrow_type)
+        or pa.types.is_large_list(arrow_type)
+        or pa.types.is_fixed_size_list(arrow_type)
     )
 
 
@@ -48,7 +53,8 @@ def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, int]:
         depth, element = depth + 1, element.value_type
     if element not in _PRIMITIVES:
         raise DataError(
-            f"Column {name!r} has the Arrow type {arrow_type}. Columns have to be numbers, booleans, vectors, or arrays of "
+            f"Column {name!r} has the Arrow type {arrow_type}. Columns have to be numbers, booleans, "
+            "vectors, or arrays of "
             "them of a fixed length: encode or cast it first."
         )
     return _PRIMITIVES[element], depth
@@ -56,7 +62,8 @@ def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, int]:
 
 def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:
     """Return the lengths of the lists in the first row, outermost first; a scalar has ``()``."""
-    values, shape = array.slice(0, 1).combine_chunks(), []
+    values = array.slice(0, 1).combine_chunks()
+    shape: list[int] = []
     while is_list(values.type):
         values = values.flatten() if not shape else values.slice(0, 1).flatten()
         shape.append(len(values))
@@ -66,38 +73,50 @@ def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:
 def to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]:
     """Return the values of a column as one array of shape ``(num_rows, *column.shape)``.
 
-    The result is a writable view of Arrow's buffer wherever Arrow made that buffer for this read alone, and a copy
-    otherwise (booleans, which Arrow packs in bits; several chunks).
+    The result is a writable view of Arrow's buffer wherever Arrow made that buffer for this read alone, and a
+    copy otherwise (booleans, which Arrow packs in bits; several chunks).
 
     Raises:
-        DataError: if there are nulls, lists of another length, or elements of another type than the column says.
+        DataError: if there are nulls, lists of another length, or elements of another type than the column
+            says.
     """
-    values = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
+    values = (
+        array.chunk(0)
+        if array.num_chunks == 1
+        else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
+    )
     num_rows = len(values)
     for length in column.shape:
         _check_no_nulls(values, column)
         values = _flatten(values, length, column)
     _check_no_nulls(values, column)
     if _PRIMITIVES.get(values.type) != column.dtype:
-        raise DataError(f"Column {column.name!r} holds {array.type} here, but {_describe(column)} elsewhere in the data.")
+        raise DataError(
+            f"Column {column.name!r} holds {array.type} here, but {_describe(column)} elsewhere in the data."
+        )
     return _primitive_to_numpy(values, column.dtype).reshape((num_rows, *column.shape))
 
 
 def _check_no_nulls(values: pa.Array, column: Column) -> None:
     if values.null_count:
-        raise DataError(f"Column {column.name!r} has {values.null_count} nulls. Fill or drop them before the fit.")
+        raise DataError(
+            f"Column {column.name!r} has {values.null_count} nulls. Fill or drop them before the fit."
+        )
 
 
 def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
     if not is_list(values.type):
-        raise DataError(f"Column {column.name!r} holds {values.type} here, but {_describe(column)} elsewhere in the data.")
+        raise DataError(
+            f"Column {column.name!r} holds {values.type} here, but {_describe(column)} elsewhere in the data."
+        )
     if pa.types.is_fixed_size_list(values.type):
         lengths = np.array([values.type.list_size])
     else:
         lengths = np.diff(values.offsets.to_numpy())
     if len(values) and (lengths != length).any():
         raise DataError(
-            f"Column {column.name!r} has arrays of {lengths.min()} to {lengths.max()} elements; all must have {length}."
+            f"Column {column.name!r} has arrays of {lengths.min()} to {lengths.max()} elements; all must "
+            f"have {length}."
         )
     return values.flatten()
 

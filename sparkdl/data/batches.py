@@ -1,16 +1,20 @@
-"""From blocks as they are read to batches: in the order of the files, or drawn at random from a bounded buffer.
+"""From blocks as they are read to batches: in the order of the files, or drawn from a shuffle buffer.
 
-Runs on the training thread of every *rank*; the cost per batch is a few NumPy calls, whatever the number of rows.
+Runs on the training thread of every *rank*; the cost per batch is a few NumPy calls, whatever the number of
+rows.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from sparkdl.data.blocks import Block, BlockLayout, concatenate, num_rows, slice_rows, take_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy as np
 
 
 def file_order_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
@@ -24,20 +28,21 @@ def file_order_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Blo
 
 
 def shuffled_batches(
-    layout: BlockLayout,
     blocks: Iterable[Block],
+    layout: BlockLayout,
+    *,
     total_rows: int,
     batch_size: int,
     buffer_rows: int,
     random: np.random.Generator,
 ) -> Iterator[Block]:
-    """Shuffle rows through a buffer: every batch is drawn from it at random, and the next rows take their places.
+    """Shuffle rows through a buffer: a batch is drawn from it at random, the next rows take the places.
 
     With ``buffer_rows >= total_rows`` this is a shuffle of all rows.
 
     Args:
-        layout: layout of the blocks.
         blocks: the rows in reading order.
+        layout: layout of the blocks.
         total_rows: rows of all blocks together.
         batch_size: rows of a batch; the last one holds what remains.
         buffer_rows: rows of the buffer, at least ``batch_size``.

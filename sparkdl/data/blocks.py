@@ -1,20 +1,24 @@
 """Blocks: rows of several columns held in few arrays, so that slicing and shuffling costs few NumPy calls.
 
-Scalar columns of one dtype share a matrix, one column of it each; every other column has an array of its own. A table of
-28 float columns is then cut, gathered and joined by one call instead of 28.
+Scalar columns of one dtype share a matrix, one column of it each; every other column has an array of its own.
+A table of 28 float columns is then cut, gathered and joined by one call instead of 28.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sparkdl.data.arrow_columns import to_numpy
-from sparkdl.data.dataset import Column
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from sparkdl.data.dataset import Column
 
 Block: TypeAlias = list[npt.NDArray[Any]]
 """Arrays of equally many rows, in the order of the layout's groups."""
@@ -45,12 +49,14 @@ class BlockLayout:
             DataError: if a column has nulls, another type or another length of arrays than the layout says.
         """
         return [
-            to_numpy(table.column(group[0].name), group[0]) if len(group) == 1 else _pack_scalars(table, group)
+            to_numpy(table.column(group[0].name), group[0])
+            if len(group) == 1
+            else _pack_scalars(table, group)
             for group in self._groups
         ]
 
     def unpack(self, block: Block) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of a block by name, each of shape ``(num_rows, *column.shape)``; they are views."""
+        """Return the columns of a block by name as views, each of shape ``(num_rows, *column.shape)``."""
         columns = {}
         for group, array in zip(self._groups, block, strict=True):
             if len(group) == 1:
@@ -62,7 +68,9 @@ class BlockLayout:
     def allocate(self, num_rows: int) -> Block:
         """Return a block of uninitialized rows."""
         return [
-            np.empty((num_rows, *group[0].shape) if len(group) == 1 else (num_rows, len(group)), group[0].dtype)
+            np.empty(
+                (num_rows, *group[0].shape) if len(group) == 1 else (num_rows, len(group)), group[0].dtype
+            )
             for group in self._groups
         ]
 

@@ -7,16 +7,19 @@ Plain frozen values, made on the *driver* and pickled to the ranks. Nothing here
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparkdl.data.filesystems import open_location
 from sparkdl.errors import DataError, StoreError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 MANIFEST_NAME = "_sparkdl_dataset.json"
-"""File that makes a folder a dataset of a Store: it is written last, and a folder without it is never read."""
+"""The file that makes a folder a dataset of a Store: written last; a folder without it is never read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +28,20 @@ class Column:
 
     Attributes:
         name: name as in the DataFrame.
-        dtype: NumPy name of the elements: ``bool``, ``int8`` to ``int64``, ``uint8`` to ``uint64``, ``float16`` to
-            ``float64``.
+        dtype: NumPy name of the elements: ``bool``, ``int8`` to ``int64``, ``uint8`` to ``uint64``,
+            ``float16`` to ``float64``.
         shape: ``()`` for a scalar, ``(k,)`` for a vector or array of length k, longer for nested arrays.
-        value_range: smallest and largest value of an integer scalar column where the file footers tell them; no part of
-            the column's identity.
+        value_range: smallest and largest value of an integer scalar column, where the file footers tell them.
+        num_nulls: nulls that the footers count; of an array column also null elements and empty arrays.
+
+    What the footers tell is no part of a column's identity: it is left out of comparisons.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
     value_range: tuple[int, int] | None = field(default=None, compare=False)
+    num_nulls: int = field(default=0, compare=False)
 
     @property
     def row_bytes(self) -> int:
@@ -97,8 +103,8 @@ class ParquetDataset:
         """Remove the files, if this set was written by a Store; doing so again does nothing (*driver*).
 
         Raises:
-            StoreError: if the folder holds no manifest of sparkdl, so that it is somebody else's data, or cannot be
-                removed.
+            StoreError: if the folder holds no manifest of sparkdl, so that it is somebody else's data, or
+                cannot be removed.
         """
         location = open_location(self.url)
         filesystem, path = location.filesystem, location.path
@@ -107,7 +113,9 @@ class ParquetDataset:
             if not filesystem.exists(path):
                 return
             if not filesystem.exists(manifest):
-                raise StoreError(f"{self.url} was not written by sparkdl (no {MANIFEST_NAME}); it is not deleted.")
+                raise StoreError(
+                    f"{self.url} was not written by sparkdl (no {MANIFEST_NAME}); it is not deleted."
+                )
             filesystem.rm(manifest)  # first, so that a set that is half gone is never read
             filesystem.rm(path, recursive=True)
         except FileNotFoundError:

@@ -1,14 +1,13 @@
 """The feed of one *rank*: its shard of a Parquet dataset as batches of NumPy arrays, epoch after epoch.
 
-Reader threads decode row groups ahead of the training loop, within a bound; what comes out depends on (seed, epoch), the
-rank and the world size alone, never on threads or timing. Moving batches to torch and to devices is the caller's part.
+Reader threads decode row groups ahead of the training loop, within a bound; what comes out depends on (seed,
+epoch), the rank and the world size alone, never on threads or timing. Moving batches to torch and to devices
+is the caller's part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import closing
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +15,14 @@ import numpy.typing as npt
 
 from sparkdl.data.batches import file_order_batches, shuffled_batches
 from sparkdl.data.blocks import BlockLayout
-from sparkdl.data.dataset import ParquetDataset
 from sparkdl.data.shards import plan_shards, random_bits, rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.petastorm.reader import ShardReader
 
 SHUFFLE_BUFFER_BYTES = 64 << 20
@@ -36,10 +38,11 @@ class ParquetFeed:
         rank: this rank.
         world_size: number of ranks.
         batch_size: rows per batch and rank.
-        shuffle: whether to shuffle the row groups in every epoch, and then the rows in a buffer; otherwise rows come in
-            the order of the files.
+        shuffle: whether to shuffle the row groups in every epoch, and then the rows in a buffer; otherwise
+            rows come in the order of the files.
         seed: any integer; the same on every rank.
-        num_threads: threads that read row groups. ``num_threads + 2`` row groups are held at most.
+        num_threads: threads that read row groups; ``num_threads + 2`` row groups are held at most, or 32 MiB
+            of smaller ones.
         shuffle_buffer_rows: rows among which the next batch is drawn; by default as many as fit in 64 MiB.
         read_timeout_s: seconds to wait for one row group before the read is given up.
 
@@ -88,7 +91,7 @@ class ParquetFeed:
         return steps_per_epoch(self._dataset.num_rows, self._world_size, self._batch_size)
 
     def rows_in_step(self, step: int) -> list[int]:
-        """Return how many rows each rank has in a step, from 0; only the last step can have fewer than ``batch_size``."""
+        """Return how many rows each rank has in a step, from 0; fewer than ``batch_size`` in the last alone."""
         return rows_in_step(self._dataset.num_rows, self._world_size, self._batch_size, step)
 
     def epoch(self, epoch: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -98,12 +101,13 @@ class ParquetFeed:
             epoch: number of the epoch, from 0.
 
         Yields:
-            By column name an array of shape ``(rows, *column.shape)`` and the column's dtype, writable, perhaps strided,
-            and the caller's to keep. The last batch has no rows where this shard is a row shorter than others.
+            By column name an array of shape ``(rows, *column.shape)`` and the column's dtype, writable,
+            perhaps strided, and the caller's to keep. The last batch has no rows where this shard is a row
+            shorter than others.
 
         Raises:
-            DataError: if a file cannot be read, or holds something else than the dataset says; it names file and row
-                group.
+            DataError: if a file cannot be read, or holds something else than the dataset says; it names file
+                and row group.
         """
         if self._closed:
             raise ParamError("The feed is closed; make a new one.")
@@ -114,15 +118,18 @@ class ParquetFeed:
                 if self._shuffle:
                     random = np.random.Generator(random_bits(self._seed, epoch, self._rank))
                     batches = shuffled_batches(
-                        self._layout, blocks, self._num_rows, self._batch_size, self._buffer_rows, random
+                        blocks,
+                        self._layout,
+                        total_rows=self._num_rows,
+                        batch_size=self._batch_size,
+                        buffer_rows=self._buffer_rows,
+                        random=random,
                     )
                 else:
                     batches = file_order_batches(blocks, self._batch_size)
-                step = -1
-                for step, block in enumerate(batches):
-                    yield self._layout.unpack(block)
-                for _ in range(step + 1, self.steps_per_epoch):
-                    yield self._layout.unpack(self._layout.allocate(0))
+                nothing = self._layout.allocate(0)
+                for _ in range(self.steps_per_epoch):
+                    yield self._layout.unpack(next(batches, nothing))
             finally:
                 self._readers.discard(reader)
 

@@ -1,7 +1,7 @@
-"""From the URL of a Store to a filesystem: one meaning of a URL for Spark, for Python on the driver and on the ranks.
+"""From the URL of a Store to a filesystem: one meaning for Spark and for Python.
 
-Runs on the *driver* and on every *rank*. fsspec opens the filesystem; credentials come from the environment, as
-fsspec's plugins and Spark look for them.
+Runs on the *driver* and on every *rank*. fsspec opens the filesystem; credentials come from the environment,
+as fsspec's plugins and Spark look for them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Location:
         filesystem: the fsspec filesystem.
         path: the path on that filesystem, without a slash at the end.
         spark_url: the same place as Spark spells it.
-        is_local: whether Python sees it as a plain path (local disks, network mounts, ``/dbfs``, ``/Volumes``).
+        is_local: whether Python sees it as a plain path (local disks, network mounts, ``/dbfs``,
+            ``/Volumes``).
         can_rename: whether renaming a folder is one cheap operation; object stores copy every file instead.
     """
 
@@ -61,11 +62,12 @@ def open_location(url: str) -> Location:
     """Open the filesystem that a URL or path lies on.
 
     Args:
-        url: a local path, or a URL of any scheme that fsspec knows: ``file:``, ``dbfs:/``, ``s3://``, ``abfss://``,
-            ``gs://``, ``hdfs://``.
+        url: a local path, or a URL of any scheme that fsspec knows: ``file:``, ``dbfs:/``, ``s3://``,
+            ``abfss://``, ``gs://``, ``hdfs://``.
 
     Raises:
-        StoreError: if the scheme is unknown, its plugin is not installed, or the filesystem cannot be reached.
+        StoreError: if the scheme is unknown, its plugin is not installed, or the filesystem cannot be
+            reached.
     """
     local = _as_local_path(url)
     if local is not None:

@@ -5,10 +5,9 @@ Runs on the *driver*. Footers are read by several threads, as on object stores e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +17,9 @@ from sparkdl.data.dataset import Column, ParquetDataset, RowGroup, missing_colum
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.errors import DataError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
 _NUM_THREADS = 16
 
 
@@ -26,6 +28,15 @@ class _Footer:
     path: str
     metadata: Any
     schema: pa.Schema
+    leaves: Mapping[str, int]
+    """By column name the number of its leaf; the columns described here have one each."""
+
+    def statistics(self, name: str) -> Iterator[Any]:
+        """Yield the statistics of a column in every row group that has rows; None where there are none."""
+        for index in range(self.metadata.num_row_groups):
+            row_group = self.metadata.row_group(index)
+            if row_group.num_rows:
+                yield row_group.column(self.leaves[name]).statistics
 
 
 def scan_dataset(
@@ -34,14 +45,15 @@ def scan_dataset(
     """Describe a folder of Parquet files.
 
     Args:
-        url: URL of the folder. Files and folders whose name begins with ``_`` or ``.`` are left out, as Spark does.
+        url: URL of the folder. Files and folders whose name begins with ``_`` or ``.`` are left out, as Spark
+            does.
         columns: the columns that matter, by default all.
-        shapes: shapes of array columns where they are known; the others are taken from the first row, and a row of
-            another shape is an error when it is read.
+        shapes: shapes of array columns where they are known; the others are taken from the first row, and a
+            row of another shape is an error when it is read.
 
     Raises:
-        DataError: if there are no Parquet files or no rows, a file is damaged, a column is missing or no number, or its
-            type differs between files.
+        DataError: if there are no Parquet files or no rows, a file is damaged, a column is missing or no
+            number, or its type differs between files.
         StoreError: if the filesystem cannot be opened.
     """
     location = open_location(url)
@@ -68,7 +80,8 @@ def list_parquet_files(location: Location) -> list[str]:
     found = []
     for path in location.filesystem.find(location.path):
         relative = str(path)[len(location.path) :].lstrip("/")
-        if relative.endswith(".parquet") and not any(part.startswith(("_", ".")) for part in relative.split("/")):
+        is_private = any(part.startswith(("_", ".")) for part in relative.split("/"))
+        if relative.endswith(".parquet") and not is_private:
             found.append(relative)
     return sorted(found)
 
@@ -79,7 +92,13 @@ def _read_footer(location: Location, path: str) -> _Footer:
             metadata = pq.read_metadata(file)
     except Exception as error:
         raise DataError(f"The Parquet file {location.path}/{path} cannot be read: {error}") from error
-    return _Footer(path, metadata, metadata.schema.to_arrow_schema())
+    schema = metadata.schema.to_arrow_schema()
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    leaves = {}
+    for name in schema.names:
+        inside = (index for index, leaf in enumerate(paths) if leaf == name or leaf.startswith(f"{name}."))
+        leaves[name] = next(inside)
+    return _Footer(path, metadata, schema, leaves)
 
 
 def _describe_columns(
@@ -99,6 +118,7 @@ def _describe_columns(
             dtype=dtype,
             shape=known[name] if depth else (),
             value_range=None if depth or "int" not in dtype else _value_range(footers, name),
+            num_nulls=_num_nulls(footers, name),
         )
         for name, (dtype, depth) in described.items()
     )
@@ -112,33 +132,45 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
         found = footer.schema.field(name).type
         if common is not None and found != common:
             raise DataError(
-                f"Column {name!r} has the type {common} in {footers[0].path} and {found} in {footer.path}. Cast it to one type."
+                f"Column {name!r} has the type {common} in {footers[0].path} and {found} in {footer.path}. "
+                "Cast it to one type."
             )
         common = found
     return common
 
 
-def _shapes_of_first_row(location: Location, first: RowGroup, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _shapes_of_first_row(
+    location: Location, first: RowGroup, names: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
     if not names:
         return {}
-    with location.open_file(f"{location.path}/{first.path}") as source, pq.ParquetFile(source) as file:
-        batch = next(file.iter_batches(batch_size=1, row_groups=[first.index], columns=list(names)))
+    try:
+        with (
+            location.open_file(f"{location.path}/{first.path}") as source,
+            pq.ParquetFile(source) as file,
+        ):
+            batch = next(file.iter_batches(batch_size=1, row_groups=[first.index], columns=list(names)))
+    except Exception as error:
+        raise DataError(f"The Parquet file {location.path}/{first.path} cannot be read: {error}") from error
     table = pa.Table.from_batches([batch])
     return {name: shape_of_first_row(table.column(name)) for name in names}
+
+
+def _num_nulls(footers: Sequence[_Footer], name: str) -> int:
+    return sum(
+        statistics.null_count
+        for footer in footers
+        for statistics in footer.statistics(name)
+        if statistics is not None and statistics.has_null_count
+    )
 
 
 def _value_range(footers: Sequence[_Footer], name: str) -> tuple[int, int] | None:
     lows, highs = [], []
     for footer in footers:
-        leaf = next(index for index, path in enumerate(_leaf_paths(footer.metadata)) if path == name)
-        for index in range(footer.metadata.num_row_groups):
-            statistics = footer.metadata.row_group(index).column(leaf).statistics
+        for statistics in footer.statistics(name):
             if statistics is None or not statistics.has_min_max:
                 return None
             lows.append(int(statistics.min))
             highs.append(int(statistics.max))
-    return (min(lows), max(highs)) if lows else None
-
-
-def _leaf_paths(metadata: Any) -> list[str]:
-    return [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    return min(lows), max(highs)

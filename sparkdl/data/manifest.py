@@ -46,7 +46,8 @@ def open_dataset(url: str) -> ParquetDataset:
         raise StoreError(f"The manifest of {url} cannot be read: {error}") from error
     if content.get("version") != _VERSION:
         raise StoreError(
-            f"The manifest of {url} has version {content.get('version')}; this sparkdl reads version {_VERSION}. "
+            f"The manifest of {url} has version {content.get('version')}; this sparkdl reads version "
+            f"{_VERSION}. "
             "Install the version of sparkdl that wrote it, or write the dataset again."
         )
     files = content["files"]

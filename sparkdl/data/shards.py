@@ -1,18 +1,23 @@
 """The shard plan: which rows each rank reads in an epoch, and how many steps all of them take.
 
-Pure functions of row counts; the same on the *driver* and on every *rank*, so that no rank has to be told its shard.
-Every row belongs to exactly one rank in every epoch, shards differ by at most one row, and all ranks take equally many
-steps, because a rank that stopped early would leave the others waiting in an allreduce for ever.
+Pure functions of row counts; the same on the *driver* and on every *rank*, so that no rank has to be told its
+shard. Every row belongs to exactly one rank in every epoch, shards differ by at most one row, and all ranks
+take equally many steps, because a rank that stopped early would leave the others waiting in an allreduce for
+ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparkdl.errors import ShardingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ def plan_shards(
 ) -> list[list[RowRange]]:
     """Divide the rows of all row groups among the ranks for one epoch.
 
-    The row groups are put in an order that depends on (seed, epoch) alone. Of the N rows in that order rank r of W reads
-    ``[r * N // W, (r + 1) * N // W)``; a row group on a border is sliced and read by both neighbours.
+    The row groups are put in an order that depends on (seed, epoch) alone. Of the N rows in that order rank r
+    of W reads ``[r * N // W, (r + 1) * N // W)``; a row group on a border is sliced and read by both
+    neighbours.
 
     Args:
         row_counts: rows of every row group.
@@ -81,14 +87,16 @@ def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
         ShardingError: if there are fewer rows than ranks.
     """
     if world_size < 1:
-        raise ShardingError(f"{num_rows} rows cannot be shared by {world_size} ranks: there must be at least one rank.")
+        raise ShardingError(
+            f"{num_rows} rows cannot be shared by {world_size} ranks: there must be at least one rank."
+        )
     if num_rows < world_size:
         remedy = f"Lower numWorkers to {num_rows}." if num_rows else "Train on a DataFrame that has rows."
         raise ShardingError(
             f"{num_rows} rows cannot be shared by {world_size} ranks: each rank needs at least one. {remedy}"
         )
     borders = [rank * num_rows // world_size for rank in range(world_size + 1)]
-    return [stop - start for start, stop in zip(borders[:-1], borders[1:], strict=True)]
+    return [stop - start for start, stop in itertools.pairwise(borders)]
 
 
 def steps_per_epoch(num_rows: int, world_size: int, batch_size: int) -> int:
@@ -103,18 +111,17 @@ def steps_per_epoch(num_rows: int, world_size: int, batch_size: int) -> int:
 def rows_in_step(num_rows: int, world_size: int, batch_size: int, step: int) -> list[int]:
     """Return how many rows each rank has in one step of an epoch.
 
-    All have ``batch_size`` but in the last step, where a rank can have fewer, and none if its shard is a row shorter.
+    All have ``batch_size`` but in the last step, where a rank can have fewer, and none if its shard is a row
+    shorter.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
     """
-    return [
-        min(max(rows - step * batch_size, 0), batch_size) for rows in rows_per_rank(num_rows, world_size)
-    ]
+    return [min(max(rows - step * batch_size, 0), batch_size) for rows in rows_per_rank(num_rows, world_size)]
 
 
 def random_bits(*key: int) -> np.random.PCG64:
-    """Return a source of random bits that depends on the integers of the key alone, negative ones included."""
+    """Return a source of random bits that depends on these integers alone; they may be negative."""
     return np.random.PCG64(np.random.SeedSequence([part & 0xFFFFFFFFFFFFFFFF for part in key]))
 
 

@@ -1,7 +1,7 @@
 """The Store: a place for files that the driver and every executor can reach. Runs on the *driver*.
 
-Datasets are written aside, in a folder ``_tmp-...``, and become visible in one go; a dataset without its manifest is
-never read, and one that could not be finished leaves nothing behind.
+Datasets are written aside, in a folder ``_tmp-...``, and become visible in one go; a dataset without its
+manifest is never read, and one that could not be finished leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -9,24 +9,27 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.dataset import ParquetDataset
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.manifest import write_manifest
 from sparkdl.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdl.data.dataset import ParquetDataset
 
 
 class Store:
     """A folder for datasets, given by a local path or URL.
 
     Args:
-        url: local or shared path, ``file:``, ``dbfs:/...``, ``/Volumes/...``, ``s3://``, ``abfss://``, ``gs://``,
-            ``hdfs://``, or any other scheme that fsspec has a plugin for.
+        url: local or shared path, ``file:``, ``dbfs:/...``, ``/Volumes/...``, ``s3://``, ``abfss://``,
+            ``gs://``, ``hdfs://``, or any other scheme that fsspec has a plugin for.
 
     Raises:
         StoreError: on first use, if the scheme is unknown or its plugin is not installed.
@@ -69,7 +72,7 @@ class Store:
         return self.location.filesystem
 
     def check_writable(self) -> None:
-        """Write, read and remove a small file, so that a Store that cannot be written is known before any work.
+        """Write, read and remove a small file, so that an unusable Store is known before any work.
 
         Raises:
             StoreError: if that fails.
@@ -86,14 +89,15 @@ class Store:
             with suppress(Exception):
                 self.filesystem.rm(probe)
             raise StoreError(
-                f"The Store {self.url} cannot be written: {type(error).__name__}: {error}. Choose a URL that the driver "
+                f"The Store {self.url} cannot be written: {type(error).__name__}: {error}. Choose a URL "
+                "that the driver "
                 "and every executor can write."
             ) from error
         if content != b"sparkdl":
             raise StoreError(f"The Store {self.url} does not give back what was written to it.")
 
     def new_dataset_url(self, name: str) -> str:
-        """Return the URL of a dataset folder that does not exist yet; ``name`` is the readable part of its name."""
+        """Return the URL of a folder that does not exist yet; ``name`` is the readable part of its name."""
         return f"{self.url}/{_as_file_name(name)}-{uuid.uuid4().hex[:16]}"
 
     @contextmanager

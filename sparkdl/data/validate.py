@@ -1,12 +1,69 @@
-"""What can be wrong with the data of a fit, found on the *driver* before any rank starts.
+"""What can be wrong with the values of a fit, found on the *driver* before any rank starts.
 
-Everything raises :class:`sparkdl.errors.DataError` with the column, what was found and what to do.
+Everything raises :class:`sparkdl.errors.DataError` with the column, what was found and what to do. What the
+footers of the files tell costs nothing; the lengths of arrays take one aggregation over the written files.
+NaN is a number like others.
 """
 
 from __future__ import annotations
 
-from sparkdl.data.dataset import ParquetDataset
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.spark_columns import quoted
 from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import Column, DataFrame
+
+    from sparkdl.data.dataset import ParquetDataset
+
+_EXAMPLE_CHARACTERS = 200
+
+
+def check_shapes(df: DataFrame, depths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return the shape that all rows of each array column have, from one aggregation.
+
+    Args:
+        df: the rows as they were written.
+        depths: for each column how many arrays are nested around its numbers.
+
+    Raises:
+        DataError: if there are no rows, or arrays of one column differ in length or are empty.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    lengths = {name: list(_lengths(F.col(quoted(name)), depth)) for name, depth in depths.items() if depth}
+    aggregates = [F.count(F.lit(1))]
+    for levels in lengths.values():
+        aggregates += [aggregate for level in levels for aggregate in level]
+    num_rows, *found = df.agg(*[each.alias(f"_{index}") for index, each in enumerate(aggregates)]).collect()[
+        0
+    ]
+    if not num_rows:
+        raise DataError("The DataFrame has no rows; there is nothing to train on.")
+    values = iter(found)
+    return {
+        name: tuple(_common_length(name, next(values), next(values)) for _ in levels)
+        for name, levels in lengths.items()
+    }
+
+
+def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
+    """Check the null counts that the footers of a dataset hold.
+
+    Args:
+        df: the rows as they were written; read only to describe the nulls there are.
+        dataset: the dataset.
+
+    Raises:
+        DataError: if a column has nulls, or arrays with null elements; it says how many and shows the first
+            such row.
+    """
+    for column in dataset.columns:
+        if column.num_nulls:
+            raise _null_error(df, column.name, bool(column.shape), dataset.num_rows)
 
 
 def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None:
@@ -32,7 +89,66 @@ def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None
         return
     low, high = label.value_range
     if low < 0 or high >= num_classes:
-        raise DataError(
-            f"Labels must lie in [0, {num_classes}), but column {column!r} holds {low} to {high}. Number the classes from 0, "
-            f"or give the model {high + 1} outputs."
+        remedy = "Number the classes from 0" + (
+            f", or give the model {high + 1} outputs." if low >= 0 else "."
         )
+        raise DataError(
+            f"Labels must lie in [0, {num_classes}), but column {column!r} holds {low} to {high}. {remedy}"
+        )
+
+
+def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
+    """Yield, from the outermost array inwards, the least and the greatest length."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    size = F.when(
+        column.isNotNull(), F.size(column)
+    )  # by itself size(null) is -1 or null, as Spark is configured
+    yield F.min(size), F.max(size)
+    for _ in range(depth - 1):
+        sizes = F.transform(column, lambda inner: F.when(inner.isNotNull(), F.size(inner)))
+        yield F.min(F.array_min(sizes)), F.max(F.array_max(sizes))
+        column = F.flatten(column)
+
+
+def _common_length(name: str, least: int | None, greatest: int | None) -> int:
+    if least is None or greatest is None:
+        raise DataError(f"Column {name!r} is null in every row.")
+    if least != greatest:
+        raise DataError(
+            f"Column {name!r} has arrays of {least} to {greatest} elements; all must have the same length. "
+            "Pad or cut them."
+        )
+    if not greatest:
+        raise DataError(f"The arrays in column {name!r} are empty.")
+    return int(greatest)
+
+
+def _null_error(df: DataFrame, name: str, is_array: bool, num_rows: int) -> DataError:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    column = F.col(quoted(name))
+    num_null_rows, first = _count_and_find(df, column.isNull())
+    if num_null_rows or not is_array:
+        return DataError(
+            f"Column {name!r} is null in {num_null_rows} of {num_rows} rows, first in {first}. Fill those "
+            "values, or leave "
+            f"the rows out with df.dropna(subset=[{name!r}])."
+        )
+    # As text, so that nulls of inner arrays are found at any depth.
+    has_null = F.to_json(F.struct(column)).rlike(r"[\[,]null[\],]")
+    num_null_rows, first = _count_and_find(df, has_null)
+    return DataError(
+        f"Column {name!r} has arrays with null elements in {num_null_rows} of {num_rows} rows, first in "
+        f"{first}. Fill them, "
+        "or leave the rows out."
+    )
+
+
+def _count_and_find(df: DataFrame, condition: Column) -> tuple[int, str]:
+    matching = df.where(condition)
+    first: Any = matching.first()
+    text = "none" if first is None else ", ".join(f"{key}={value!r}" for key, value in first.asDict().items())
+    if len(text) > _EXAMPLE_CHARACTERS:
+        text = text[:_EXAMPLE_CHARACTERS] + "..."
+    return matching.count(), f"({text})"

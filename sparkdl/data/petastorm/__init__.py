@@ -1,4 +1,4 @@
-"""The one door to Petastorm, and what makes Petastorm 0.12.1 run on today's pyarrow, NumPy, pandas and Python.
+"""The one door to Petastorm, and what lets Petastorm 0.12.1 run on today's libraries.
 
 - :mod:`.containment` lets Petastorm's own modules, and nobody else, see the facades,
 - :mod:`.facades` are pyarrow and NumPy with the names that they removed,

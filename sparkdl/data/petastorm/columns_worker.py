@@ -1,21 +1,23 @@
 """Petastorm's Arrow worker, handing over NumPy blocks made in the reader thread instead of Arrow tables.
 
-Petastorm's own hand-over goes through pandas and one array per row (``np.vstack``); taking Arrow's buffers as they are
-made reads two to three times as fast.
+Petastorm's own hand-over goes through pandas and one array per row (``np.vstack``); taking Arrow's buffers as
+they are made reads two to three times as fast.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.blocks import BlockLayout
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
 install()
 from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerResultsQueueReader  # noqa: E402
 from petastorm.workers_pool import EmptyResultError  # noqa: E402
+
+if TYPE_CHECKING:
+    from sparkdl.data.blocks import BlockLayout
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class PlannedDataset:
 class BlockResultsReader(ArrowReaderWorkerResultsQueueReader):  # type: ignore[misc]
     """Takes blocks from the pool as they are."""
 
-    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> Any:  # noqa: ARG002 - Petastorm's signature
+    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> Any:  # noqa: ARG002
         """Return the next block, or end the iteration."""
         try:
             return workers_pool.get_results()
@@ -53,7 +55,7 @@ class ColumnsWorker(ArrowReaderWorker):  # type: ignore[misc]
     def process(
         self,
         piece_index: int,
-        worker_predicate: Any,  # noqa: ARG002 - Petastorm's signature
+        worker_predicate: Any,  # noqa: ARG002
         shuffle_row_drop_partition: tuple[int, int],
         row_range: tuple[int, int],
         expected_rows: int,
@@ -61,7 +63,8 @@ class ColumnsWorker(ArrowReaderWorker):  # type: ignore[misc]
         """Read the rows ``[start, stop)`` of a row group and publish them as one block.
 
         Raises:
-            DataError: if the file cannot be read or holds something else than was planned; it names file and row group.
+            DataError: if the file cannot be read or holds something else than was planned; it names file and
+                row group.
         """
         piece = self._split_pieces[piece_index]
         where = f"{piece.path}, row group {piece.row_group}"
@@ -69,7 +72,8 @@ class ColumnsWorker(ArrowReaderWorker):  # type: ignore[misc]
             table = self._load_rows(None, piece, shuffle_row_drop_partition)
             if table.num_rows != expected_rows:
                 raise DataError(
-                    f"it has {table.num_rows} rows now, but had {expected_rows} when the fit began; files must not change"
+                    f"it has {table.num_rows} rows now, but had {expected_rows} when the fit began; files "
+                    "must not change"
                 )
             start, stop = row_range
             block = self._dataset.layout.pack(table.slice(start, stop - start))

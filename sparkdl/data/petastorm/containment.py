@@ -1,10 +1,10 @@
 """Runs Petastorm's modules with an import of their own, so that only they see the facades.
 
 A finder on ``sys.meta_path`` answers for ``petastorm`` and its submodules alone. It executes them with a
-``__builtins__`` of their own whose ``__import__`` hands out facades for pyarrow and NumPy. pyarrow, NumPy, pandas,
-builtins and ``sys.modules`` stay as they are for everybody else. CPython looks ``__import__`` up in the builtins of the
-running frame, and takes those from the module's globals; this is documented behaviour of ``exec`` and the same in 3.10 to
-3.13.
+``__builtins__`` of their own whose ``__import__`` hands out facades for pyarrow and NumPy. pyarrow, NumPy,
+pandas, builtins and ``sys.modules`` stay as they are for everybody else. CPython looks ``__import__`` up in
+the builtins of the running frame, and takes those from the module's globals; this is documented behaviour of
+``exec`` and the same in 3.10 to 3.13.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import builtins
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
 
 SUPPORTED_RELEASE = "0.12"
 """0.13.1 pins setuptools below what torch needs, and its thread pool loses row groups."""
@@ -28,13 +30,15 @@ def install() -> None:
     """Make ``import petastorm`` work in this process; calling it again does nothing.
 
     Raises:
-        DataError: if Petastorm is not installed, has an untried version, or was imported before without the facades.
+        DataError: if Petastorm is not installed, has an untried version, or was imported before without the
+            facades.
     """
     if _Finder in sys.meta_path:
         return
     if "petastorm" in sys.modules:
         raise DataError(
-            "petastorm was imported before sparkdl could prepare it for the installed pyarrow. Import sparkdl.data.petastorm"
+            "petastorm was imported before sparkdl could prepare it for the installed pyarrow. Import "
+            "sparkdl.data.petastorm"
             ".containment and call install() before anything imports petastorm."
         )
     _check_release()
@@ -49,7 +53,9 @@ def _check_release() -> None:
     except PackageNotFoundError as error:
         raise DataError("Reading Parquet needs Petastorm: pip install petastorm==0.12.1") from error
     if not found.startswith(SUPPORTED_RELEASE + "."):
-        raise DataError(f"petastorm {found} is installed, sparkdl needs 0.12.1: pip install petastorm==0.12.1")
+        raise DataError(
+            f"petastorm {found} is installed, sparkdl needs 0.12.1: pip install petastorm==0.12.1"
+        )
 
 
 class _Finder:

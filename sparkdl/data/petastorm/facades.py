@@ -1,4 +1,4 @@
-"""pyarrow, NumPy and distutils as Petastorm 0.12.1 expects them: the real modules plus the names that were removed.
+"""pyarrow, NumPy and distutils as Petastorm 0.12.1 expects them: the real modules plus removed names.
 
 Facades never enter ``sys.modules``; :mod:`.containment` hands them to Petastorm's modules.
 """

@@ -1,21 +1,24 @@
 """The part of pyarrow's former ``ParquetDataset`` (removed in pyarrow 16) that Petastorm 0.12.1 uses.
 
-Written anew on today's pyarrow: a folder, hive-partitioned or not, as a list of pieces, each a file or one row group.
+Written anew on today's pyarrow: a folder, hive-partitioned or not, as a list of pieces, each a file or one
+row group.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.data.petastorm.partition_filters import accepts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 PartitionKeys = list[tuple[str, int]]
 
@@ -114,7 +117,7 @@ class ParquetDatasetPiece:
         self.partition_keys = partition_keys or []
 
     def __repr__(self) -> str:
-        return f"ParquetDatasetPiece({self.path!r}, row_group={self.row_group}, partition_keys={self.partition_keys})"
+        return f"ParquetDatasetPiece({self.path!r}, row_group={self.row_group})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ParquetDatasetPiece) and self._key() == other._key()
@@ -141,7 +144,9 @@ class ParquetDatasetPiece:
         options = {"columns": None if columns is None else list(columns), "use_threads": use_threads}
         with self.open_file_func(self.path) as source, pq.ParquetFile(source) as file:
             table = (
-                file.read(**options) if self.row_group is None else file.read_row_group(self.row_group, **options)
+                file.read(**options)
+                if self.row_group is None
+                else file.read_row_group(self.row_group, **options)
             )
         for level, (name, index) in enumerate(self.partition_keys):
             assert partitions is not None, "pieces with partition keys come from a partitioned dataset"
@@ -181,7 +186,8 @@ class ParquetDataset:
         if self.partitions is None:
             return True
         values = {
-            name: self.partitions.value(level, index) for level, (name, index) in enumerate(piece.partition_keys)
+            name: self.partitions.value(level, index)
+            for level, (name, index) in enumerate(piece.partition_keys)
         }
         return accepts(filters, values)
 

@@ -1,4 +1,4 @@
-"""A pool of reader threads for Petastorm's ``Reader`` that gives results in the order in which they were asked for.
+"""Reader threads for Petastorm's ``Reader`` that give results in the order in which they were asked for.
 
 Petastorm's own thread pool gives them as they come, so that the order of an epoch depends on timing.
 """
@@ -63,7 +63,9 @@ class OrderedThreadPool:
             # Looked up before the queue: once it is true nothing is added to the queue any more.
             is_last = self._ventilator.completed()
             try:
-                future, request = self._submitted.get_nowait() if is_last else self._submitted.get(timeout=_POLL_S)
+                future, request = (
+                    self._submitted.get_nowait() if is_last else self._submitted.get(timeout=_POLL_S)
+                )
             except queue.Empty:
                 self._check_running()
                 if is_last:
@@ -92,7 +94,9 @@ class OrderedThreadPool:
     def _process(self, request: dict[str, Any]) -> list[Any]:
         thread = self._thread
         if not hasattr(thread, "worker"):
-            thread.worker = self._worker_class(0, lambda result: thread.published.append(result), self._worker_args)
+            thread.worker = self._worker_class(
+                0, lambda result: thread.published.append(result), self._worker_args
+            )
         thread.published = []
         thread.worker.process(**request)
         published: list[Any] = thread.published[::-1]
@@ -119,6 +123,7 @@ class OrderedThreadPool:
     def _check_deadline(self, deadline: float, what: str) -> None:
         if time.monotonic() > deadline:
             raise DataError(
-                f"Reading {what} took longer than {self._timeout_s:.0f} s. See whether the Store can be reached, or raise "
+                f"Reading {what} took longer than {self._timeout_s:.0f} s. See whether the Store can be "
+                "reached, or raise "
                 "read_timeout_s."
             )

@@ -24,7 +24,8 @@ def accepts(filters: Any, values: Mapping[str, Any]) -> bool:
 
     Args:
         filters: (column, operator, value) triples that all hold, or a list of such lists of which one holds.
-        values: the piece's values of the partition columns. A triple on any other column holds, as rows are not looked at.
+        values: the piece's values of the partition columns. A triple on any other column holds, as rows are
+            not looked at.
 
     Raises:
         ValueError: if an operator is unknown or does not suit its value.

@@ -1,31 +1,39 @@
 """Reads one rank's shard of one epoch through Petastorm's Reader, ventilator and Arrow worker.
 
-Only what Petastorm finds out by itself is replaced: the row groups, their ranges and order come from the shard plan, so
-that no folder is listed and no footer read again in every epoch.
+Only what Petastorm finds out by itself is replaced: the row groups, their ranges and order come from the
+shard plan, so that no folder is listed and no footer read again in every epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 
-from sparkdl.data.blocks import Block, BlockLayout
-from sparkdl.data.dataset import ParquetDataset
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool
-from sparkdl.data.shards import RowRange
 
 install()
+from typing import TYPE_CHECKING
+
 from petastorm.cache import NullCache  # noqa: E402
 from petastorm.reader import Reader  # noqa: E402
 from petastorm.unischema import Unischema, UnischemaField  # noqa: E402
 from petastorm.workers_pool.ventilator import ConcurrentVentilator  # noqa: E402
 
-_ROW_GROUPS_AHEAD = 2
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdl.data.blocks import Block, BlockLayout
+    from sparkdl.data.dataset import ParquetDataset
+    from sparkdl.data.shards import RowRange
+
+_READ_AHEAD_BYTES = 32 << 20
+_MAX_ROW_GROUPS_HELD = 64
+_VENTILATION_INTERVAL_S = (
+    0.001  # Petastorm's 0.01 would bound the feed to a few hundred row groups per second
+)
 
 
 class ShardReader(Reader):  # type: ignore[misc]
@@ -35,7 +43,8 @@ class ShardReader(Reader):  # type: ignore[misc]
         dataset: the dataset.
         layout: the columns to read and how they are laid out.
         shard: the row ranges.
-        num_threads: reader threads; ``num_threads + 2`` row groups are held at most.
+        num_threads: reader threads; ``num_threads + 2`` row groups are held at most, or 32 MiB of smaller
+            ones.
         timeout_s: seconds to wait for one row group.
     """
 
@@ -83,10 +92,11 @@ class ShardReader(Reader):  # type: ignore[misc]
             requests,
             iterations=1,
             randomize_item_order=False,
-            max_ventilation_queue_size=num_threads + _ROW_GROUPS_AHEAD,
+            max_ventilation_queue_size=_row_groups_held(dataset, layout, num_threads),
+            ventilation_interval=_VENTILATION_INTERVAL_S,
         )
-        # In the order in which Petastorm's workers take them: filesystem, dataset, schema, ngram, row groups, cache,
-        # transform, transformed schema, filters, whether to shuffle rows, seed.
+        # In the order in which Petastorm's workers take them: filesystem, dataset, schema, ngram, row groups,
+        # cache, transform, transformed schema, filters, whether to shuffle rows, seed.
         arguments = (
             location.filesystem,
             self.dataset,
@@ -112,8 +122,15 @@ class ShardReader(Reader):  # type: ignore[misc]
             self.stop()
 
 
+def _row_groups_held(dataset: ParquetDataset, layout: BlockLayout, num_threads: int) -> int:
+    """Two more than there are threads, and more of them where row groups are small."""
+    mean_bytes = max(1, layout.row_bytes * dataset.num_rows // len(dataset.row_groups))
+    return max(num_threads + 2, min(_MAX_ROW_GROUPS_HELD, _READ_AHEAD_BYTES // mean_bytes))
+
+
 def _schema_of(layout: BlockLayout) -> Unischema:
     fields = [
-        UnischemaField(column.name, np.dtype(column.dtype).type, column.shape, None, False) for column in layout.columns
+        UnischemaField(column.name, np.dtype(column.dtype).type, column.shape, None, False)
+        for column in layout.columns
     ]
     return Unischema("sparkdl", fields)

@@ -1,13 +1,15 @@
-"""Mends inside Petastorm's own classes, for what the facades cannot give. Applied once, when the module is loaded."""
+"""Mends inside Petastorm's own classes, for what facades cannot give; applied when a module is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
 
 
 def _keep_strings_as_objects(module: ModuleType) -> None:

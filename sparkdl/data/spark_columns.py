@@ -1,0 +1,78 @@
+"""Which columns of a DataFrame can be fed to ranks, from its schema alone. Runs on the *driver*."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdl.data.dataset import missing_column_error
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql.types import DataType, StructField, StructType
+
+
+def check_types(schema: StructType, columns: Sequence[str]) -> list[StructField]:
+    """Return the fields of the columns, each once and in the order given.
+
+    Raises:
+        DataError: if a column is missing or its type cannot be fed; the message says what to do instead.
+    """
+    if not columns:
+        raise DataError("No columns were given; name at least one.")
+    fields = {field.name: field for field in schema.fields}
+    chosen = []
+    for name in dict.fromkeys(columns):
+        if name not in fields:
+            raise missing_column_error(name, list(fields))
+        remedy = _remedy(fields[name].dataType)
+        if remedy:
+            raise DataError(
+                f"Column {name!r} holds {fields[name].dataType.simpleString()}, not numbers. {remedy}"
+            )
+        chosen.append(fields[name])
+    return chosen
+
+
+def is_vector(data_type: DataType) -> bool:
+    """Whether values of the type are vectors of pyspark.ml or pyspark.mllib."""
+    # By name, as importing pyspark.mllib fails where only the Connect client is installed.
+    return type(data_type).__name__ == "VectorUDT"
+
+
+def array_depth(data_type: DataType) -> int:
+    """Return how many arrays are nested around the numbers; a vector counts as one, a scalar as none."""
+    from pyspark.sql.types import ArrayType
+
+    depth = int(is_vector(data_type))
+    while isinstance(data_type, ArrayType):
+        depth, data_type = depth + 1, data_type.elementType
+    return depth
+
+
+def quoted(name: str) -> str:
+    """Return a column name that Spark takes literally, dots and all."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _remedy(data_type: DataType) -> str:
+    """Return what to do about a type that cannot be fed; empty if it can."""
+    from pyspark.sql import types as T  # noqa: N812 - the name that everybody knows
+
+    element = data_type
+    while isinstance(element, T.ArrayType):
+        element = element.elementType
+    if isinstance(element, (T.IntegralType, T.FloatType, T.DoubleType, T.BooleanType)):
+        return ""
+    if is_vector(data_type):
+        return ""
+    if isinstance(element, (T.StringType, T.CharType, T.VarcharType)):
+        return "Encode strings as numbers first, for instance with StringIndexer."
+    if isinstance(element, T.DecimalType):
+        return "Cast it to double, or to bigint where it holds whole numbers."
+    if isinstance(element, (T.DateType, T.TimestampType)):
+        return "Cast it to a number, for instance with unix_timestamp."
+    if isinstance(element, T.BinaryType):
+        return "Decode it into an array of numbers first."
+    return "Turn it into numbers, a vector, or arrays of a fixed length."

@@ -1,6 +1,7 @@
-"""Communication between ranks: rendezvous, authentication, transports. Knows NumPy and the native core, no torch or Spark.
+"""Communication between ranks: rendezvous, authentication, transports.
 
-The contract is :class:`Communicator`; :func:`open_communicator` opens one over a :class:`Rendezvous`.
+Knows NumPy and the native core, no torch and no Spark. The contract is :class:`Communicator`;
+:func:`open_communicator` opens one over a :class:`Rendezvous`.
 """
 
 from __future__ import annotations

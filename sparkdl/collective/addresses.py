@@ -1,18 +1,23 @@
 """Where a listener can be reached: the addresses of this machine's interfaces, and listening on them.
 
-Whoever listens binds port 0, keeps the socket and publishes the :class:`Address`; host names are never resolved.
+Whoever listens binds port 0, keeps the socket and publishes the :class:`Address`; host names are never
+resolved.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import json
 import socket
 import struct
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 _SIOCGIFADDR = 0x8915
 _STAGGER_S = 0.25
@@ -25,8 +30,8 @@ class Address:
     """Where one listener can be reached.
 
     Attributes:
-        hosts: IPv4 and IPv6 addresses in order of preference, loopback last; they are candidates, as it depends on
-            the peer which of them lead here.
+        hosts: IPv4 and IPv6 addresses in order of preference, loopback last; they are candidates, as it
+            depends on the peer which of them lead here.
         port: TCP port, the same on all of them.
     """
 
@@ -59,7 +64,7 @@ class Address:
 
 
 def local_addresses() -> tuple[str, ...]:
-    """List this machine's addresses: the one that the default route uses first, IPv6 after IPv4, loopback last.
+    """List this machine's addresses: that of the default route first, IPv6 after IPv4, loopback last.
 
     Link-local IPv6 addresses are left out: they mean nothing without the name of the peer's interface.
     """
@@ -92,14 +97,12 @@ def listen(host: str | None = None) -> tuple[socket.socket, Address]:
 
 
 def _route_addresses() -> Iterator[str]:
-    # Connecting a datagram socket sends nothing; it only asks the routing table which source address it would use.
+    # Connecting a datagram socket sends nothing; it only asks the routing table which source address it would
+    # use.
     for family, anywhere in ((socket.AF_INET, "192.0.2.254"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((anywhere, 9))
-                yield str(sock.getsockname()[0])
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((anywhere, 9))
+            yield str(sock.getsockname()[0])
 
 
 def _ipv4_addresses() -> Iterator[str]:

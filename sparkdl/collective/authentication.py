@@ -1,9 +1,10 @@
-"""Mutual proof that both ends of a connection know the job's secret, before anything else is read from either.
+"""Mutual proof that both ends of a connection know the job's secret, before anything else is read.
 
-Runs wherever a connection is made: driver, barrier task or rank. Both ends send a fresh random nonce and prove
-themselves by HMAC-SHA256 over both nonces and the purpose of the connection, each under a label of its own, so that no
-proof can be replayed, reflected, or used for another purpose. All messages have a fixed size. What follows on the
-connection is neither encrypted nor signed: the secret keeps strangers out, not those who can rewrite the traffic.
+Runs wherever a connection is made: driver, barrier task or rank. Both ends send a fresh random nonce and
+prove themselves by HMAC-SHA256 over both nonces and the purpose of the connection, each under a label of its
+own, so that no proof can be replayed, reflected, or used for another purpose. All messages have a fixed size.
+What follows on the connection is neither encrypted nor signed: the secret keeps strangers out, not those who
+can rewrite the traffic.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import socket
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.frames import receive_exactly
 from sparkdl.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    import socket
 
 SECRET_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -29,7 +33,7 @@ _SERVER_LABEL = b"sparkdl server proof\x00"
 
 
 class HandshakeCutError(AuthenticationError):
-    """The connection ended in the middle of the handshake; a listener under pressure does that, so try again."""
+    """The connection ended in the middle of the handshake. Listeners under pressure do that: try again."""
 
 
 def new_secret() -> bytes:
@@ -56,7 +60,7 @@ def authenticate_client(
     try:
         greeting = receive_exactly(sock, len(_MAGIC) + _NONCE_BYTES, deadline=deadline)
         if not greeting.startswith(_MAGIC):
-            raise AuthenticationError(f"{_peer(sock)} is not a listener of sparkdl, or of another version of it")
+            raise AuthenticationError(f"{_peer(sock)} is no listener of sparkdl, or of another version")
         server_nonce, client_nonce = greeting[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
         sock.sendall(client_nonce + _prove(secret, _CLIENT_LABEL, purpose, server_nonce, client_nonce))
         answer = receive_exactly(sock, _PROOF_BYTES, deadline=deadline)

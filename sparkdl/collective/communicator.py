@@ -1,24 +1,28 @@
 """The contract of every communicator, and the one function that opens them. Runs on ranks.
 
-Arrays are C-contiguous buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors, of
-float32, float64, bfloat16, float16, int32, int64 or uint8; bfloat16 and float16 are added up in float32. ``op`` is
-``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``; the average of integers is rounded toward zero.
+Arrays are C-contiguous buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch
+tensors, of float32, float64, bfloat16, float16, int32, int64 or uint8; bfloat16 and float16 are added up in
+float32. ``op`` is ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``; the average of integers is
+rounded toward zero.
 
-Every operation has a deadline, ``timeout_s`` or the communicator's own; after an operation has failed the communicator is
-of no further use. All ranks must call the same operations in the same order.
+Every operation has a deadline, ``timeout_s`` or the communicator's own; after an operation has failed the
+communicator is of no further use. All ranks must call the same operations in the same order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.handle import Handle
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous
 from sparkdl.errors import ParamError
-from sparkdl.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from sparkdl.collective.handle import Handle
+    from sparkdl.topology import Topology
 
 TRANSPORTS = ("auto", "native", "shm", "tcp", "mpi")
 
@@ -131,7 +135,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, array: Array, *, root: int, timeout_s: float | None = None) -> None:
-        """Copy the ``array`` of rank ``root`` into that of every other rank; errors as for :meth:`allreduce`."""
+        """Copy rank ``root``'s ``array`` into that of every other rank; errors as for :meth:`allreduce`."""
 
     @abstractmethod
     def barrier(self, *, timeout_s: float | None = None) -> None:
@@ -139,7 +143,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Make every operation of this communicator fail with ``reason``, here and on all peers; returns at once."""
+        """Make every operation fail with ``reason``, here and on all peers; returns at once."""
 
     @abstractmethod
     def close(self) -> None:
@@ -205,11 +209,12 @@ def open_communicator(
         rank: number of this rank.
         world_size: how many ranks there are.
         secret: the job's secret, with which ranks prove themselves to each other.
-        transport: ``"auto"`` and ``"native"``: shared memory inside a host and TCP across, where ``"auto"`` makes do
-            with TCP, after a warning, on a host whose shared memory is too small; ``"shm"`` and ``"tcp"``: only that;
-            ``"mpi"``: mpi4py.
+        transport: ``"auto"`` and ``"native"``: shared memory inside a host and TCP across, where ``"auto"``
+            makes do with TCP, after a warning, on a host whose shared memory is too small; ``"shm"`` and
+            ``"tcp"``: only that; ``"mpi"``: mpi4py.
         timeout_s: seconds for opening, and the default deadline of every operation.
-        name: what it is called; the same name may be opened again, as long as all ranks do so in the same order.
+        name: what it is called; the same name may be opened again, as long as all ranks do so in the same
+            order.
 
     Raises:
         ParamError: if an argument has a value that cannot work.

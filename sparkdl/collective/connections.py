@@ -1,16 +1,15 @@
-"""The sockets between ranks: two rings of authenticated TCP connections, made in Python and handed to the native core.
+"""The sockets between ranks: rings of authenticated TCP connections, made here for the native core.
 
-The *lifeline* ring goes around all ranks and tells of death; a *lane* ring goes around the hosts and carries data. Runs
-on every rank while a communicator opens; afterwards nothing listens any more.
+The *lifeline* ring goes around all ranks and tells of death; a *lane* ring goes around the hosts and carries
+data. Runs on every rank while a communicator opens; afterwards nothing listens any more.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.addresses import Address
 from sparkdl.collective.deadline import Deadline
@@ -19,7 +18,12 @@ from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
-from sparkdl.topology import Topology
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from sparkdl.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +107,7 @@ def connect_rings(
             stack.enter_context(sock)
         for kind, ring in rings.items():
             _await_welcome(outgoing[kind], kind, ring.next, deadline)
-        sockets = {
-            kind: RingSockets(to_next=outgoing[kind], from_previous=incoming[kind]) for kind in rings
-        }
+        sockets = {kind: RingSockets(to_next=outgoing[kind], from_previous=incoming[kind]) for kind in rings}
         stack.pop_all()
         listener.close()
     return sockets
@@ -133,7 +135,8 @@ def _dial(address: Address, secret: bytes, name: str, rank: int, deadline: Deadl
         raise
     except OSError as error:
         raise CommunicatorError(
-            f"cannot connect to rank {rank}: {error}. Check that a firewall lets ranks reach each other on any port."
+            f"cannot connect to rank {rank}: {error}."
+            " Check that a firewall lets ranks reach each other on any port."
         ) from error
 
 
@@ -156,8 +159,8 @@ def _accept_all(
             sock.close()
         missing = sorted({ring.previous for kind, ring in rings.items() if kind not in accepted})
         raise CommunicatorTimeoutError(
-            f"ranks {missing} did not connect within {deadline.timeout_s:g} s; check that a firewall lets ranks"
-            f" reach each other on any port ({error})"
+            f"ranks {missing} did not connect within {deadline.timeout_s:g} s ({error})."
+            " Check that a firewall lets ranks reach each other on any port."
         ) from error
     return accepted
 

@@ -1,7 +1,8 @@
 """The server behind the rendezvous: a key-value store that only holders of the job's secret can reach.
 
-Runs in one process of the job, usually rank 0's barrier task or whoever starts the ranks. One thread serves all
-connections from an event loop; handshakes with strangers happen in threads of their own (see ``listener``).
+Runs in one process of the job, usually rank 0's barrier task or whoever starts the ranks. One thread serves
+all connections from an event loop; handshakes with strangers happen in threads of their own (see
+``listener``).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import queue
 import selectors
 import socket
 import threading
-from collections.abc import Callable
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.frames import HEADER
 from sparkdl.collective.key_values import KeyValues
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.messages import MAX_FRAME_BYTES, Operation, Status, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +91,7 @@ class Coordinator:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving: all connections are closed, and clients that wait get an error. May be called again."""
+        """Stop serving: connections are closed, clients that wait get an error. May be called again."""
         if self._closed.is_set():
             return
         self._listener.close()

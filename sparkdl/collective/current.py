@@ -1,18 +1,21 @@
-"""The communicator of this process, so that code which was not handed one can find it. Set by whoever starts the rank."""
+"""The communicator of this process, for code that was not handed one. Set by whoever starts the rank."""
 
 from __future__ import annotations
 
-from sparkdl.collective.communicator import Communicator
+from typing import TYPE_CHECKING
 
-_current: Communicator | None = None
+if TYPE_CHECKING:
+    from sparkdl.collective.communicator import Communicator
+
+_opened: list[Communicator] = []
+"""Holds the communicator of this process, if any."""
 
 
 def current_communicator() -> Communicator | None:
     """The communicator that the launcher opened for this rank; None outside a rank."""
-    return _current
+    return _opened[0] if _opened else None
 
 
 def set_current_communicator(communicator: Communicator | None) -> None:
     """Make ``communicator`` the one of this process; None when it is closed."""
-    global _current
-    _current = communicator
+    _opened[:] = [] if communicator is None else [communicator]

@@ -1,4 +1,4 @@
-"""Connecting to a listener of which several candidate addresses are known, not all of which need to work from here."""
+"""Connecting to a listener with several candidate addresses, not all of which need to work from here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import errno
 import os
 import selectors
 import socket
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from sparkdl.collective.addresses import Address
 from sparkdl.collective.authentication import HANDSHAKE_TIMEOUT_S, HandshakeCutError, authenticate_client
 from sparkdl.collective.deadline import Deadline
 from sparkdl.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdl.collective.addresses import Address
 
 _STAGGER_S = 0.25
 
@@ -33,10 +37,11 @@ def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
 def connect_authenticated(
     address: Address, secret: bytes, *, purpose: bytes = b"", timeout_s: float
 ) -> socket.socket:
-    """Connect to the one host of the address where a listener proves that it knows the secret and the purpose.
+    """Connect to that host of the address where a listener proves that it knows secret and purpose.
 
-    An address can lead elsewhere than to whoever published it: every machine has a loopback, and many have the same
-    bridge address. So a host that answers but fails the proof is passed over, not taken for an attack.
+    An address can lead elsewhere than to whoever published it: every machine has a loopback, and many have
+    the same bridge address. So a host that answers but fails the proof is passed over, not taken for an
+    attack.
 
     Raises:
         AuthenticationError: if some host answered and none of those that did proved itself.
@@ -66,7 +71,7 @@ def connect_authenticated(
 
 
 def make_prompt(sock: socket.socket) -> None:
-    """Send small messages at once, and have the kernel notice within half a minute when the peer's machine is gone."""
+    """Send small messages at once, and notice within half a minute that the peer's machine is gone."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,7 +82,7 @@ def make_prompt(sock: socket.socket) -> None:
 
 
 def _connections(address: Address, deadline: Deadline, failures: dict[str, str]) -> Iterator[socket.socket]:
-    """Yield connections, at most one for each host; hosts that cannot be reached are noted in ``failures``."""
+    """Yield connections, at most one per host; note in ``failures`` the hosts that cannot be reached."""
     candidates = list(address.hosts)
     while candidates:
         winner = _race(candidates, address.port, deadline, failures)

@@ -5,10 +5,13 @@ Nothing here interprets what is in a frame, and no module of this package unpick
 
 from __future__ import annotations
 
-import socket
 import struct
+from typing import TYPE_CHECKING
 
-from sparkdl.collective.deadline import Deadline
+if TYPE_CHECKING:
+    import socket
+
+    from sparkdl.collective.deadline import Deadline
 
 HEADER = struct.Struct("!I")
 """Length of the payload in bytes, four bytes in network order."""
@@ -39,12 +42,12 @@ def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | N
     """
     (length,) = HEADER.unpack(receive_exactly(sock, HEADER.size, deadline=deadline))
     if length > max_bytes:
-        raise FrameTooLargeError(f"peer announced a frame of {length} bytes; at most {max_bytes} are allowed")
+        raise FrameTooLargeError(f"peer announced a frame of {length} bytes; {max_bytes} are allowed")
     return receive_exactly(sock, length, deadline=deadline)
 
 
 def receive_exactly(sock: socket.socket, num_bytes: int, *, deadline: Deadline | None = None) -> bytes:
-    """Receive exactly ``num_bytes`` bytes; the deadline holds for all of them together, however slowly they drip.
+    """Receive exactly ``num_bytes`` bytes; the deadline holds for all of them, however slowly they drip.
 
     Raises:
         TimeoutError: if they do not arrive before the deadline.
@@ -55,7 +58,9 @@ def receive_exactly(sock: socket.socket, num_bytes: int, *, deadline: Deadline |
         _limit(sock, deadline)
         piece = sock.recv(min(num_bytes - len(received), 1 << 20))
         if not piece:
-            raise ConnectionResetError(f"peer closed the connection after {len(received)} of {num_bytes} bytes")
+            raise ConnectionResetError(
+                f"peer closed the connection after {len(received)} of {num_bytes} bytes"
+            )
         received += piece
     return bytes(received)
 

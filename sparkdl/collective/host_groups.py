@@ -1,7 +1,7 @@
-"""Finding out which ranks share a host, by trying: two ranks do when each can read a file of the other in ``/dev/shm``.
+"""Finding out which ranks share a host, by trying: those do that can read each other's file in ``/dev/shm``.
 
-Names are never compared: two containers can share a host name or a boot id without sharing memory, and one machine can
-go by two names. Runs on every rank, while a communicator opens.
+Names are never compared: two containers can share a host name or a boot id without sharing memory, and one
+machine can go by two names. Runs on every rank, while a communicator opens.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
 from sparkdl.collective.shared_files import SharedFile, open_shared, remove_leftovers
 from sparkdl.topology import number_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _TOKEN_BYTES = 32
 
@@ -59,8 +62,8 @@ def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s:
 def group_by_sight(seen: Sequence[set[int]]) -> tuple[int, ...]:
     """Group ranks so that within a group each sees every other; ``seen[r]`` holds the ranks that rank r sees.
 
-    Sight need be neither mutual nor transitive (a user, a mount and a container each can stand in the way). Every rank
-    computes this from the same sightings, so all of them agree.
+    Sight need be neither mutual nor transitive (a user, a mount and a container each can stand in the way).
+    Every rank computes this from the same sightings, so all of them agree.
     """
     groups: list[list[int]] = []
     host_of_rank = []

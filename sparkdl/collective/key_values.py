@@ -35,7 +35,7 @@ class KeyValues:
             answer(value)
 
     def wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
-        """Have ``answer`` called as soon as the key is set, at once if it is; the returned function ends the wait."""
+        """Have ``answer`` called once the key is set, or now if it is; what is returned ends the wait."""
         if key in self._values:
             answer(self._values[key])
             return lambda: None
@@ -49,7 +49,7 @@ class KeyValues:
         return end_wait
 
     def expire(self) -> float | None:
-        """Answer the waits that have run out; return the seconds until the next one does, None without any."""
+        """Answer the waits that have run out; return the seconds until the next does, None without any."""
         while self._deadlines:
             end, number, key = self._deadlines[0]
             waiting = number in self._waits.get(key, {})
@@ -78,7 +78,10 @@ class KeyValues:
         return number
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Store ``desired`` if the key holds ``expected`` (or is missing and that is empty); return what holds now."""
+        """Store ``desired`` if the key holds ``expected``, or is missing and that is empty.
+
+        Returns what the key holds now; ``expected`` if it is missing.
+        """
         current = self._values.get(key)
         if current == expected or (current is None and not expected):
             self.set(key, desired)

@@ -1,24 +1,28 @@
 """A listener that hands out only connections whose peer has proved that it knows the job's secret.
 
-Strangers cannot hold it up: each has a few seconds for its proof, only so many are heard at a time, and when they are
-too many the one that has been silent longest is dropped. What they send is never parsed.
+Strangers cannot hold it up: each has a few seconds for its proof, only so many are heard at a time, and when
+they are too many the one that has been silent longest is dropped. What they send is never parsed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.addresses import listen
 from sparkdl.collective.authentication import authenticate_server
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.dialing import make_prompt
 from sparkdl.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +77,7 @@ class AuthenticatedListener:
         try:
             sock = self._proven.get(timeout=timeout_s)
         except queue.Empty:
-            raise TimeoutError(f"no peer connected to port {self.address.port} within {timeout_s:g} s") from None
+            raise TimeoutError(f"no peer came to port {self.address.port} within {timeout_s:g} s") from None
         if sock is None:
             raise ConnectionAbortedError(f"the listener on port {self.address.port} was closed")
         return sock
@@ -157,7 +161,5 @@ class AuthenticatedListener:
 
 def _hang_up(sock: socket.socket) -> None:
     # Unlike close(), this wakes a thread that is blocked on the socket.
-    try:
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -1,10 +1,13 @@
-"""How requests to the coordinator and its answers look as bytes: a fixed header, then fields, each after its length."""
+"""Requests to the coordinator and its answers as bytes: a fixed header, then fields after their lengths."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_VALUE_BYTES = 64 << 20
 """Largest value that the coordinator keeps."""

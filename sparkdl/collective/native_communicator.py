@@ -1,22 +1,26 @@
 """Communicators on the native core: shared memory inside a host, TCP across. Runs on ranks.
 
-Opening is done here (who shares a host, the segment, the connections); the data path is in ``sparkdl._native``.
+Opening is done here (who shares a host, the segment, the connections); the data path is in
+``sparkdl._native``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.connections import connect_rings
 from sparkdl.collective.deadline import Deadline
-from sparkdl.collective.handle import Handle
 from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous
 from sparkdl.collective.segment import SegmentError, open_segment
 from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.topology import Topology, number_hosts
+
+if TYPE_CHECKING:
+    from sparkdl.collective.handle import Handle
 
 try:
     from sparkdl import _native
@@ -30,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class NativeCommunicator(Communicator):
-    """See :class:`~sparkdl.collective.communicator.Communicator`; made by :func:`open_native_communicator`."""
+    """The contract on the native core; made by :func:`open_native_communicator`."""
 
     def __init__(
         self,
@@ -196,6 +200,4 @@ def _share_memory(
     topology = Topology(rank=rank, host_of_rank=without)
     second_try = PrefixRendezvous(rendezvous, "second try")
     num_bytes = _native.segment_bytes(topology.local_size) if topology.local_size > 1 else 0
-    return topology, open_segment(
-        second_try, topology, num_bytes=num_bytes, timeout_s=deadline.remaining_s()
-    )
+    return topology, open_segment(second_try, topology, num_bytes=num_bytes, timeout_s=deadline.remaining_s())

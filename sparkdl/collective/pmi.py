@@ -1,20 +1,25 @@
 """MPI without mpirun: the server side of PMI-1, MPICH's simple process-management protocol, for one rank.
 
-Runs in the parent of a rank (the barrier task, or whoever starts ranks) and serves it over an inherited socket pair, so
-that nothing listens; what one rank puts, the others get through the job's authenticated rendezvous. The protocol is
-lines of ``key=value`` words; see ``src/pmi`` in MPICH and https://doi.org/10.1007/978-3-642-15646-5_4.
+Runs in the parent of a rank (the barrier task, or whoever starts ranks) and serves it over an inherited
+socket pair, so that nothing listens; what one rank puts, the others get through the job's authenticated
+rendezvous. The protocol is lines of ``key=value`` words; see ``src/pmi`` in MPICH and
+https://doi.org/10.1007/978-3-642-15646-5_4.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Sequence
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
 from sparkdl.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +97,8 @@ class PmiServer:
 
     def close(self) -> None:
         """Hang up; a rank that still initializes MPI fails. May be called again."""
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         # A barrier under way ends with its deadline; there is no need to wait for it.
         self._thread.join(timeout=1.0)
         self._sock.close()
@@ -118,10 +121,8 @@ class PmiServer:
             # Hanging up is the only way in PMI-1 to tell a waiting rank that it waits in vain.
             self.failure = f"MPI start-up of rank {self._rank} failed: {error}"
             logger.warning("%s", self.failure)
-            try:
+            with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def _handle(self, request: dict[str, str]) -> bool:
         """Answer one request; say whether to go on."""

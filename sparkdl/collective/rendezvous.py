@@ -1,16 +1,18 @@
-"""The key-value store through which the ranks of a job find each other; the contract and what is built on it alone.
+"""The key-value store in which the ranks of a job find each other: the contract, and what builds on it.
 
-Runs on every rank. :class:`~sparkdl.collective.rendezvous_client.RendezvousClient` is the usual implementation; any
-store with these few operations will do.
+Runs on every rank. :class:`~sparkdl.collective.rendezvous_client.RendezvousClient` is the usual
+implementation; any store with these few operations will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sparkdl.collective.deadline import Deadline
 from sparkdl.errors import CommunicatorTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Rendezvous(Protocol):
@@ -50,7 +52,7 @@ class LossNotices(Protocol):
     """What a rendezvous can do besides when it knows that a rank's process has died."""
 
     def post_if_lost(self, queue: str, value: bytes) -> None:
-        """Have ``value`` posted to a queue (see :func:`post`) if this process ends without closing its rendezvous.
+        """Have ``value`` posted to a queue (see :func:`post`) if this process ends without a goodbye.
 
         A second call replaces the value of the first; an empty value takes it back.
         """
@@ -109,8 +111,8 @@ def all_gather_bytes(
 ) -> list[bytes]:
     """Exchange one value per rank; every rank gets all of them in order of rank.
 
-    Rank 0 joins the values, so that the store serves a number of requests that grows with the world size and not with
-    its square. The keys are removed when all ranks have read them; use each ``key`` once.
+    Rank 0 joins the values, so that the store serves a number of requests that grows with the world size and
+    not with its square. The keys are removed when all ranks have read them; use each ``key`` once.
 
     Raises:
         CommunicatorTimeoutError: if some rank does not take part in time; the message names it.

@@ -1,20 +1,19 @@
 """A rank's connection to the coordinator. Runs on ranks and in whoever starts them.
 
-One connection serves all threads: requests carry numbers, and one reader thread hands each answer to whoever waits for
-it, so that a thread in a long ``get`` does not keep another from its ``set``.
+One connection serves all threads: requests carry numbers, and one reader thread hands each answer to whoever
+waits for it, so that a thread in a long ``get`` does not keep another from its ``set``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from types import TracebackType
+from typing import TYPE_CHECKING
 
-from sparkdl.collective.addresses import Address
 from sparkdl.collective.coordinator import PURPOSE
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.dialing import connect_authenticated
@@ -22,6 +21,12 @@ from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.messages import MAX_FRAME_BYTES, MAX_VALUE_BYTES, Operation, Status, pack, unpack
 from sparkdl.collective.rendezvous import PrefixRendezvous
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from sparkdl.collective.addresses import Address
 
 _ANSWER_TIMEOUT_S = 60.0
 """How long the coordinator may take for something that it answers at once."""
@@ -104,16 +109,13 @@ class RendezvousClient:
         return PrefixRendezvous(self, name)
 
     def close(self) -> None:
-        """Say goodbye and close the connection; waits of other threads end with an error. May be called again."""
-        try:
+        """Say goodbye and close; waits of other threads end with an error. May be called again."""
+        # The error: closed before, or the coordinator is gone and nobody is left to be told.
+        with contextlib.suppress(CommunicatorError):
             self._request(Operation.GOODBYE, patience_s=_GOODBYE_TIMEOUT_S)
-        except CommunicatorError:
-            pass  # closed before, or the coordinator is gone and nobody is left to be told
         self._end("this rank closed its rendezvous")
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         if threading.current_thread() is not self._reader:
             self._reader.join()
         self._sock.close()

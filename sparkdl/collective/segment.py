@@ -1,6 +1,7 @@
-"""The shared-memory segment of the ranks of one host: made by one of them, opened by all, then without a name.
+"""The shared-memory segment of one host's ranks: made by one of them, opened by all, then nameless.
 
-Its memory is reserved when it is made, so that a ``/dev/shm`` that is too small is an error now and not a SIGBUS later.
+Its memory is reserved when it is made, so that a ``/dev/shm`` that is too small is an error now and not a
+SIGBUS later.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
 from sparkdl.collective.shared_files import FOLDER, SharedFile, open_shared
 from sparkdl.errors import CommunicatorError
-from sparkdl.topology import Topology
+
+if TYPE_CHECKING:
+    from sparkdl.topology import Topology
 
 
 class SegmentError(CommunicatorError):
@@ -50,14 +54,19 @@ def open_segment(rendezvous: Rendezvous, topology: Topology, *, num_bytes: int, 
     fd = -1
     try:
         offers = _exchange(
-            rendezvous, "segment/made", topology, str(file.path) if file else "", failure, deadline
+            rendezvous,
+            topology,
+            deadline,
+            key="segment/made",
+            path=str(file.path) if file else "",
+            failure=failure,
         )
         leader = topology.local_ranks[0]
         if file is not None:
             fd = file.take_fd()
         elif topology.local_size > 1:
             fd, failure = _open(offers[leader])
-        _exchange(rendezvous, "segment/opened", topology, "", failure, deadline)
+        _exchange(rendezvous, topology, deadline, key="segment/opened", path="", failure=failure)
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -69,7 +78,7 @@ def open_segment(rendezvous: Rendezvous, topology: Topology, *, num_bytes: int, 
 
 
 def _exchange(
-    rendezvous: Rendezvous, key: str, topology: Topology, path: str, failure: str, deadline: Deadline
+    rendezvous: Rendezvous, topology: Topology, deadline: Deadline, *, key: str, path: str, failure: str
 ) -> list[str]:
     answers = all_gather_bytes(
         rendezvous,

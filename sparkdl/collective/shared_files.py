@@ -1,7 +1,7 @@
-"""Short-lived files in ``/dev/shm``: made for this job alone, readable by this user alone, removed as soon as possible.
+"""Short-lived files in ``/dev/shm``, readable by this user alone and removed as soon as possible.
 
-A process that is killed between making and removing its file leaves it behind; every file is locked as long as its
-maker lives, so the next communicator of the same user can tell such files and removes them.
+A process that is killed between making and removing its file leaves it behind; every file is locked as long
+as its maker lives, so the next communicator of the same user can tell such files and removes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import secrets
 import time
 from pathlib import Path
 
-FOLDER = Path("/dev/shm")
+# Names in here are random and made with O_EXCL, so nobody can lay one out in advance.
+FOLDER = Path("/dev/shm")  # noqa: S108
 
 _PREFIX = "sparkdl-"
 _LEFTOVER_AGE_S = 60.0
@@ -75,7 +76,7 @@ def open_shared(path: str, *, flags: int) -> int:
 
 
 def remove_leftovers() -> list[Path]:
-    """Remove the files of this user's processes that were killed before they could; return what was removed."""
+    """Remove what killed processes of this user left behind; return which files those were."""
     removed = []
     for path in FOLDER.glob(f"{_PREFIX}{os.getuid()}-*") if FOLDER.is_dir() else ():
         try:

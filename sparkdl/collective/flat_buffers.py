@@ -1,0 +1,107 @@
+"""Seeing any CPU buffer as a flat NumPy array of its memory, without copies or knowing whose it is.
+
+NumPy arrays are taken as they are; everything else through DLPack (https://dmlc.github.io/dlpack), which,
+unlike the buffer protocol, knows bfloat16. NumPy has no such type: those elements are seen as uint16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl.errors import ParamError
+
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
+
+_CPU_DEVICES = (1, 3)
+"""``kDLCPU`` and ``kDLCUDAHost`` (pinned host memory)."""
+
+_NAMES = {
+    (0, 32): "int32",
+    (0, 64): "int64",
+    (1, 8): "uint8",
+    (2, 16): "float16",
+    (2, 32): "float32",
+    (2, 64): "float64",
+    (4, 16): "bfloat16",
+}
+"""Type code and bits of DLPack to dtype name."""
+
+
+class _Tensor(ctypes.Structure):
+    """``DLTensor`` of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """A buffer's memory.
+
+    Attributes:
+        dtype: one of :data:`DTYPES`.
+        data: its elements, shape ``(n,)``; uint16 for bfloat16.
+        owner: what keeps the memory alive.
+    """
+
+    dtype: str
+    data: np.ndarray[Any, Any]
+    owner: object
+
+
+def flatten(array: Any) -> FlatBuffer:
+    """See a C-contiguous CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
+
+    Raises:
+        ParamError: if it is not contiguous, not in CPU memory, or of another dtype.
+    """
+    if isinstance(array, np.ndarray):
+        _check_dtype(array.dtype.name)
+        if not array.flags.c_contiguous:
+            raise ParamError(f"array of shape {array.shape} is not C-contiguous; copy it first")
+        return FlatBuffer(dtype=array.dtype.name, data=array.reshape(-1), owner=array)
+    if not hasattr(array, "__dlpack__"):
+        raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
+    if array.__dlpack_device__()[0] not in _CPU_DEVICES:
+        raise ParamError(f"{type(array).__name__} is not in CPU memory")
+    return _flatten_capsule(array, array.__dlpack__())
+
+
+def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+    name = _NAMES.get((tensor.type_code, tensor.type_bits)) if tensor.type_lanes == 1 else None
+    _check_dtype(name or f"DLPack type {tensor.type_code} of {tensor.type_bits} bits")
+    assert name is not None
+    shape = tensor.shape[: tensor.ndim]
+    num_elements = 1
+    for position in reversed(range(tensor.ndim)):
+        if tensor.strides and shape[position] > 1 and tensor.strides[position] != num_elements:
+            raise ParamError(f"tensor of shape {tuple(shape)} is not C-contiguous; pass tensor.contiguous()")
+        num_elements *= shape[position]
+    storage = np.dtype("uint16" if name == "bfloat16" else name)
+    if num_elements == 0:
+        return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array)
+    num_bytes = num_elements * storage.itemsize
+    memory = (ctypes.c_char * num_bytes).from_address(tensor.data + tensor.byte_offset)
+    return FlatBuffer(dtype=name, data=np.frombuffer(memory, storage), owner=(array, capsule))
+
+
+def _check_dtype(name: str) -> None:
+    if name not in DTYPES:
+        raise ParamError(f"dtype {name} cannot be communicated; it may be one of {', '.join(DTYPES)}")

@@ -1,0 +1,384 @@
+"""Communicators over MPI, by mpi4py: the one module that imports it. Runs on ranks.
+
+The ranks must already stand in one MPI world: started by ``mpiexec``, or by sparkdl through PMI (see
+``pmi``). Operations are non-blocking ones that are polled, so that each has a deadline and a death or an
+abort ends it at once. What MPI cannot do: after a rank is lost no communicator of that MPI world is of
+further use, so the processes have to be started again; and the ports that an MPI library opens between hosts
+are not authenticated.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparkdl.collective.communicator import Array, Communicator
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.flat_buffers import flatten
+from sparkdl.collective.host_groups import find_hosts
+from sparkdl.collective.peer_watch import PeerWatch
+from sparkdl.collective.reductions import OPS, narrow_into, widen
+from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
+from sparkdl.collective.turns import Turns
+from sparkdl.errors import (
+    CommunicatorError,
+    CommunicatorTimeoutError,
+    ParamError,
+    TransportUnavailableError,
+)
+from sparkdl.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from mpi4py import MPI
+
+    from sparkdl.collective.handle import Handle
+
+    Begin = Callable[[], tuple[MPI.Request, Callable[[], None]]]
+    """Starts an operation; returns its request and what to do once that is complete."""
+
+_SPIN_S = 0.05
+_NAP_S = 2e-4
+_NUM_TAGS = 32768
+"""How many tags every MPI library allows at least."""
+
+_unfinished: set[MpiCommunicator] = set()
+"""Communicators that are open or have failed: while there is one, MPI_Finalize could wait for ever."""
+
+
+class MpiCommunicator(Communicator):
+    """See :class:`~sparkdl.collective.communicator.Communicator`; made by :func:`open_mpi_communicator`."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        own_rendezvous: PrefixRendezvous,
+        *,
+        topology: Topology,
+        name: str,
+        rendezvous: Rendezvous,
+        secret: bytes,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(
+            topology=topology,
+            name=name,
+            rendezvous=rendezvous,
+            secret=secret,
+            requested_transport="mpi",
+            timeout_s=timeout_s,
+        )
+        self._comm = comm
+        self._mpi = load_mpi()
+        self._num_joined = 0
+        self._failure: CommunicatorError | None = None
+        self._closed = False
+        self._abandoned: list[object] = []
+        self._turns = Turns(f"sparkdl-mpi-{name}")
+        self._watch = PeerWatch(
+            own_rendezvous, rank=self.rank, world_size=self.world_size, position=lambda: self._num_joined
+        )
+        _unfinished.add(self)
+
+    @property
+    def transport(self) -> str:
+        """``"mpi"``."""
+        return "mpi"
+
+    @property
+    def failure(self) -> str | None:
+        """See the contract."""
+        failure = self._failure or self._watch.failure
+        return str(failure) if failure else None
+
+    def allreduce(self, array: Array, *, op: str = "sum", timeout_s: float | None = None) -> None:
+        """See the contract."""
+        self._turns.run(self._operation("allreduce", self._begin_allreduce(array, op), timeout_s))
+
+    def allreduce_async(self, array: Array, *, op: str = "sum", timeout_s: float | None = None) -> Handle:
+        """See the contract."""
+        return self._turns.submit(self._operation("allreduce", self._begin_allreduce(array, op), timeout_s))
+
+    def reduce_scatter(
+        self, array: Array, out: Array, *, op: str = "sum", timeout_s: float | None = None
+    ) -> None:
+        """See the contract."""
+        begin = self._begin_reduce_scatter(array, out, op)
+        self._turns.run(self._operation("reduce_scatter", begin, timeout_s))
+
+    def reduce_scatter_async(
+        self, array: Array, out: Array, *, op: str = "sum", timeout_s: float | None = None
+    ) -> Handle:
+        """See the contract."""
+        begin = self._begin_reduce_scatter(array, out, op)
+        return self._turns.submit(self._operation("reduce_scatter", begin, timeout_s))
+
+    def allgather(self, array: Array, out: Array, *, timeout_s: float | None = None) -> None:
+        """See the contract."""
+        self._turns.run(self._operation("allgather", self._begin_allgather(array, out), timeout_s))
+
+    def allgather_async(self, array: Array, out: Array, *, timeout_s: float | None = None) -> Handle:
+        """See the contract."""
+        return self._turns.submit(self._operation("allgather", self._begin_allgather(array, out), timeout_s))
+
+    def broadcast(self, array: Array, *, root: int, timeout_s: float | None = None) -> None:
+        """See the contract."""
+        self._turns.run(self._operation("broadcast", self._begin_broadcast(array, root), timeout_s))
+
+    def broadcast_async(self, array: Array, *, root: int, timeout_s: float | None = None) -> Handle:
+        """See the contract."""
+        return self._turns.submit(self._operation("broadcast", self._begin_broadcast(array, root), timeout_s))
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """See the contract."""
+        self._turns.run(self._operation("barrier", self._begin_barrier, timeout_s))
+
+    def barrier_async(self, *, timeout_s: float | None = None) -> Handle:
+        """See the contract."""
+        return self._turns.submit(self._operation("barrier", self._begin_barrier, timeout_s))
+
+    def abort(self, reason: str) -> None:
+        """See the contract."""
+        if not self._closed and self.failure is None:
+            self._watch.abort(reason)
+
+    def close(self) -> None:
+        """See the contract."""
+        if self._closed:
+            return
+        self._turns.close()
+        self._closed = True
+        self._watch.leave()
+        if self.failure is None:
+            self._comm.Free()
+            _unfinished.discard(self)
+
+    def _operation(self, what: str, begin: Begin, timeout_s: float | None) -> Callable[[], None]:
+        return partial(self._carry_out, what, begin, self.timeout_s if timeout_s is None else timeout_s)
+
+    def _carry_out(self, what: str, begin: Begin, timeout_s: float) -> None:
+        if self._closed:
+            raise CommunicatorError(f"{what}: communicator {self.name!r} is closed")
+        self._check(what)
+        deadline = Deadline(timeout_s)
+        self._num_joined += 1
+        try:
+            request, finish = begin()
+            # MPI may still write to the buffers of an operation that we give up: keep them.
+            self._abandoned.append((request, finish))
+            self._complete(what, request, deadline)
+        except self._mpi.Exception as error:
+            self._failure = CommunicatorError(f"{what} on {self.name!r} failed in MPI: {error}")
+            raise self._failure from error
+        self._abandoned.pop()
+        finish()
+
+    def _complete(self, what: str, request: MPI.Request, deadline: Deadline) -> None:
+        spin = deadline.at_most(_SPIN_S)
+        while not request.Test():
+            self._check(what)
+            if deadline.expired:
+                missing = self._watch.roll_call()
+                self._check(what)
+                who = f"ranks {missing} had not joined" if missing else "all ranks had joined"
+                self._failure = CommunicatorTimeoutError(
+                    f"{what} on {self.name!r} was not complete within {deadline.timeout_s:g} s: {who}"
+                )
+                raise self._failure
+            if spin.expired:
+                time.sleep(_NAP_S)
+            else:
+                os.sched_yield()
+
+    def _check(self, what: str) -> None:
+        failure = self._failure or self._watch.failure
+        if failure is not None:
+            raise type(failure)(f"{what} on {self.name!r}: {failure}") from failure
+
+    def _begin_allreduce(self, array: Array, op: str) -> Begin:
+        buffer = flatten(array)
+        mpi_op = self._find_op(op)
+
+        def begin() -> tuple[MPI.Request, Callable[[], None]]:
+            working = widen(buffer.data, buffer.dtype, op)
+            request = self._comm.Iallreduce(self._mpi.IN_PLACE, working, mpi_op)
+            return request, lambda: narrow_into(buffer.data, working, buffer.dtype, op, self.world_size)
+
+        return begin
+
+    def _begin_reduce_scatter(self, array: Array, out: Array, op: str) -> Begin:
+        source, target = flatten(array), flatten(out)
+        self._check_blocks(whole=(source.dtype, source.data.size), block=(target.dtype, target.data.size))
+        mpi_op = self._find_op(op)
+
+        def begin() -> tuple[MPI.Request, Callable[[], None]]:
+            working = widen(source.data, source.dtype, op)
+            reduced = target.data if working is source.data else np.empty(target.data.size, working.dtype)
+            request = self._comm.Ireduce_scatter_block(working, reduced, mpi_op)
+            return request, lambda: narrow_into(target.data, reduced, target.dtype, op, self.world_size)
+
+        return begin
+
+    def _begin_allgather(self, array: Array, out: Array) -> Begin:
+        source, target = flatten(array), flatten(out)
+        self._check_blocks(whole=(target.dtype, target.data.size), block=(source.dtype, source.data.size))
+        num_bytes = source.data.nbytes
+        target_bytes = target.data.view(np.uint8)
+        own_bytes = target_bytes[self.rank * num_bytes : (self.rank + 1) * num_bytes]
+
+        def begin() -> tuple[MPI.Request, Callable[[], None]]:
+            if num_bytes and own_bytes.ctypes.data != source.data.ctypes.data:
+                own_bytes[:] = source.data.view(np.uint8)
+            request = self._comm.Iallgather(self._mpi.IN_PLACE, target_bytes)
+            return request, lambda: _keep(source, target)
+
+        return begin
+
+    def _begin_broadcast(self, array: Array, root: int) -> Begin:
+        buffer = flatten(array)
+        if not 0 <= root < self.world_size:
+            raise ParamError(f"root {root} is outside a world of {self.world_size} ranks")
+
+        def begin() -> tuple[MPI.Request, Callable[[], None]]:
+            request = self._comm.Ibcast(buffer.data.view(np.uint8), root)
+            return request, lambda: _keep(buffer)
+
+        return begin
+
+    def _begin_barrier(self) -> tuple[MPI.Request, Callable[[], None]]:
+        return self._comm.Ibarrier(), _keep
+
+    def _check_blocks(self, *, whole: tuple[str, int], block: tuple[str, int]) -> None:
+        if whole != (block[0], block[1] * self.world_size):
+            raise ParamError(
+                f"{whole[1]} elements of {whole[0]} are not {self.world_size} blocks"
+                f" of {block[1]} elements of {block[0]}"
+            )
+
+    def _find_op(self, op: str) -> MPI.Op:
+        if op not in OPS:
+            raise ParamError(f"op={op!r} is unknown; it may be one of {', '.join(OPS)}")
+        mpi = self._mpi
+        ops: dict[str, MPI.Op] = {"min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD}
+        return ops.get(op, mpi.SUM)
+
+
+def open_mpi_communicator(
+    *,
+    rendezvous: Rendezvous,
+    own_rendezvous: PrefixRendezvous,
+    rank: int,
+    world_size: int,
+    secret: bytes,
+    timeout_s: float,
+    name: str,
+) -> MpiCommunicator:
+    """Open a communicator over MPI; see :func:`~sparkdl.collective.communicator.open_communicator`.
+
+    Args:
+        rendezvous: the store that the communicator shows to its users.
+        own_rendezvous: a view of it that this opening has for itself.
+        rank: number of this rank; its number in the MPI world may be another.
+        world_size: how many ranks there are; the MPI world may have more.
+        secret: the job's secret.
+        timeout_s: seconds for opening, and the default deadline of every operation.
+        name: what it is called.
+
+    Raises:
+        TransportUnavailableError: if mpi4py or an MPI library is missing.
+        CommunicatorError: if the ranks do not stand in one MPI world.
+    """
+    deadline = Deadline(timeout_s)
+    world = load_mpi().COMM_WORLD
+    places = all_gather_bytes(
+        own_rendezvous,
+        key="mpi/places",
+        rank=rank,
+        world_size=world_size,
+        value=json.dumps([world.Get_rank(), world.Get_size()]).encode(),
+        timeout_s=deadline.remaining_s(),
+    )
+    members = check_places([(place[0], place[1]) for place in map(json.loads, places)])
+    hosts = find_hosts(own_rendezvous, rank=rank, world_size=world_size, timeout_s=deadline.remaining_s())
+    tag = zlib.crc32(name.encode()) % _NUM_TAGS
+    comm = world.Create_group(world.Get_group().Incl(members), tag)
+    comm.Set_errhandler(load_mpi().ERRORS_RETURN)
+    return MpiCommunicator(
+        comm,
+        own_rendezvous,
+        topology=Topology(rank=rank, host_of_rank=hosts),
+        name=name,
+        rendezvous=rendezvous,
+        secret=secret,
+        timeout_s=timeout_s,
+    )
+
+
+def check_places(places: list[tuple[int, int]]) -> list[int]:
+    """Check that ranks stand in one MPI world; return the MPI rank of each.
+
+    Args:
+        places: MPI rank and size of the MPI world, as each rank sees them.
+
+    Raises:
+        CommunicatorError: if they do not.
+    """
+    members = [mpi_rank for mpi_rank, _ in places]
+    sizes = sorted({size for _, size in places})
+    if len(sizes) > 1 or len(set(members)) < len(members):
+        raise CommunicatorError(
+            f"{len(places)} ranks do not stand in one MPI world: their MPI ranks are {members},"
+            f" in worlds of {', '.join(map(str, sizes))}."
+            " Start them by sparkdl with transport='mpi', or by mpiexec."
+        )
+    return members
+
+
+def load_mpi() -> ModuleType:
+    """Import mpi4py and initialize MPI, once per process.
+
+    Raises:
+        TransportUnavailableError: if mpi4py or an MPI library is missing.
+        CommunicatorError: if MPI is of no use to several threads, or has been finalized.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
+        raise TransportUnavailableError(
+            f"transport='mpi' needs mpi4py and an MPI library ({error}). Run: pip install 'sparkdl[mpi]'"
+        ) from error
+    if MPI.Is_finalized():
+        raise CommunicatorError("MPI was finalized in this process and cannot be started again")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalize)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise CommunicatorError(
+            f"{MPI.Get_library_version().splitlines()[0]} was not initialized for several threads"
+            " (MPI_THREAD_MULTIPLE). Let sparkdl initialize it, or use a build that supports it."
+        )
+    return MPI
+
+
+def _finalize() -> None:
+    from mpi4py import MPI
+
+    if not _unfinished and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _keep(*_buffers: object) -> None:
+    """Do nothing; whoever holds a call of this holds the buffers of an operation under way."""

@@ -1,0 +1,123 @@
+"""News about other ranks that a transport cannot tell: who died, who aborted and why, who is missing.
+
+MPI offers none of that, so it goes through the rendezvous: one thread per communicator waits there for
+notices.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.rendezvous import PrefixRendezvous, post
+from sparkdl.errors import (
+    CommunicatorAbortedError,
+    CommunicatorError,
+    CommunicatorTimeoutError,
+    RankLostError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 600.0
+_ROLL_CALL_S = 2.0
+
+
+class PeerWatch:
+    """Watches the peers of one communicator from its opening until all ranks have left it.
+
+    Args:
+        rendezvous: of this communicator alone.
+        rank: number of this rank.
+        world_size: how many ranks there are.
+        position: tells how many operations this rank has joined so far.
+    """
+
+    def __init__(
+        self, rendezvous: PrefixRendezvous, *, rank: int, world_size: int, position: Callable[[], int]
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._rank = rank
+        self._world_size = world_size
+        self._position = position
+        self._left: set[int] = set()
+        self._closed = False
+        self.failure: CommunicatorError | None = None
+        self._lock = threading.Lock()
+        rendezvous.post_if_lost("notices", self._notice("lost"))
+        threading.Thread(target=self._watch, name="sparkdl-peer-watch", daemon=True).start()
+
+    def abort(self, reason: str) -> None:
+        """Let this and every other rank fail with ``reason``."""
+        self._fail(CommunicatorAbortedError(f"rank {self._rank} aborted: {reason}"))
+        self._post("aborted", reason=reason)
+
+    def roll_call(self) -> list[int]:
+        """Ask who has joined as many operations as this rank; return those that have not or do not answer."""
+        number = post(self._rendezvous, "notices", self._notice("roll call"))
+        deadline = Deadline(_ROLL_CALL_S)
+        missing = []
+        for rank in range(self._world_size):
+            try:
+                answer = self._rendezvous.get(f"roll calls/{number}/{rank}", deadline.remaining_s())
+            except CommunicatorTimeoutError:
+                missing.append(rank)
+                continue
+            if int(answer) < self._position():
+                missing.append(rank)
+        return missing
+
+    def leave(self) -> None:
+        """Tell the others that this rank goes on purpose."""
+        self._closed = True
+        try:
+            self._rendezvous.post_if_lost("notices", b"")
+        except CommunicatorError as error:
+            logger.debug("The rendezvous was closed before its communicator: %s", error)
+            return
+        self._post("left")
+
+    def _watch(self) -> None:
+        number = 1
+        while self.failure is None and len(self._left) < self._world_size:
+            try:
+                notice = self._rendezvous.get(f"notices/{number}", _WAIT_S)
+                self._take(number, json.loads(notice))
+            except CommunicatorTimeoutError:
+                continue
+            except CommunicatorError as error:
+                if not self._closed:
+                    self._fail(CommunicatorError(f"cannot watch the other ranks any more: {error}"))
+                return
+            number += 1
+
+    def _take(self, number: int, notice: dict[str, Any]) -> None:
+        kind, rank = notice["kind"], notice["rank"]
+        if kind == "left":
+            self._left.add(rank)
+        elif kind == "lost":
+            self._fail(RankLostError(f"rank {rank} died: its connection to the coordinator ended"))
+        elif kind == "aborted":
+            self._fail(CommunicatorAbortedError(f"rank {rank} aborted: {notice['reason']}"))
+        elif kind == "roll call":
+            self._rendezvous.set(f"roll calls/{number}/{self._rank}", str(self._position()).encode())
+
+    def _fail(self, failure: CommunicatorError) -> None:
+        with self._lock:
+            if self.failure is None:
+                self.failure = failure
+
+    def _notice(self, kind: str, **details: str) -> bytes:
+        return json.dumps({"kind": kind, "rank": self._rank, **details}).encode()
+
+    def _post(self, kind: str, **details: str) -> None:
+        try:
+            post(self._rendezvous, "notices", self._notice(kind, **details))
+        except CommunicatorError as error:
+            logger.warning("Cannot tell the other ranks that this one has %s: %s", kind, error)

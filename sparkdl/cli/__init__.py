@@ -1,0 +1,42 @@
+"""The ``sparkdl`` command: a table of its subcommands. Each lives in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sparkdl import __version__
+from sparkdl.bench import allreduce
+from sparkdl.cli import demo
+from sparkdl.errors import SparkdlError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit status is 0 on success, 1 on an error of ours, 2 on wrong usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except SparkdlError as error:
+        print(f"sparkdl: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sparkdl", description="Train PyTorch models on a Spark cluster.")
+    parser.add_argument("--version", action="version", version=f"sparkdl {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    command = commands.add_parser("demo", help="train, track and serve a digit classifier on this machine")
+    demo.add_arguments(command)
+    command.set_defaults(run=demo.run)
+
+    bench = commands.add_parser("bench", help="measure this machine against other libraries")
+    benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
+    command = benchmarks.add_parser("allreduce", help="time an allreduce against Gloo and MPI")
+    allreduce.add_arguments(command)
+    command.set_defaults(run=allreduce.run)
+    return parser

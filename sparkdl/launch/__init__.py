@@ -1,0 +1,12 @@
+"""Runs a function on ranks: one process per slot of a Spark barrier stage, on classic Spark and Spark Connect.
+
+Knows Spark and processes, not torch and not training. The driver calls :func:`run_on_ranks`; in every rank process the
+function receives a :class:`RankContext`.
+"""
+
+from __future__ import annotations
+
+from sparkdl.launch.rank_context import RankContext
+from sparkdl.launch.run import run_on_ranks
+
+__all__ = ["RankContext", "run_on_ranks"]

@@ -1,0 +1,142 @@
+"""What a barrier task does: meet the others, start its rank, relay and watch it, yield how it ended. Runs on an executor.
+
+A failing rank does not fail its Spark task: its failure is a row, which brings the driver more than Spark's exception
+would, and from every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING
+
+from sparkdl.collective import Coordinator, RendezvousClient
+from sparkdl.collective.addresses import Address
+from sparkdl.collective.pmi import PmiServer, pmi_environment
+from sparkdl.launch.driver_link import DriverLink
+from sparkdl.launch.failure_board import FailureBoard
+from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_conflicts
+from sparkdl.launch.messages import CHUNK_BYTES
+from sparkdl.launch.outcome import Failure
+from sparkdl.launch.rank_environment import assigned_gpus, rank_environment
+from sparkdl.launch.rank_supervisor import RankSupervisor
+
+if TYPE_CHECKING:
+    from pyspark import BarrierTaskContext
+
+CONNECT_TIMEOUT_S = 60.0
+
+Row = tuple[str, int, bytes]
+"""Kind (``result``, ``failure``, ``error``, ``refused``, ``log``), number of the chunk, body."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What every task tells the others before any rank is started."""
+
+    host: str
+    conflicts: tuple[str, ...]
+    coordinator: str
+
+
+def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[Row]:
+    """Run the rank that this task stands for, and yield how it ended."""
+    rank, host = context.partitionId(), socket.gethostname()
+    with ExitStack() as stack:
+        coordinator = None
+        if rank == 0:
+            coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=spec.num_ranks))
+        peers = _meet(spec, context, coordinator)
+        if any(peer.conflicts for peer in peers):
+            yield "refused", 0, "; ".join(_conflicts(peers)).encode()
+            return
+        address = Address.from_bytes(peers[0].coordinator)
+        client = RendezvousClient.connect(address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
+        stack.enter_context(client)
+        board = FailureBoard(client.prefix("tasks"))
+        link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
+        position = [peer.host for peer in peers[:rank]].count(host)
+        supervisor = stack.enter_context(_start(spec, context, client, address, link, position))
+        link.started()
+        link.watch(supervisor.stop)
+        board.watch(supervisor.stop)
+        failure = supervisor.wait()
+        if failure is None:
+            yield from _chunks("result", supervisor.result)
+        else:
+            failure = replace(failure, host=host)
+            link.failure(failure)
+            board.post(failure)
+            yield "failure", 0, failure.to_json().encode()
+            if failure.pickled:
+                yield "error", 0, failure.pickled
+        yield from _chunks("log", link.unsent)
+        board.finish(rank)
+        if rank == 0:
+            board.wait_until_finished(spec.num_ranks)
+
+
+def _meet(spec: LaunchSpec, context: BarrierTaskContext, coordinator: Coordinator | None) -> list[Peer]:
+    mine = {
+        "host": socket.gethostname(),
+        "conflicts": version_conflicts(spec.versions, installed_versions()),
+        "coordinator": coordinator.address.to_bytes().decode() if coordinator is not None else "",
+    }
+    gathered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
+    return [
+        Peer(host=peer["host"], conflicts=tuple(peer["conflicts"]), coordinator=peer["coordinator"])
+        for peer in gathered
+    ]
+
+
+def _conflicts(peers: list[Peer]) -> list[str]:
+    return sorted({f"on {peer.host}, {conflict}" for peer in peers for conflict in peer.conflicts})
+
+
+def _start(
+    spec: LaunchSpec,
+    context: BarrierTaskContext,
+    client: RendezvousClient,
+    coordinator: Address,
+    link: DriverLink,
+    position_on_host: int,
+) -> RankSupervisor:
+    rank = context.partitionId()
+    order = {
+        "rank": rank,
+        "world_size": spec.num_ranks,
+        "secret": spec.secret.hex(),
+        "coordinator": coordinator.to_bytes().decode(),
+        "transport": spec.transport,
+        "operation_timeout_s": spec.operation_timeout_s,
+    }
+    environment = rank_environment(
+        dict(spec.environment), gpus=assigned_gpus(context, spec.gpus_per_rank, position_on_host)
+    )
+    pass_fds: tuple[int, ...] = ()
+    with ExitStack() as stack:
+        if spec.transport == "mpi":
+            ours, theirs = socket.socketpair()
+            stack.callback(theirs.close)  # the rank has inherited its end
+            PmiServer(ours, client.prefix("pmi"), rank, spec.num_ranks).start()
+            environment.update(pmi_environment(theirs.fileno(), rank, spec.num_ranks))
+            pass_fds = (theirs.fileno(),)
+        return RankSupervisor(
+            order=order,
+            payload=spec.payload,
+            environment=environment,
+            pass_fds=pass_fds,
+            on_line=link.line,
+            on_event=link.event,
+        )
+
+
+def _chunks(kind: str, file: IO[bytes]) -> Iterator[Row]:
+    file.seek(0)
+    number = 0
+    while chunk := file.read(CHUNK_BYTES):
+        yield kind, number, chunk
+        number += 1

@@ -1,0 +1,161 @@
+"""The driver's end of the connections from the barrier tasks: takes log lines, events and failures, sends cancellations.
+
+Only tasks that prove the job's secret are heard. What they say is handed to the caller's own thread, in order per rank;
+when that thread is slow the tasks wait, so that nothing is dropped and nothing piles up.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from sparkdl.collective.listener import AuthenticatedListener
+from sparkdl.launch.driver_link import PURPOSE
+from sparkdl.launch.messages import MessageConnection
+from sparkdl.launch.outcome import Failure
+
+MAX_WAITING_MESSAGES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMessage:
+    """One thing that a rank said."""
+
+    rank: int
+    line: str | None = None
+    event: dict[str, Any] | None = None
+
+
+@dataclass
+class _Heard:
+    """What has become known of the ranks; guarded by the channel's lock."""
+
+    started: set[int] = field(default_factory=set)
+    hosts: dict[int, str] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    failures: list[Failure] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+
+
+class DriverChannel:
+    """Listens for the tasks of one job; a context manager."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._messages: queue.Queue[RankMessage] = queue.Queue(MAX_WAITING_MESSAGES)
+        self._lock = threading.Condition()
+        self._heard = _Heard()
+        self._connections: set[MessageConnection] = set()
+        self._cancelled: str | None = None
+        self._closed = False
+        self._listener = AuthenticatedListener(secret, purpose=PURPOSE, on_connection=self._serve_in_thread)
+        self.address = self._listener.address
+
+    @property
+    def started(self) -> set[int]:
+        """Ranks whose process has been started."""
+        with self._lock:
+            return set(self._heard.started)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Failures in the order in which they were heard of; a task that fell silent is one."""
+        with self._lock:
+            silent = [
+                Failure(
+                    rank=rank,
+                    host=self._heard.hosts[rank],
+                    error="its executor or Python worker was lost",
+                    traceback="",
+                )
+                for rank in self._heard.lost
+            ]
+            return self._heard.failures + silent
+
+    def next_message(self, timeout_s: float) -> RankMessage | None:
+        """Wait for what a rank says next; None if nothing comes in time."""
+        try:
+            return self._messages.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def wait_until_silent(self, timeout_s: float) -> None:
+        """Wait until every task has closed its connection, so that its last line has been heard."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._connections or self._messages.full(), timeout_s)
+
+    def cancel(self, reason: str) -> None:
+        """Have every task end its rank, those that connect from now on too."""
+        with self._lock:
+            self._cancelled = reason
+            connections = list(self._connections)
+        for connection in connections:
+            self._send_stop(connection, reason)
+
+    def __enter__(self) -> DriverChannel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+
+    def _serve_in_thread(self, sock: socket.socket) -> None:
+        connection = MessageConnection(sock)
+        with self._lock:
+            self._connections.add(connection)
+            cancelled = self._cancelled
+        if cancelled is not None:
+            self._send_stop(connection, cancelled)
+        threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
+
+    def _serve(self, connection: MessageConnection) -> None:
+        rank = -1
+        said_goodbye = False
+        while not said_goodbye and (message := connection.receive()) is not None:
+            header, body = message
+            kind = header["kind"]
+            if kind == "log":
+                self._hand_over(RankMessage(rank=rank, line=str(body, "utf-8", "replace")))
+            elif kind == "event":
+                self._hand_over(RankMessage(rank=rank, event=header["event"]))
+            elif kind == "goodbye":
+                said_goodbye = True
+            else:
+                with self._lock:
+                    if kind == "hello":
+                        rank = int(header["rank"])
+                        self._heard.hosts[rank] = header["host"]
+                    elif kind == "started":
+                        self._heard.started.add(rank)
+                    elif kind == "failure":
+                        self._heard.failures.append(Failure(**header["failure"]))
+        connection.close()
+        with self._lock:
+            if rank >= 0 and not said_goodbye:
+                self._heard.lost.append(rank)
+            self._connections.discard(connection)
+            self._lock.notify_all()
+
+    def _hand_over(self, message: RankMessage) -> None:
+        while not self._closed:
+            try:
+                self._messages.put(message, timeout=1.0)
+            except queue.Full:
+                continue  # the caller's thread is busy; look whether it has left
+            return
+
+    @staticmethod
+    def _send_stop(connection: MessageConnection, reason: str) -> None:
+        try:
+            connection.send({"kind": "stop", "reason": reason})
+        except OSError:
+            pass  # that task is gone already

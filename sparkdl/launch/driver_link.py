@@ -1,0 +1,83 @@
+"""A barrier task's connection to the driver: log lines, events and failures go out, the order to stop comes in.
+
+On Spark Connect the driver's machine may be out of the executors' reach. Lines are then kept and travel with the result.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO, Any
+
+from sparkdl.collective.addresses import Address
+from sparkdl.collective.dialing import connect_authenticated
+from sparkdl.launch.messages import MessageConnection
+from sparkdl.launch.outcome import Failure
+
+PURPOSE = b"sparkdl driver"
+REACH_TIMEOUT_S = 10.0
+SPOOL_BYTES = 8 << 20
+
+
+class DriverLink:
+    """Sends to the driver what concerns one rank; a context manager."""
+
+    def __init__(self, address: Address, secret: bytes, *, rank: int, host: str) -> None:
+        self.unsent: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed below
+        self._connection: MessageConnection | None = None
+        try:
+            sock = connect_authenticated(address, secret, purpose=PURPOSE, timeout_s=REACH_TIMEOUT_S)
+        except OSError:
+            return  # out of reach, or another machine has that address here: the lines are kept
+        self._connection = MessageConnection(sock)
+        self._connection.send({"kind": "hello", "rank": rank, "host": host})
+
+    def watch(self, on_stop: Callable[[str], None]) -> None:
+        """Call ``on_stop`` with the reason, from a thread, when the driver cancels or is gone."""
+        if self._connection is not None:
+            thread = threading.Thread(target=self._watch, args=(self._connection, on_stop), daemon=True)
+            thread.name = "sparkdl-driver-watch"
+            thread.start()
+
+    def line(self, text: str) -> None:
+        """Pass on one line that the rank printed."""
+        if not self._send({"kind": "log"}, text.encode()):
+            self.unsent.write(text.encode() + b"\n")
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Pass on an event that the rank reported; lost when the driver is out of reach."""
+        self._send({"kind": "event", "event": event})
+
+    def started(self) -> None:
+        """Say that the rank process runs."""
+        self._send({"kind": "started"})
+
+    def failure(self, failure: Failure) -> None:
+        """Tell of a failure at once, in case this task does not live to yield it."""
+        self._send({"kind": "failure", "failure": failure.to_fields()})
+
+    def __enter__(self) -> DriverLink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._send({"kind": "goodbye"})
+            self._connection.close()
+        self.unsent.close()
+
+    def _send(self, header: dict[str, Any], body: bytes = b"") -> bool:
+        if self._connection is None:
+            return False
+        try:
+            self._connection.send(header, body)
+        except OSError:
+            return False
+        return True
+
+    def _watch(self, connection: MessageConnection, on_stop: Callable[[str], None]) -> None:
+        message = connection.receive()
+        on_stop("the driver is gone" if message is None else str(message[0]["reason"]))

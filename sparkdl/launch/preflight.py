@@ -1,0 +1,77 @@
+"""Checks on the driver, before anything is started, whether the cluster can hold the ranks at once."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import LaunchError, ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXECUTOR_PATIENCE_S = 30.0
+"""How long after the application's start executors may still be registering."""
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session talks to a Spark Connect server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def check_cluster(spark: SparkSession, *, num_ranks: int, gpus_per_rank: int) -> None:
+    """Refuse what Spark would refuse or wait for without an end, and name the setting to change.
+
+    Raises:
+        ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range.
+        LaunchError: if the cluster cannot run that many tasks at once, or allocates executors dynamically.
+    """
+    if num_ranks < 1:
+        raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
+    if gpus_per_rank < 0:
+        raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
+    if _setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true":
+        raise LaunchError(
+            "Ranks start together in a barrier stage, which Spark does not run with dynamic allocation. "
+            "Set spark.dynamicAllocation.enabled=false and spark.executor.instances for this application."
+        )
+    slots = _count_slots(spark, num_ranks)
+    if slots is not None and slots < num_ranks:
+        raise LaunchError(
+            f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}. "
+            f"Lower numWorkers to {slots}, or raise {_what_to_raise(spark)}."
+        )
+
+
+def _count_slots(spark: SparkSession, wanted: int) -> int | None:
+    """How many tasks run at once; None where Spark does not say, as on most Connect servers."""
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", _setting(spark, "spark.master", ""))
+    if local is not None and local[1] != "*":
+        return int(local[1] or 1) // int(_setting(spark, "spark.task.cpus", "1"))
+    if is_connect(spark):
+        return None
+    context: Any = spark.sparkContext
+    scheduler = context._jsc.sc()
+    profile = scheduler.resourceProfileManager().defaultResourceProfile()
+    pause = threading.Event()
+    while True:
+        slots = int(scheduler.maxNumConcurrentTasks(profile))
+        age_s = time.time() - context.startTime / 1000
+        if slots >= wanted or local is not None or age_s > EXECUTOR_PATIENCE_S:
+            return slots
+        pause.wait(0.2)
+
+
+def _what_to_raise(spark: SparkSession) -> str:
+    master = _setting(spark, "spark.master", "")
+    if master.startswith("local["):
+        return f"N in the master {master!r}"
+    return "spark.executor.instances or spark.executor.cores (spark.task.cpus and GPUs per task count too)"
+
+
+def _setting(spark: SparkSession, name: str, default: str) -> str:
+    if is_connect(spark):
+        return spark.conf.get(name, default) or default
+    return str(spark.sparkContext.getConf().get(name, default))

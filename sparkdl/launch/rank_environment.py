@@ -1,0 +1,58 @@
+"""The environment variables of a rank process. Runs in the barrier task."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import LaunchError
+
+if TYPE_CHECKING:
+    from pyspark import BarrierTaskContext
+
+_SPARK_WORKER_ONLY = ("PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_SOCK_PATH")
+
+
+def rank_environment(
+    environment: Mapping[str, str], *, gpus: Sequence[str] | None, inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Variables for a rank process: the Python worker's, with this process's module path and the rank's GPUs.
+
+    Args:
+        environment: what the user set for the ranks; wins over everything else.
+        gpus: addresses of this rank's GPUs; none are visible when empty, and the choice is left alone when None.
+        inherited: variables to start from.
+    """
+    variables = {name: value for name, value in inherited.items() if name not in _SPARK_WORKER_ONLY}
+    # Spark adds the files of --py-files to sys.path alone.
+    variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    # A line is on the driver when it is printed, not when a buffer is full.
+    variables["PYTHONUNBUFFERED"] = "1"
+    if gpus is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    variables.update(environment)
+    return variables
+
+
+def assigned_gpus(context: BarrierTaskContext, gpus_per_rank: int, position_on_host: int) -> list[str] | None:
+    """Addresses of the GPUs that belong to this task.
+
+    Spark's own assignment is used where the cluster has one (``spark.task.resource.gpu.amount``). Without it, as in
+    local mode, the ranks of a host take its GPUs in turn.
+
+    Raises:
+        LaunchError: if Spark assigned fewer GPUs than were asked for.
+    """
+    resource = context.resources().get("gpu")
+    if resource is None:
+        first = position_on_host * gpus_per_rank
+        return [str(gpu) for gpu in range(first, first + gpus_per_rank)] if gpus_per_rank else None
+    addresses = list(resource.addresses)
+    if len(addresses) < gpus_per_rank:
+        raise LaunchError(
+            f"Spark assigned {len(addresses)} GPUs to a task, but each rank was to have {gpus_per_rank}. "
+            f"Set spark.task.resource.gpu.amount to {gpus_per_rank}."
+        )
+    return addresses

@@ -1,0 +1,118 @@
+"""The rank process: takes the function from its barrier task, runs it, sends back its value or its failure.
+
+Started as ``python -m sparkdl.launch.rank_process FD``, where FD is one end of a socket pair held by the barrier task.
+Function, secret and result travel over that pair alone: never as arguments, variables or files.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import socket
+import sys
+import traceback
+from typing import Any
+
+import cloudpickle
+
+from sparkdl.collective import RendezvousClient
+from sparkdl.collective.addresses import Address
+from sparkdl.errors import CommunicatorError
+from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
+from sparkdl.launch.rank_context import RankContext
+
+CONNECT_TIMEOUT_S = 60.0
+
+
+def main() -> int:
+    """Run one rank; the exit status is 0 if its function returned."""
+    task = MessageConnection(socket.socket(fileno=int(sys.argv[1])))
+    order, payload = _receive_order(task)
+    faulthandler.enable()
+    try:
+        _send_result(task, _run(task, order, payload))
+    except BaseException as error:
+        _send_failure(task, error)
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _receive_order(task: MessageConnection) -> tuple[dict[str, Any], bytearray]:
+    payload = bytearray()
+    while (message := task.receive()) is not None:
+        header, body = message
+        if header["kind"] == "start":
+            return header, payload
+        payload += body
+    sys.exit("the barrier task ended before it had said what to run")
+
+
+def _run(task: MessageConnection, order: dict[str, Any], payload: bytearray) -> Any:
+    secret = bytes.fromhex(order["secret"])
+    with RendezvousClient.connect(
+        Address.from_bytes(order["coordinator"]), secret, timeout_s=CONNECT_TIMEOUT_S
+    ) as client:
+        context = RankContext(
+            rank=order["rank"],
+            world_size=order["world_size"],
+            rendezvous=client.prefix("ranks"),
+            secret=secret,
+            transport=order["transport"],
+            operation_timeout_s=order["operation_timeout_s"],
+            task=task,
+        )
+        try:
+            function, args, kwargs = cloudpickle.loads(payload)
+            payload.clear()
+            value = function(context, *args, **kwargs)
+        except BaseException as error:
+            context.close(failed=True, reason=f"rank {context.rank} failed: {type(error).__name__}: {error}")
+            raise
+        context.close()
+        return value
+
+
+class _ChunkWriter(io.RawIOBase):
+    """File that a pickler writes to; what it holds is sent on in chunks, so no second copy of a large value exists."""
+
+    def __init__(self, task: MessageConnection) -> None:
+        self._task = task
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            self._task.send({"kind": "result"}, view[start : start + CHUNK_BYTES])
+        return len(view)
+
+
+def _send_result(task: MessageConnection, value: Any) -> None:
+    writer = io.BufferedWriter(_ChunkWriter(task), buffer_size=CHUNK_BYTES)
+    cloudpickle.dump(value, writer)
+    writer.flush()
+    task.send({"kind": "done"})
+
+
+def _send_failure(task: MessageConnection, error: BaseException) -> None:
+    # When a rank fails, its peers fail in their collectives; those failures tell of another rank's.
+    consequence = isinstance(error, CommunicatorError)
+    failure = {
+        "kind": "failure",
+        "error": f"{type(error).__name__}: {error}",
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "is_consequence": consequence,
+    }
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:
+        pickled = b""  # an error that cannot travel is told by its traceback
+    task.send(failure, pickled)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

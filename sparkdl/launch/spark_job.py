@@ -1,0 +1,114 @@
+"""The Spark job behind a launch: submits the barrier stage from a thread of its own, cancels it, fetches its rows.
+
+Works on classic Spark and Spark Connect, as ``mapInArrow(barrier=True)`` is the one barrier call that both have.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+from sparkdl.launch.barrier_task import run_barrier_task
+from sparkdl.launch.launch_spec import LaunchSpec
+from sparkdl.launch.preflight import is_connect
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
+FETCH_CHUNKS = 16
+"""How many chunks one fetch brings to the driver; well below ``spark.driver.maxResultSize``."""
+
+
+def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function that Spark pickles; it holds the spec and nothing else."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import BarrierTaskContext
+
+        for _ in batches:
+            pass  # the rows only number the tasks
+        context = BarrierTaskContext.get()
+        types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
+        for row in run_barrier_task(spec, context):
+            columns = [pa.array([value], type_) for value, type_ in zip((context.partitionId(), *row), types)]
+            yield pa.RecordBatch.from_arrays(columns, names=["rank", "kind", "chunk", "body"])
+
+    return run
+
+
+class SparkJob:
+    """One barrier stage, run by a thread so that the caller can watch over it and be interrupted."""
+
+    def __init__(self, spark: SparkSession, spec: LaunchSpec) -> None:
+        self._spark = spark
+        self._spec = spec
+        self._rows: DataFrame | None = None
+        self._error: Exception | None = None
+        self._thread = _inheriting_thread(spark, self._run)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the stage is still under way."""
+        return self._thread.is_alive()
+
+    @property
+    def error(self) -> Exception | None:
+        """What Spark raised, once the job has ended."""
+        return self._error
+
+    def cancel(self, *, timeout_s: float) -> None:
+        """Cancel the stage in Spark and wait for its end, for so long."""
+        if is_connect(self._spark):
+            self._spark.interruptTag(self._spec.job)
+        else:
+            self._spark.sparkContext.cancelJobsWithTag(self._spec.job)
+        self._thread.join(timeout_s)
+
+    def outcomes(self) -> list[tuple[int, str, int]]:
+        """Rank, kind and number of chunks of everything that the tasks yielded."""
+        if self._rows is None:
+            return []
+        from pyspark.sql import functions as F
+
+        counts = self._rows.groupBy("rank", "kind").agg(F.count("chunk").alias("chunks")).collect()
+        return sorted((row["rank"], row["kind"], row["chunks"]) for row in counts)
+
+    def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
+        """Write the body of one outcome into a file, a few chunks at a time."""
+        assert self._rows is not None
+        mine = self._rows.filter((self._rows["rank"] == rank) & (self._rows["kind"] == kind))
+        for start in range(0, num_chunks, FETCH_CHUNKS):
+            window = mine.filter(mine["chunk"].between(start, start + FETCH_CHUNKS - 1))
+            for row in sorted(window.collect(), key=lambda row: int(row["chunk"])):
+                into.write(row["body"])
+
+    def _run(self) -> None:
+        spark, spec = self._spark, self._spec
+        tagging: Any = spark if is_connect(spark) else spark.sparkContext
+        add, remove = ("addTag", "removeTag") if is_connect(spark) else ("addJobTag", "removeJobTag")
+        getattr(tagging, add)(spec.job)
+        try:
+            tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
+            rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True)
+            # Runs the stage once and keeps its rows on the executors, from where they are fetched in pieces: no limit
+            # on the size of a result applies to all of them together, and no fetch can run the ranks again.
+            self._rows = rows.localCheckpoint(eager=True)
+        except Exception as error:
+            self._error = error
+        finally:
+            getattr(tagging, remove)(spec.job)
+
+
+def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
+    """A thread with the caller's job group, description and scheduler pool."""
+    if is_connect(spark):
+        return threading.Thread(target=target, name="sparkdl-job", daemon=True)
+    from pyspark import InheritableThread
+
+    thread: threading.Thread = InheritableThread(target=target, name="sparkdl-job", daemon=True)
+    return thread

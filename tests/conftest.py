@@ -1,0 +1,57 @@
+"""Options and fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+SPARK_MODES = ("local", "cluster", "connect")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--spark",
+        choices=SPARK_MODES,
+        default="local",
+        help="what the tests in tests/spark run on: local[2], local-cluster[2,1,1024] or Spark Connect",
+    )
+
+
+@pytest.fixture(scope="session")
+def spark_mode(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(spark_mode: str) -> Iterator[SparkSession]:
+    """The one session of this test process; a process cannot have a classic and a Connect session."""
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # The functions that tests run on ranks are found by name.
+    os.environ["PYTHONPATH"] = str(ROOT)
+    builder = SparkSession.builder.appName("sparkdl tests")
+    if spark_mode == "connect":
+        builder = builder.remote("local[2]")
+    else:
+        builder = builder.master("local[2]" if spark_mode == "local" else "local-cluster[2,1,1024]")
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+    session = (
+        builder.config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,83 @@
+"""Functions that the launch tests run on ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkdl.launch import RankContext
+
+
+def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[str, Any]:
+    return {"rank": context.rank, "world_size": context.world_size, "pid": os.getpid(), "text": greeting + suffix}
+
+
+def sum_of_ranks(context: RankContext) -> float:
+    values = np.full(1000, float(context.rank + 1), dtype=np.float32)
+    context.communicator.allreduce(values)
+    return float(values[-1])
+
+
+def fail_on(context: RankContext, culprit: int) -> None:
+    if context.rank == culprit:
+        raise LookupError(f"rank {culprit} looked in vain")
+    context.communicator.barrier()
+
+
+def kill_on(context: RankContext, culprit: int) -> None:
+    context.communicator.barrier()
+    if context.rank == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    context.communicator.barrier()
+
+
+def kill_own_worker_on(context: RankContext, culprit: int) -> None:
+    """As when an executor is lost: the Python worker goes, and the rank with it."""
+    context.communicator.barrier()
+    if context.rank == culprit:
+        os.kill(os.getppid(), signal.SIGKILL)
+    threading.Event().wait(60)
+
+
+def hang(context: RankContext, folder: str) -> None:
+    """Start a child of our own, note both process numbers, and never return."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(folder, f"{context.rank}.pids").write_text(f"{os.getpid()} {child.pid}")
+    context.report({"hanging": context.rank})
+    threading.Event().wait(600)
+
+
+def wait_for_file(context: RankContext, path: str) -> None:
+    context.report({"waiting": context.rank})
+    pause = threading.Event()
+    while not Path(path).exists():
+        pause.wait(0.05)
+
+
+def print_and_report(context: RankContext, num_lines: int) -> None:
+    for number in range(num_lines):
+        print(f"line {number} of rank {context.rank}")
+    context.report({"rank": context.rank, "loss": 0.5})
+
+
+def make_bytes(context: RankContext, num_bytes: int) -> bytes | None:
+    return bytes(num_bytes) if context.rank == 0 else None
+
+
+def sees_environment(context: RankContext, name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def mpi_world(context: RankContext) -> tuple[int, int, float]:
+    from mpi4py import MPI
+
+    values = np.full(10, context.rank + 1.0, dtype=np.float64)
+    context.communicator.allreduce(values)
+    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), float(values[0])

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdl.errors import LaunchError, ParamError, RankError, SerializationError
+from sparkdl.launch import run_on_ranks
+from tests.spark import rank_functions as functions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until_gone(pids: list[int], timeout_s: float) -> list[int]:
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        pause.wait(0.05)
+    return left
+
+
+def test_every_rank_returns_its_value_in_order(spark: SparkSession) -> None:
+    values = run_on_ranks(functions.describe, "hello", num_ranks=2, spark=spark, suffix="!")
+    assert [(v["rank"], v["world_size"], v["text"]) for v in values] == [(0, 2, "hello!"), (1, 2, "hello!")]
+    assert values[0]["pid"] != values[1]["pid"]
+
+
+def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+
+
+def test_one_rank_is_a_world_too(spark: SparkSession) -> None:
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=1, spark=spark) == [1.0]
+
+
+def test_ranks_share_an_mpi_world_without_mpirun(spark: SparkSession) -> None:
+    pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
+    values = run_on_ranks(functions.mpi_world, num_ranks=2, spark=spark, transport="mpi")
+    assert values == [(0, 2, 3.0), (1, 2, 3.0)]
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_failing_rank_is_named_with_host_and_traceback(spark: SparkSession, culprit: int) -> None:
+    started = time.monotonic()
+    with pytest.raises(RankError, match=f"Rank {culprit} .*looked in vain") as caught:
+        run_on_ranks(functions.fail_on, culprit, num_ranks=2, spark=spark)
+    assert time.monotonic() - started < 30
+    assert caught.value.rank == culprit
+    assert caught.value.host
+    assert "fail_on" in caught.value.traceback_text
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_killed_rank_ends_all_within_ten_seconds(spark: SparkSession, culprit: int) -> None:
+    started = time.monotonic()
+    with pytest.raises(RankError, match="SIGKILL") as caught:
+        run_on_ranks(functions.kill_on, culprit, num_ranks=2, spark=spark)
+    assert caught.value.rank == culprit
+    assert time.monotonic() - started < 20  # ten for the end, the rest for the start
+
+
+def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession) -> None:
+    with pytest.raises(RankError, match="lost") as caught:
+        run_on_ranks(functions.kill_own_worker_on, 1, num_ranks=2, spark=spark)
+    assert caught.value.rank == 1
+
+
+def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, tmp_path: Path) -> None:
+    hanging: set[int] = set()
+
+    def interrupt_when_all_hang(rank: int, event: dict[str, Any]) -> None:
+        hanging.add(rank)
+        if len(hanging) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_ranks(functions.hang, str(tmp_path), num_ranks=2, spark=spark, on_event=interrupt_when_all_hang)
+    pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
+    assert len(pids) == 4
+    assert wait_until_gone(pids, 10) == []
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+
+
+def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -> None:
+    lines: dict[int, list[str]] = {0: [], 1: []}
+    events: list[tuple[int, dict[str, Any]]] = []
+    run_on_ranks(
+        functions.print_and_report,
+        5000,
+        num_ranks=2,
+        spark=spark,
+        on_log=lambda rank, line: lines[rank].append(line),
+        on_event=lambda rank, event: events.append((rank, event)),
+    )
+    for rank in (0, 1):
+        assert lines[rank] == [f"line {number} of rank {rank}" for number in range(5000)]
+    assert sorted(rank for rank, _ in events) == [0, 1]
+    assert events[0][1]["loss"] == 0.5
+
+
+def test_result_larger_than_the_fetch_window_arrives_whole(spark: SparkSession) -> None:
+    num_bytes = (100 << 20) + 7
+    first, second = run_on_ranks(functions.make_bytes, num_bytes, num_ranks=2, spark=spark)
+    assert first == bytes(num_bytes)
+    assert second is None
+
+
+def test_environment_is_set_for_the_ranks_only(spark: SparkSession) -> None:
+    values = run_on_ranks(
+        functions.sees_environment, "SPARKDL_TEST", num_ranks=2, spark=spark, environment={"SPARKDL_TEST": "yes"}
+    )
+    assert values == ["yes", "yes"]
+    assert "SPARKDL_TEST" not in os.environ
+
+
+def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSession) -> None:
+    with pytest.raises(LaunchError, match=r"3 ranks need 3 slots.*has 2.*numWorkers to 2"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark)
+
+
+def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path: Path) -> None:
+    release, running = tmp_path / "release", threading.Event()
+    blocker = threading.Thread(
+        target=run_on_ranks,
+        args=(functions.wait_for_file, str(release)),
+        kwargs={"num_ranks": 1, "spark": spark, "on_event": lambda rank, event: running.set()},
+    )
+    blocker.start()
+    try:
+        assert running.wait(60)
+        with pytest.raises(LaunchError, match="0 of 2 ranks had started after 2 s"):
+            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
+    finally:
+        release.touch()
+        blocker.join()
+
+
+def test_no_rank_at_all_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ParamError, match="at least 1, got 0"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=0, spark=spark)
+
+
+def test_what_cannot_be_pickled_is_named(spark: SparkSession) -> None:
+    with pytest.raises(SerializationError, match="argument 0"):
+        run_on_ranks(functions.describe, threading.Lock(), num_ranks=2, spark=spark)

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, BroadcastOptions
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import as_bytes, flatten, is_flat
+from sparkdl.torch.buffers import as_bytes, is_flat
 from sparkdl.torch.submission import Finish, Submission, as_list, copying
 
 if TYPE_CHECKING:

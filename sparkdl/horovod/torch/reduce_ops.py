@@ -1,0 +1,40 @@
+"""Horovod's reduction operations, by Horovod's numbers, and what a communicator calls them."""
+
+from __future__ import annotations
+
+import warnings
+
+from sparkdl.errors import ParamError
+
+Average = 0
+Sum = 1
+Min = 3
+Max = 4
+Product = 5
+
+_NAMES = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+
+
+def name_of(op: int) -> str:
+    """The communicator's name of an operation.
+
+    Raises:
+        ParamError: if it has none, as Horovod's Adasum (2).
+    """
+    if op not in _NAMES:
+        raise ParamError(f"op={op!r} is not available; use hvd.Average, Sum, Min, Max or Product.")
+    return _NAMES[op]
+
+
+def choose(op: int | None, average: bool | None) -> int:
+    """The operation that ``op`` and Horovod's deprecated ``average`` ask for: ``Average`` where neither is given.
+
+    Raises:
+        ValueError: if both are given.
+    """
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=4)
+    return Average if average else Sum

@@ -1,0 +1,123 @@
+"""Making the ranks alike before training: parameters, optimizer state and any object, from one rank to all.
+
+Runs on the *rank*. Objects travel pickled, between ranks that have proved that they know the job's secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+
+from sparkdl.horovod.torch.operations import allgather, broadcast_
+from sparkdl.horovod.torch.process import rank
+from sparkdl.horovod.torch.submission import broadcast_async_
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrite tensors by the root's, in place.
+
+    Args:
+        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``, as a dict or iterable.
+            Values that are no tensors are left alone.
+        root_rank: the rank whose values all take.
+
+    Raises:
+        ValueError: if ``params`` is nothing of the kind.
+    """
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor):
+        named = [entry if isinstance(entry, tuple) else ("", entry) for entry in params]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    handles = [
+        broadcast_async_(tensor.detach(), root_rank, name)
+        for name, tensor in named
+        if isinstance(tensor, torch.Tensor)
+    ]
+    for handle in handles:
+        handle.wait()
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """Give every rank the root's optimizer state: options of the parameter groups, and state per parameter.
+
+    Also ranks whose optimizer has no state yet, such as when the root alone read a checkpoint.
+
+    Raises:
+        ValueError: if the optimizer is ``torch.optim.LBFGS``, as in Horovod.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    own = optimizer.state_dict()
+    tensors: list[torch.Tensor] = []
+    outline = broadcast_object(_take_out_tensors(own, tensors) if rank() == root_rank else None, root_rank)
+    if rank() != root_rank:
+        tensors = []
+        own = _put_in_tensors(outline, tensors)
+    broadcast_parameters(tensors, root_rank)
+    if rank() != root_rank:
+        optimizer.load_state_dict(own)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """The root's object, of any kind that cloudpickle can carry; on the root the very object.
+
+    Args:
+        obj: what the root gives; without meaning on the other ranks.
+        root_rank: the rank that gives.
+        name: without effect.
+    """
+    pickled = _as_tensor(obj) if rank() == root_rank else torch.empty(0, dtype=torch.uint8)
+    num_bytes = broadcast_(torch.tensor([pickled.numel()]), root_rank, name)
+    if rank() != root_rank:
+        pickled = torch.empty(int(num_bytes), dtype=torch.uint8)
+    broadcast_(pickled, root_rank, name)
+    return obj if rank() == root_rank else cloudpickle.loads(pickled.numpy().tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """The objects of all ranks, in order of ranks; they may differ in kind and size."""
+    pickled = _as_tensor(obj)
+    sizes = allgather(torch.tensor([pickled.numel()]), name).tolist()
+    parts = allgather(pickled, name).split(sizes)
+    return [cloudpickle.loads(part.numpy().tobytes()) for part in parts]
+
+
+def _as_tensor(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+
+
+class _TensorOutline:
+    """Stands for a tensor whose values travel by themselves."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+
+
+def _take_out_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Copy nested dicts, lists and tuples with outlines in place of tensors; the tensors go to the list, in order."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _TensorOutline(value)
+    return _map_nested(value, lambda entry: _take_out_tensors(entry, tensors))
+
+
+def _put_in_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Undo :func:`_take_out_tensors` with new tensors, whose values are still to come."""
+    if isinstance(value, _TensorOutline):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        return tensors[-1]
+    return _map_nested(value, lambda entry: _put_in_tensors(entry, tensors))
+
+
+def _map_nested(value: Any, function: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: function(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(function(entry) for entry in value)
+    return value

@@ -1,0 +1,133 @@
+"""Checks everything that a fit needs and builds its spec, before anything starts. Runs on the *driver*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl.errors import SerializationError, ShardingError
+from sparkdl.estimators.labels import check_class_labels
+from sparkdl.training.architecture import pack_module
+from sparkdl.training.columns import dtype_name
+from sparkdl.training.losses import as_module, ignored_label, prediction_kind
+from sparkdl.training.probe import ProbeResult, probe
+from sparkdl.training.saved_model import ModelSignature
+from sparkdl.training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from sparkdl.estimators.params import _TorchEstimatorParams
+
+
+@dataclass(frozen=True)
+class FitInputs:
+    """A fit that may start.
+
+    Attributes:
+        spec: what goes to the ranks.
+        signature: what the trained model will take and give.
+        example: features of one row, ``(1, *shape)``.
+    """
+
+    spec: TrainingSpec
+    signature: ModelSignature
+    example: npt.NDArray[np.generic]
+
+
+def column_names(params: _TorchEstimatorParams) -> list[str]:
+    """Return the columns that a fit reads: features, label and, where it is set, weight."""
+    names = [params.getFeaturesCol(), params.getLabelCol()]
+    if params.isSet(params.weightCol):
+        names.append(params.getWeightCol())
+    return names
+
+
+def check_picklable(params: _TorchEstimatorParams) -> None:
+    """Check that what has to travel to the ranks can be pickled.
+
+    Raises:
+        SerializationError: naming the Param that cannot.
+    """
+    try:
+        pack_module(params.getModel())
+    except SerializationError as error:
+        raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
+    for name, value in (("optimizer", params.getOptimizer()), ("loss", params.getLoss())):
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise SerializationError(
+                f"Param {name} cannot travel to the ranks: {type(error).__name__}: {error}. "
+                "Make what cannot be pickled inside the function."
+            ) from error
+
+
+def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:
+    """Try model, loss and optimizer on the first row and build the spec.
+
+    Raises:
+        ShardingError: if there are fewer rows than ranks.
+        DataError: if features do not fit the model, or labels the loss.
+        ParamError: if the model's output or the optimizer cannot be used.
+    """
+    if dataset.num_rows < params.getNumWorkers():
+        raise ShardingError(
+            f"{dataset.num_rows} rows cannot be shared by {params.getNumWorkers()} ranks: each rank needs at least "
+            f"one. Lower numWorkers to {dataset.num_rows}."
+        )
+    features, label = params.getFeaturesCol(), params.getLabelCol()
+    loss = as_module(params.getLoss())
+    row = _first_row(dataset, (features, label))
+    found = probe(
+        params.getModel(),
+        loss,
+        params.getOptimizer(),
+        features=row[features],
+        labels=row[label],
+        names=(features, label),
+    )
+    if found.num_classes is not None and dtype_name(found.label_dtype) == "int64":
+        check_class_labels(dataset, label, found.num_classes, ignored_label(loss))
+    signature = ModelSignature(
+        features=features,
+        features_shape=dataset.column(features).shape,
+        column_dtype=dataset.column(features).dtype,
+        features_dtype=dtype_name(found.features_dtype),
+        prediction_kind=prediction_kind(loss),
+        prediction_shape=found.prediction_shape,
+    )
+    return FitInputs(_make_spec(params, loss, found, dataset), signature, row[features])
+
+
+def _make_spec(
+    params: _TorchEstimatorParams, loss: Any, found: ProbeResult, dataset: ParquetDataset
+) -> TrainingSpec:
+    """The one place where Spark's Params become the fields of the spec."""
+    return TrainingSpec(
+        model=params.getModel(),
+        loss=loss,
+        optimizer=params.getOptimizer(),
+        features=params.getFeaturesCol(),
+        label=params.getLabelCol(),
+        weight=params.getWeightCol() if params.isSet(params.weightCol) else None,
+        features_dtype=dtype_name(found.features_dtype),
+        label_dtype=dtype_name(found.label_dtype),
+        label_shape=dataset.column(params.getLabelCol()).shape,
+        batch_size=params.getBatchSize(),
+        epochs=params.getEpochs(),
+        seed=params.getSeed(),
+        shuffle=params.getShuffle(),
+        device="cuda" if params.getGpusPerWorker() else "cpu",
+        has_unused_parameters=found.has_unused_parameters,
+    )
+
+
+def _first_row(dataset: ParquetDataset, names: tuple[str, str]) -> dict[str, npt.NDArray[Any]]:
+    with ParquetFeed(dataset, columns=names, rank=0, world_size=1, batch_size=1, shuffle=False) as feed:
+        for batch in feed.epoch(0):
+            return {name: np.array(values) for name, values in batch.items()}
+    raise AssertionError("a dataset with rows has a first batch")

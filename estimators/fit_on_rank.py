@@ -1,0 +1,36 @@
+"""What a fit runs on every rank: a module-level function with plain arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdl.training.architecture import PackedModule, pack_module
+from sparkdl.training.loop import train
+
+if TYPE_CHECKING:
+    from sparkdl.data import ParquetDataset
+    from sparkdl.launch import RankContext
+    from sparkdl.training.history import EpochRecord
+    from sparkdl.training.spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class FitOutcome:
+    """What rank 0 sends to the driver.
+
+    Attributes:
+        module: the trained module, its weights apart from its structure.
+        history: one record per epoch.
+    """
+
+    module: PackedModule
+    history: tuple[EpochRecord, ...]
+
+
+def fit_on_rank(context: RankContext, spec: TrainingSpec, dataset: ParquetDataset) -> FitOutcome | None:
+    """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*."""
+    result = train(spec, communicator=context.communicator, dataset=dataset, report=context.report)
+    if context.rank != 0:
+        return None
+    return FitOutcome(pack_module(result.module), result.history)

@@ -1,0 +1,234 @@
+"""Saves and loads the estimator and its model, on classic Spark and Spark Connect. Runs on the *driver*.
+
+Layout, which Spark's own pipelines read and write around::
+
+    metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
+    metadata/_SUCCESS
+    module/               the module, see sparkdl.training.saved_model
+    functions.pkl         estimator only: loss and optimizer, by cloudpickle
+
+Paths and URLs are those of :func:`sparkdl.data.filesystems.open_location`. Loading runs what is pickled: load only what
+you trust.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import cloudpickle
+from pyspark import __version__ as pyspark_version
+from pyspark.ml.util import DefaultParamsReader, MLReader, MLWriter
+
+from sparkdl.data.filesystems import absolute_url, open_location
+from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.estimators.torch_estimator import TorchEstimator
+from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
+from sparkdl.training.history import EpochRecord
+from sparkdl.training.saved_model import load_model, load_module, save_model, save_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.ml.param import Params
+
+_MODULE = "module"
+_FUNCTIONS = "functions.pkl"
+_OBJECT_PARAMS = ("model", "optimizer", "loss")
+
+
+class _FolderWriter(MLWriter):
+    """Builds a folder on the driver's disk and carries it to its place."""
+
+    def save(self, path: str) -> None:
+        """Write to a path or URL; an existing one is replaced after ``overwrite()`` only.
+
+        Raises:
+            SavedModelError: if the path exists or cannot be written; what was there before stays.
+            SerializationError: if something cannot be pickled.
+        """
+        self.saveImpl(path)
+
+    def saveImpl(self, path: str) -> None:
+        """Write to a path or URL."""
+        with tempfile.TemporaryDirectory(prefix="sparkdl-save-") as folder:
+            self.build(Path(folder))
+            _carry(Path(folder), absolute_url(path), overwrite=self.shouldOverwrite)
+
+    def build(self, folder: Path) -> None:
+        """Write everything into a new local folder."""
+        raise NotImplementedError
+
+
+class TorchModelWriter(_FolderWriter):
+    """Writer of a :class:`TorchModel`."""
+
+    def __init__(self, model: TorchModel) -> None:
+        super().__init__()
+        self._model = model
+
+    def build(self, folder: Path) -> None:
+        """Write metadata and module."""
+        summary = self._model.summary
+        history = [record.__dict__ for record in summary.history]
+        extra = {"history": history, "runId": summary.run_id, "modelUri": summary.model_uri}
+        _write_metadata(self._model, folder, extra, skipped=())
+        save_model(self._model.saved, folder / _MODULE)
+
+
+class TorchEstimatorWriter(_FolderWriter):
+    """Writer of a :class:`TorchEstimator`."""
+
+    def __init__(self, estimator: TorchEstimator) -> None:
+        super().__init__()
+        self._estimator = estimator
+
+    def build(self, folder: Path) -> None:
+        """Write metadata, the module that is to be trained, and the functions."""
+        estimator = self._estimator
+        _write_metadata(estimator, folder, {}, skipped=_OBJECT_PARAMS)
+        if estimator.isSet(estimator.model):
+            save_module(estimator.getModel(), folder / _MODULE)
+        params = (estimator.optimizer, estimator.loss)
+        functions = {param.name: estimator.getOrDefault(param) for param in params if estimator.isSet(param)}
+        try:
+            (folder / _FUNCTIONS).write_bytes(cloudpickle.dumps(functions))
+        except Exception as error:
+            raise SerializationError(
+                f"Params {', '.join(functions)} cannot be saved: {type(error).__name__}: {error}"
+            ) from error
+
+
+class TorchModelReader(MLReader[TorchModel]):
+    """Reader of a :class:`TorchModel`."""
+
+    def load(self, path: str) -> TorchModel:
+        """Read from a path or URL.
+
+        Raises:
+            SavedModelError: if there is no such model, or it is damaged or of a newer version.
+        """
+        return cast("TorchModel", _with_local_folder(path, self._load))
+
+    @staticmethod
+    def _load(folder: Path) -> TorchModel:
+        metadata = _read_metadata(folder, TorchModel)
+        history = tuple(EpochRecord(**record) for record in metadata.get("history", ()))
+        summary = TrainingSummary(
+            history=history, run_id=metadata.get("runId"), model_uri=metadata.get("modelUri")
+        )
+        return _restore(TorchModel(load_model(folder / _MODULE), summary), metadata)
+
+
+class TorchEstimatorReader(MLReader[TorchEstimator]):
+    """Reader of a :class:`TorchEstimator`."""
+
+    def load(self, path: str) -> TorchEstimator:
+        """Read from a path or URL.
+
+        Raises:
+            SavedModelError: if there is no such estimator, or it is damaged or of a newer version.
+        """
+        return cast("TorchEstimator", _with_local_folder(path, self._load))
+
+    @staticmethod
+    def _load(folder: Path) -> TorchEstimator:
+        metadata = _read_metadata(folder, TorchEstimator)
+        estimator = _restore(TorchEstimator(), metadata)
+        try:
+            functions = cloudpickle.loads((folder / _FUNCTIONS).read_bytes())
+        except Exception as error:
+            raise SavedModelError(
+                f"Loss and optimizer cannot be read from {_FUNCTIONS}: {type(error).__name__}: {error}"
+            ) from error
+        if (folder / _MODULE).exists():
+            functions["model"] = load_module(folder / _MODULE)[0]
+        return estimator.setParams(**functions)
+
+
+def _write_metadata(
+    instance: Params, folder: Path, extra: dict[str, Any], *, skipped: tuple[str, ...]
+) -> None:
+    metadata = {
+        "class": f"{type(instance).__module__}.{type(instance).__name__}",
+        "sparkVersion": pyspark_version,
+        "uid": instance.uid,
+        "paramMap": {p.name: value for p, value in instance._paramMap.items() if p.name not in skipped},
+        "defaultParamMap": {param.name: value for param, value in instance._defaultParamMap.items()},
+        **extra,
+    }
+    (folder / "metadata").mkdir()
+    (folder / "metadata" / "part-00000").write_text(json.dumps(metadata) + "\n", encoding="utf-8")
+    (folder / "metadata" / "_SUCCESS").touch()
+
+
+def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
+    name = f"{expected.__module__}.{expected.__name__}"
+    try:
+        text = (folder / "metadata" / "part-00000").read_text(encoding="utf-8")
+        metadata = cast("dict[str, Any]", json.loads(text))
+        found = metadata["class"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SavedModelError(
+            f"There is no readable {expected.__name__}: {type(error).__name__}: {error}"
+        ) from error
+    if found != name:
+        raise SavedModelError(f"The path holds a {found}, not a {name}. Load it with that class.")
+    return metadata
+
+
+def _restore(instance: Any, metadata: dict[str, Any]) -> Any:
+    instance._resetUid(metadata["uid"])
+    try:
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+    except AttributeError as error:
+        raise SavedModelError(
+            f"It was written with a Param that this sparkdl does not know: {error}. Install a newer sparkdl."
+        ) from error
+    return instance
+
+
+def _carry(folder: Path, url: str, *, overwrite: bool) -> None:
+    """Copy a local folder to a URL aside, then put it in its place; what was there goes only then."""
+    there = open_location(url)
+    filesystem, path = there.filesystem, there.path
+    if filesystem.exists(path) and not overwrite:
+        raise SavedModelError(f"{url} exists already. Use write().overwrite().save(path) to replace it.")
+    parent, _, name = path.rpartition("/")
+    token = uuid.uuid4().hex[:8]
+    aside, old = f"{parent}/.{name}-{token}.new", f"{parent}/.{name}-{token}.old"
+    try:
+        filesystem.makedirs(parent, exist_ok=True)
+        filesystem.put(f"{folder}/", f"{aside}/", recursive=True)
+        if filesystem.exists(path):
+            filesystem.mv(path, old, recursive=True)
+        filesystem.mv(aside, path, recursive=True)
+    except Exception as error:
+        with suppress(Exception):
+            filesystem.rm(aside, recursive=True)
+        with suppress(Exception):
+            if filesystem.exists(old) and not filesystem.exists(path):
+                filesystem.mv(old, path, recursive=True)
+        raise SavedModelError(f"{url} cannot be written: {type(error).__name__}: {error}") from error
+    if filesystem.exists(old):
+        filesystem.rm(old, recursive=True)
+
+
+def _with_local_folder(path: str, load: Callable[[Path], Any]) -> Any:
+    """Call ``load`` with the folder at a path or URL, copied to the driver's disk where it lies elsewhere."""
+    url = absolute_url(path)
+    there = open_location(url)
+    if not there.filesystem.exists(there.path):
+        raise SavedModelError(f"{url} does not exist.")
+    try:
+        if there.is_local:
+            return load(Path(there.path))
+        with tempfile.TemporaryDirectory(prefix="sparkdl-load-") as folder:
+            there.filesystem.get(f"{there.path}/", f"{folder}/", recursive=True)
+            return load(Path(folder))
+    except SavedModelError as error:
+        raise SavedModelError(f"{url} cannot be loaded. {error}") from error

@@ -1,0 +1,209 @@
+"""The Spark ML estimator. Runs on the *driver*; the training runs on the ranks."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark import keyword_only
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from sparkdl.data import ParquetDataset, materialize
+from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, column_names, prepare_fit
+from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
+from sparkdl.estimators.params import _TorchEstimatorParams
+from sparkdl.estimators.progress import ProgressLine
+from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
+from sparkdl.launch import run_on_ranks
+from sparkdl.tracking import FitRun, LoggedModelSpec, TrackingMode, open_run
+from sparkdl.training.architecture import unpack_module
+from sparkdl.training.columns import dtype_name, parameter_dtype
+from sparkdl.training.saved_model import SavedModel, save_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import DataFrame
+
+    from sparkdl.data import Store
+    from sparkdl.training.losses import LossFunction
+    from sparkdl.training.spec import OptimizerFactory
+
+
+class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["TorchEstimator"], MLWritable):
+    """Trains a torch module on the machines of a Spark cluster; ``fit(df)`` returns a :class:`TorchModel`.
+
+    Args:
+        model: any ``torch.nn.Module``; ``fit`` trains a copy.
+        optimizer: function that takes the model's parameters and returns a torch optimizer.
+        loss: a loss of ``torch.nn``, or a function of ``(outputs, labels)`` that returns the mean over the rows.
+        featuresCol: column of numbers, vectors, or arrays of one length; default ``"features"``.
+        labelCol: column of labels; default ``"label"``. Class labels count from 0, as integers or as doubles.
+        predictionCol: column that the model adds; default ``"prediction"``.
+        weightCol: column of non-negative row weights.
+        batchSize: rows per rank and step; default 32.
+        epochs: how often every row is visited; default 1.
+        numWorkers: ranks that train together, one slot of the cluster each; default 1.
+        gpusPerWorker: 0 trains on CPU (default), 1 on a GPU per rank.
+        seed: of the order of rows and all random numbers; default 0. A fit repeats to the bit on CPU.
+        shuffle: whether each epoch has its own order of rows; default True.
+        store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
+        transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``.
+        tracking: MLflow: ``"auto"`` (default: on when it is installed), ``"on"`` or ``"off"``.
+        experiment: MLflow experiment; default: the active one.
+        runName: name of the MLflow run.
+        showProgress: whether ``fit`` shows its progress on stderr; default True.
+        predictionBatchSize: rows per forward pass of ``transform``; default 1024.
+    """
+
+    _input_kwargs: dict[str, Any]
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        optimizer: OptimizerFactory | None = None,
+        loss: LossFunction | None = None,
+        featuresCol: str | None = None,
+        labelCol: str | None = None,
+        predictionCol: str | None = None,
+        weightCol: str | None = None,
+        batchSize: int | None = None,
+        epochs: int | None = None,
+        numWorkers: int | None = None,
+        gpusPerWorker: int | None = None,
+        seed: int | None = None,
+        shuffle: bool | None = None,
+        store: Store | str | None = None,
+        transport: str | None = None,
+        tracking: str | None = None,
+        experiment: str | None = None,
+        runName: str | None = None,
+        showProgress: bool | None = None,
+        predictionBatchSize: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._set(**self._input_kwargs)
+
+    def setParams(self, **params: Any) -> TorchEstimator:
+        """Set any Params by name, as the constructor does."""
+        return cast("TorchEstimator", self._set(**params))
+
+    def write(self) -> MLWriter:
+        """Return a writer: ``estimator.write().overwrite().save(path)``."""
+        from sparkdl.estimators.persistence import TorchEstimatorWriter
+
+        return TorchEstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[TorchEstimator]:
+        """Return a reader; :meth:`load` is the shortcut."""
+        from sparkdl.estimators.persistence import TorchEstimatorReader
+
+        return TorchEstimatorReader()
+
+    def _fit(self, dataset: DataFrame) -> TorchModel:
+        self.check_values()
+        check_picklable(self)
+        with self._materialized(dataset) as parquet:
+            inputs = prepare_fit(self, parquet)
+            mode = cast("TrackingMode", self.getTracking())
+            with open_run(mode, experiment=self.getExperiment(), run_name=self.getRunName()) as run:
+                run.log_params(self._params_to_log(parquet))
+                outcome = self._train(dataset, inputs, parquet, run)
+                return self._make_model(inputs, outcome, run)
+
+    @contextmanager
+    def _materialized(self, dataset: DataFrame) -> Iterator[ParquetDataset]:
+        """Write the training rows to the Store and remove them at the end, however the fit ends."""
+        store = self.getStore()
+        store.check_writable()
+        dtype = "float64" if dtype_name(parameter_dtype(self.getModel())) == "float64" else "float32"
+        parquet = materialize(dataset, column_names(self), store, vector_dtype=dtype)
+        try:
+            yield parquet
+        finally:
+            parquet.delete()
+
+    def _train(
+        self, dataset: DataFrame, inputs: FitInputs, parquet: ParquetDataset, run: FitRun
+    ) -> FitOutcome:
+        with closing(_Listener(run, ProgressLine() if self.getShowProgress() else None)) as listener:
+            outcomes = run_on_ranks(
+                fit_on_rank,
+                inputs.spec,
+                parquet,
+                num_ranks=self.getNumWorkers(),
+                spark=dataset.sparkSession,
+                transport=self.getTransport(),
+                gpus_per_rank=self.getGpusPerWorker(),
+                on_event=listener.hear,
+            )
+        return cast("FitOutcome", outcomes[0])
+
+    def _make_model(self, inputs: FitInputs, outcome: FitOutcome, run: FitRun) -> TorchModel:
+        saved = SavedModel(unpack_module(outcome.module).eval(), inputs.signature)
+        uri = _log_model(saved, inputs, run)
+        summary = TrainingSummary(history=outcome.history, run_id=run.run_id, model_uri=uri)
+        return self._copyValues(TorchModel(saved, summary))
+
+    def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
+        skipped = {self.model, self.optimizer, self.loss}
+        params = {
+            param.name: value for param, value in self.extractParamMap().items() if param not in skipped
+        }
+        model = self.getModel()
+        return {
+            **params,
+            "model": type(model).__name__,
+            "loss": _name_of(self.getLoss()),
+            "optimizer": _name_of(self.getOptimizer()),
+            "numParameters": sum(parameter.numel() for parameter in model.parameters()),
+            "numRows": parquet.num_rows,
+        }
+
+
+class _Listener:
+    """Hands the events of rank 0 to the progress line and the run."""
+
+    def __init__(self, run: FitRun, progress: ProgressLine | None) -> None:
+        self._run = run
+        self._progress = progress
+
+    def hear(self, rank: int, event: Mapping[str, Any]) -> None:
+        del rank  # only rank 0 reports
+        if self._progress is not None:
+            self._progress.update(event)
+        if event.get("kind") == "epoch":
+            metrics = {name: float(event[name]) for name in ("loss", "rows_per_s", "seconds")}
+            self._run.log_epoch(int(event["epoch"]), metrics)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+
+
+def _log_model(saved: SavedModel, inputs: FitInputs, run: FitRun) -> str | None:
+    if run.run_id is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        save_model(saved, Path(folder) / "sparkdl_model")
+        return run.log_model(
+            LoggedModelSpec(
+                folder=Path(folder) / "sparkdl_model",
+                loader_module="sparkdl.training.pyfunc",
+                column=saved.signature.features,
+                dtype=saved.signature.column_dtype,
+                shape=saved.signature.features_shape,
+                example=inputs.example[0],
+                prediction_shape=saved.signature.prediction_shape,
+            )
+        )
+
+
+def _name_of(value: object) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))

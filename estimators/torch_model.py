@@ -1,0 +1,121 @@
+"""The Spark ML model that a fit returns. Runs on the *driver*; its predictions run on the executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.ml import Model
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from sparkdl.data.spark_columns import is_vector
+from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.params import _TorchParams
+from sparkdl.estimators.scoring import ScoringModel, prediction_udf
+from sparkdl.training.architecture import pack_module
+
+if TYPE_CHECKING:
+    import torch
+    from pyspark.sql import Column, DataFrame
+
+    from sparkdl.training.history import EpochRecord
+    from sparkdl.training.saved_model import SavedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSummary:
+    """What is known about the fit of a model.
+
+    Attributes:
+        history: one record per epoch: loss, rows, seconds, rows per second.
+        run_id: MLflow's id of the run; None when the fit was not tracked.
+        model_uri: URI of the model in MLflow; None when the fit was not tracked.
+    """
+
+    history: tuple[EpochRecord, ...] = ()
+    run_id: str | None = None
+    model_uri: str | None = None
+
+
+class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
+    """A trained torch module as a Spark ML model.
+
+    ``transform`` adds the column ``predictionCol``: the class as a double for a loss over classes, 0.0 or 1.0
+    for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order).
+
+    Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
+    """
+
+    def __init__(self, saved: SavedModel, summary: TrainingSummary | None = None) -> None:
+        super().__init__()
+        self._saved = saved
+        self._summary = summary or TrainingSummary()
+        self._scoring: ScoringModel | None = None
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The trained module, on CPU and in ``eval()`` mode."""
+        return self._saved.module
+
+    @property
+    def saved(self) -> SavedModel:
+        """The module together with what it takes and gives."""
+        return self._saved
+
+    @property
+    def history(self) -> tuple[EpochRecord, ...]:
+        """One record per epoch of the fit."""
+        return self._summary.history
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """History and MLflow run of the fit."""
+        return self._summary
+
+    def setFeaturesCol(self, value: str) -> TorchModel:
+        """Set the column that ``transform`` reads."""
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self, value: str) -> TorchModel:
+        """Set the column that ``transform`` adds."""
+        return self._set(predictionCol=value)
+
+    def setPredictionBatchSize(self, value: int) -> TorchModel:
+        """Set the rows per forward pass."""
+        return self._set(predictionBatchSize=value)
+
+    def write(self) -> MLWriter:
+        """Return a writer: ``model.write().overwrite().save(path)``."""
+        from sparkdl.estimators.persistence import TorchModelWriter
+
+        return TorchModelWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[TorchModel]:
+        """Return a reader; :meth:`load` is the shortcut."""
+        from sparkdl.estimators.persistence import TorchModelReader
+
+        return TorchModelReader()
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        name = self.getPredictionCol()
+        if name in dataset.columns:
+            raise ParamError(
+                f"The DataFrame already has a column {name!r}. Drop it, or set another predictionCol."
+            )
+        predict = prediction_udf(self._scoring_model())
+        return dataset.withColumn(name, predict(_features(dataset, self.getFeaturesCol())))
+
+    def _scoring_model(self) -> ScoringModel:
+        batch_size = self.getPredictionBatchSize()
+        if self._scoring is None or self._scoring.batch_size != batch_size:
+            self._scoring = ScoringModel(pack_module(self.module), self._saved.signature, batch_size)
+        return self._scoring
+
+
+def _features(dataset: DataFrame, name: str) -> Column:
+    if name not in dataset.columns:
+        raise DataError(f"There is no column {name!r}. The columns are: {', '.join(dataset.columns)}.")
+    column = dataset[name]
+    return vector_to_array(column) if is_vector(dataset.schema[name].dataType) else column

@@ -99,7 +99,7 @@ def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:
         return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array)
     num_bytes = num_elements * storage.itemsize
     memory = (ctypes.c_char * num_bytes).from_address(tensor.data + tensor.byte_offset)
-    return FlatBuffer(dtype=name, data=np.frombuffer(memory, storage), owner=(array, capsule))
+    return FlatBuffer(dtype=name, data=np.frombuffer(memoryview(memory), storage), owner=(array, capsule))
 
 
 def _check_dtype(name: str) -> None:

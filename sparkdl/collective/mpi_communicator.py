@@ -268,8 +268,9 @@ class MpiCommunicator(Communicator):
         if op not in OPS:
             raise ParamError(f"op={op!r} is unknown; it may be one of {', '.join(OPS)}")
         mpi = self._mpi
-        ops: dict[str, MPI.Op] = {"min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD}
-        return ops.get(op, mpi.SUM)
+        # An average is a sum that is divided afterwards.
+        ops: dict[str, MPI.Op] = {"sum": mpi.SUM, "avg": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
+        return ops.get(op, mpi.PROD)
 
 
 def open_mpi_communicator(

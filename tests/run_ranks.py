@@ -1,0 +1,234 @@
+"""Starts real rank processes on this machine, without Spark, and gathers what they return.
+
+``run_ranks(2, fn, 7)`` calls ``fn(environment, 7)`` in two new processes; ``fn`` is a function at the top of a module.
+A coordinator runs in the calling process. Whatever happens, no rank process outlives the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective import (
+    Address,
+    Communicator,
+    Coordinator,
+    Deadline,
+    PmiServer,
+    RendezvousClient,
+    new_secret,
+    open_communicator,
+    pmi_environment,
+    set_current_communicator,
+)
+from sparkdl.errors import RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(kw_only=True)
+class RankEnvironment:
+    """What a rank function gets to find the other ranks.
+
+    Attributes:
+        transport: what :meth:`communicator` opens unless told otherwise.
+        process_variables: environment variables of the rank.
+    """
+
+    rank: int
+    world_size: int
+    address: Address
+    secret: bytes = field(repr=False)
+    transport: str
+    process_variables: dict[str, str]
+    timeout_s: float
+    _rendezvous: RendezvousClient | None = None
+
+    @property
+    def rendezvous(self) -> RendezvousClient:
+        """The connection of this process to the coordinator, made at first use."""
+        if self._rendezvous is None:
+            self._rendezvous = RendezvousClient.connect(self.address, self.secret, self.timeout_s)
+        return self._rendezvous
+
+    def open(
+        self, *, transport: str | None = None, timeout_s: float = 20.0, name: str = "world"
+    ) -> Communicator:
+        """Open a communicator of all ranks; the caller closes it."""
+        return open_communicator(
+            rendezvous=self.rendezvous,
+            rank=self.rank,
+            world_size=self.world_size,
+            secret=self.secret,
+            transport=transport or self.transport,
+            timeout_s=timeout_s,
+            name=name,
+        )
+
+    @contextmanager
+    def communicator(
+        self, *, transport: str | None = None, timeout_s: float = 20.0
+    ) -> Iterator[Communicator]:
+        """A communicator of all ranks that is also the current one of the process."""
+        with self.open(transport=transport, timeout_s=timeout_s) as communicator:
+            set_current_communicator(communicator)
+            try:
+                yield communicator
+            finally:
+                set_current_communicator(None)
+
+    def close(self) -> None:
+        """Leave the coordinator."""
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+
+def run_ranks(
+    world_size: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    transport: str = "auto",
+    mpi: bool = False,
+    timeout_s: float = 60.0,
+    may_die: Collection[int] = (),
+    variables: dict[str, str] | None = None,
+) -> list[Any]:
+    """Call ``fn(environment, *args)`` on every rank, each in a process of its own, and return the results by rank.
+
+    Args:
+        world_size: how many ranks to start.
+        fn: a function at the top of a module; it and its arguments are pickled.
+        args: further arguments, the same for all ranks.
+        transport: default transport of the ranks' communicators.
+        mpi: whether the ranks shall stand in one MPI world.
+        timeout_s: after this many seconds all ranks are killed.
+        may_die: ranks that may be killed; their result is None.
+        variables: environment variables for all ranks.
+
+    Raises:
+        RankError: if ``fn`` raised on a rank or a rank died; the message has that rank's traceback.
+        TimeoutError: if some ranks did not return in time; the message names them.
+    """
+    with ExitStack() as stack:
+        secret = new_secret()
+        coordinator = stack.enter_context(Coordinator(secret=secret, world_size=world_size))
+        connections = {}
+        for rank in range(world_size):
+            environment = RankEnvironment(
+                rank=rank,
+                world_size=world_size,
+                address=coordinator.address,
+                secret=secret,
+                transport=transport,
+                process_variables=dict(variables or {}),
+                timeout_s=timeout_s,
+            )
+            inherited = stack.enter_context(_mpi_end(environment)) if mpi or transport == "mpi" else None
+            connection = stack.enter_context(_start(environment, inherited))
+            connection.send_bytes(pickle.dumps((environment, fn, args)))
+            connections[rank] = connection
+        return _collect(connections, Deadline(timeout_s), may_die)
+
+
+def _collect(connections: dict[int, Connection], deadline: Deadline, may_die: Collection[int]) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < len(connections):
+        waiting = {connections[rank]: rank for rank in connections if rank not in results}
+        ready = wait(list(waiting), deadline.remaining_s())
+        if not ready:
+            raise TimeoutError(
+                f"ranks {sorted(waiting.values())} did not return within {deadline.timeout_s:g} s"
+            )
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            rank = waiting[connection]
+            try:
+                result, failure = pickle.loads(connection.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                result, failure = None, None if rank in may_die else f"rank {rank} died"
+            if failure is not None:
+                raise RankError(
+                    f"rank {rank}:\n{failure}", rank=rank, host="localhost", traceback_text=failure
+                )
+            results[rank] = result
+    return [results[rank] for rank in sorted(results)]
+
+
+@contextmanager
+def _start(environment: RankEnvironment, inherited: socket.socket | None) -> Iterator[Connection]:
+    ours, theirs = socket.socketpair()
+    fds = [theirs.fileno()] + ([inherited.fileno()] if inherited is not None else [])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.run_ranks", str(theirs.fileno())],
+        pass_fds=fds,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment.process_variables},
+    )
+    theirs.close()
+    if inherited is not None:
+        inherited.close()
+    connection = Connection(ours.detach())
+    try:
+        yield connection
+    finally:
+        connection.close()
+        try:
+            # A rank that has sent its result is about to end by itself, and MPI likes to finalize.
+            process.wait(timeout=None if process.poll() is not None else _patience_s())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _patience_s() -> float:
+    return 5.0 if sys.exc_info()[0] is None else 0.0
+
+
+@contextmanager
+def _mpi_end(environment: RankEnvironment) -> Iterator[socket.socket]:
+    ours, theirs = socket.socketpair()
+    with RendezvousClient.connect(
+        environment.address, environment.secret, environment.timeout_s
+    ) as rendezvous:
+        server = PmiServer(
+            ours,
+            rendezvous,
+            environment.rank,
+            environment.world_size,
+            host_of_rank=[0] * environment.world_size,
+            timeout_s=environment.timeout_s,
+        )
+        variables = pmi_environment(theirs.fileno(), environment.rank, environment.world_size)
+        environment.process_variables.update(variables)
+        with server:
+            yield theirs
+
+
+def _rank_main(fd: int) -> None:
+    # Should the test process be killed, its ranks go with it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    connection = Connection(fd)
+    environment, fn, args = pickle.loads(connection.recv_bytes())
+    try:
+        result, failure = fn(environment, *args), None
+    except BaseException:
+        result, failure = None, traceback.format_exc()
+    environment.close()
+    connection.send_bytes(pickle.dumps((result, failure)))
+    connection.close()
+
+
+if __name__ == "__main__":
+    _rank_main(int(sys.argv[1]))

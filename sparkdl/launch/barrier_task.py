@@ -1,4 +1,6 @@
-"""What a barrier task does: meet the others, start its rank, relay and watch it, yield how it ended. Runs on an executor.
+"""What a barrier task does: meet the others, start its rank, relay and watch it, yield how it ended.
+
+Runs on an executor.
 
 A failing rank does not fail its Spark task: its failure is a row, which brings the driver more than Spark's exception
 would, and from every rank.
@@ -7,11 +9,13 @@ would, and from every rank.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient
 from sparkdl.collective.addresses import Address
@@ -20,9 +24,9 @@ from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.failure_board import FailureBoard
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.launch.messages import CHUNK_BYTES
-from sparkdl.launch.outcome import Failure
 from sparkdl.launch.rank_environment import assigned_gpus, rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
+from sparkdl.topology import number_hosts
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
@@ -38,8 +42,9 @@ class Peer:
     """What every task tells the others before any rank is started."""
 
     host: str
-    conflicts: tuple[str, ...]
+    conflicts: list[str]
     coordinator: str
+    shared_memory: str
 
 
 def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[Row]:
@@ -59,7 +64,22 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         board = FailureBoard(client.prefix("tasks"))
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
         position = [peer.host for peer in peers[:rank]].count(host)
-        supervisor = stack.enter_context(_start(spec, context, client, address, link, position))
+        environment = rank_environment(
+            dict(spec.environment), gpus=assigned_gpus(context, spec.gpus_per_rank, position)
+        )
+        inherited = []
+        if spec.transport == "mpi":
+            inherited.append(_serve_pmi(stack, client, rank, peers).fileno())
+            environment.update(pmi_environment(inherited[0], rank, spec.num_ranks))
+        supervisor = RankSupervisor(
+            order=_order(spec, rank, address),
+            payload=spec.payload,
+            environment=environment,
+            pass_fds=inherited,
+            on_line=link.line,
+            on_event=link.event,
+        )
+        stack.enter_context(supervisor)
         link.started()
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
@@ -84,28 +104,18 @@ def _meet(spec: LaunchSpec, context: BarrierTaskContext, coordinator: Coordinato
         "host": socket.gethostname(),
         "conflicts": version_conflicts(spec.versions, installed_versions()),
         "coordinator": coordinator.address.to_bytes().decode() if coordinator is not None else "",
+        "shared_memory": _shared_memory_identity(),
     }
     gathered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
-    return [
-        Peer(host=peer["host"], conflicts=tuple(peer["conflicts"]), coordinator=peer["coordinator"])
-        for peer in gathered
-    ]
+    return [Peer(**peer) for peer in gathered]
 
 
 def _conflicts(peers: list[Peer]) -> list[str]:
     return sorted({f"on {peer.host}, {conflict}" for peer in peers for conflict in peer.conflicts})
 
 
-def _start(
-    spec: LaunchSpec,
-    context: BarrierTaskContext,
-    client: RendezvousClient,
-    coordinator: Address,
-    link: DriverLink,
-    position_on_host: int,
-) -> RankSupervisor:
-    rank = context.partitionId()
-    order = {
+def _order(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
+    return {
         "rank": rank,
         "world_size": spec.num_ranks,
         "secret": spec.secret.hex(),
@@ -113,25 +123,28 @@ def _start(
         "transport": spec.transport,
         "operation_timeout_s": spec.operation_timeout_s,
     }
-    environment = rank_environment(
-        dict(spec.environment), gpus=assigned_gpus(context, spec.gpus_per_rank, position_on_host)
-    )
-    pass_fds: tuple[int, ...] = ()
-    with ExitStack() as stack:
-        if spec.transport == "mpi":
-            ours, theirs = socket.socketpair()
-            stack.callback(theirs.close)  # the rank has inherited its end
-            PmiServer(ours, client.prefix("pmi"), rank, spec.num_ranks).start()
-            environment.update(pmi_environment(theirs.fileno(), rank, spec.num_ranks))
-            pass_fds = (theirs.fileno(),)
-        return RankSupervisor(
-            order=order,
-            payload=spec.payload,
-            environment=environment,
-            pass_fds=pass_fds,
-            on_line=link.line,
-            on_event=link.event,
+
+
+def _serve_pmi(stack: ExitStack, client: RendezvousClient, rank: int, peers: list[Peer]) -> socket.socket:
+    """Serve MPICH's bootstrap to this task's rank; returns the end of the socket pair that the rank inherits."""
+    ours, theirs = socket.socketpair()
+    stack.enter_context(theirs)
+    stack.enter_context(
+        PmiServer(
+            ours,
+            client.prefix("pmi"),
+            rank,
+            len(peers),
+            host_of_rank=number_hosts([peer.shared_memory for peer in peers]),
         )
+    )
+    return theirs
+
+
+def _shared_memory_identity() -> str:
+    """Equal in two processes only if they see the same /dev/shm of the same running kernel."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/dev/shm').st_dev}"  # noqa: S108 - looked at, not written to
 
 
 def _chunks(kind: str, file: IO[bytes]) -> Iterator[Row]:

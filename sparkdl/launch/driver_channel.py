@@ -1,4 +1,4 @@
-"""The driver's end of the connections from the barrier tasks: takes log lines, events and failures, sends cancellations.
+"""The driver's end of the connections from the barrier tasks: takes log lines, events, failures; cancels.
 
 Only tasks that prove the job's secret are heard. What they say is handed to the caller's own thread, in order per rank;
 when that thread is slow the tasks wait, so that nothing is dropped and nothing piles up.

@@ -1,6 +1,7 @@
 """A barrier task's connection to the driver: log lines, events and failures go out, the order to stop comes in.
 
-On Spark Connect the driver's machine may be out of the executors' reach. Lines are then kept and travel with the result.
+On Spark Connect the driver's machine may be out of the executors' reach. Lines are then kept and travel with the
+result.
 """
 
 from __future__ import annotations

@@ -74,4 +74,4 @@ def version_conflicts(driver: Mapping[str, str], executor: Mapping[str, str]) ->
 
 
 def _release(version: str) -> list[str]:
-    return version.split("+")[0].split(".")[:2]
+    return version.split("+", maxsplit=1)[0].split(".")[:2]

@@ -47,4 +47,6 @@ class Failure:
 def find_culprit(failures: Iterable[Failure]) -> Failure | None:
     """Choose the failure to report: the first that is no consequence of another one, else the first."""
     ordered = list(failures)
-    return next((failure for failure in ordered if not failure.is_consequence), ordered[0] if ordered else None)
+    return next(
+        (failure for failure in ordered if not failure.is_consequence), ordered[0] if ordered else None
+    )

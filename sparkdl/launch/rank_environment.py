@@ -12,7 +12,11 @@ from sparkdl.errors import LaunchError
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
 
-_SPARK_WORKER_ONLY = ("PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_SOCK_PATH")
+_SPARK_WORKER_ONLY = (
+    "PYTHON_WORKER_FACTORY_PORT",
+    "PYTHON_WORKER_FACTORY_SECRET",
+    "PYTHON_WORKER_FACTORY_SOCK_PATH",
+)
 
 
 def rank_environment(

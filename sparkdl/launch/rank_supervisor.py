@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any
 
@@ -47,7 +47,7 @@ class RankSupervisor:
         order: Mapping[str, Any],
         payload: bytes,
         environment: Mapping[str, str],
-        pass_fds: tuple[int, ...],
+        pass_fds: Sequence[int],
         on_line: Callable[[str], None],
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:

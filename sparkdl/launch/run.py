@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from sparkdl.collective.authentication import new_secret
-from sparkdl.errors import LaunchError, RankError, SerializationError
+from sparkdl.errors import LaunchError
+from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
-from sparkdl.launch.outcome import Failure, find_culprit
+from sparkdl.launch.payload import pickle_call
 from sparkdl.launch.preflight import check_cluster
 from sparkdl.launch.spark_job import SparkJob
 
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 CANCEL_TIMEOUT_S = 10.0
 LAST_WORDS_TIMEOUT_S = 5.0
-SPOOL_BYTES = 64 << 20
 
 OnLog = Callable[[int, str], None]
 OnEvent = Callable[[int, dict[str, Any]], None]
@@ -72,7 +68,7 @@ def run_on_ranks(
         LaunchError: if the ranks cannot be started.
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
     """
-    payload = _serialize(function, args, kwargs)
+    payload = pickle_call(function, args, kwargs)
     session = spark or _active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank)
     secret = new_secret()
@@ -96,7 +92,7 @@ def run_on_ranks(
             channel.cancel(f"the driver cancelled: {type(error).__name__}")
             job.cancel(timeout_s=CANCEL_TIMEOUT_S)
             raise
-        return _collect(job, channel, num_ranks, _Listener(on_log, on_event))
+        return collect(job, channel.failures, num_ranks, on_log or _print_line)
 
 
 class _Listener:
@@ -138,55 +134,6 @@ def _watch(
         listener.hear(message)
 
 
-def _collect(job: SparkJob, channel: DriverChannel, num_ranks: int, listener: _Listener) -> list[Any]:
-    outcomes = job.outcomes()
-    for rank, kind, num_chunks in outcomes:
-        if kind == "log":
-            for line in _fetch(job, rank, kind, num_chunks).decode("utf-8", "replace").splitlines():
-                listener.hear(RankMessage(rank=rank, line=line))
-    for rank, kind, num_chunks in outcomes:
-        if kind == "refused":
-            reason = _fetch(job, rank, kind, num_chunks).decode()
-            raise LaunchError(f"Driver and executors do not match: {reason}. Install the same versions on both.")
-    failures = list(channel.failures)
-    for rank, kind, num_chunks in outcomes:
-        if kind == "failure":
-            pickled = next((c for r, k, c in outcomes if (r, k) == (rank, "error")), 0)
-            error = _fetch(job, rank, "error", pickled)
-            failures.append(Failure.from_json(_fetch(job, rank, kind, num_chunks), pickled=error))
-    culprit = find_culprit(_with_pickled(failures))
-    if culprit is not None:
-        raise _rank_error(culprit) from _original(culprit)
-    if job.error is not None:
-        raise LaunchError(f"Spark ended the ranks' stage: {job.error}") from job.error
-    chunks = {rank: num_chunks for rank, kind, num_chunks in outcomes if kind == "result"}
-    if len(chunks) < num_ranks:
-        lost = sorted(set(range(num_ranks)) - set(chunks))
-        raise LaunchError(f"Ranks {lost} were lost with their executors. Look at the executors' logs, then run again.")
-    return [_load(job, rank, chunks[rank]) for rank in range(num_ranks)]
-
-
-def _serialize(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    try:
-        payload: bytes = cloudpickle.dumps((function, args, kwargs))
-    except Exception as error:
-        named = {"function": function, **{f"argument {i}": arg for i, arg in enumerate(args)}, **kwargs}
-        culprits = [name for name, value in named.items() if not _can_be_pickled(value)]
-        raise SerializationError(
-            f"{', '.join(culprits) or 'The call'} cannot be pickled, so it cannot travel to the ranks: {error}. "
-            "Create locks, connections and sessions inside the function instead."
-        ) from error
-    return payload
-
-
-def _can_be_pickled(value: Any) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
-
-
 def _active_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
@@ -194,40 +141,6 @@ def _active_session() -> SparkSession:
     if session is None:
         raise LaunchError("There is no active Spark session. Pass one as spark=, or create it first.")
     return session
-
-
-def _with_pickled(failures: list[Failure]) -> list[Failure]:
-    """Put the copy that came through Spark, with its exception, in the place of the one that was heard first."""
-    complete = {failure.rank: failure for failure in failures if failure.pickled}
-    return [complete.get(failure.rank, failure) for failure in failures]
-
-
-def _rank_error(failure: Failure) -> RankError:
-    detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
-    message = f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
-    return RankError(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)
-
-
-def _original(failure: Failure) -> BaseException | None:
-    try:
-        error = pickle.loads(failure.pickled)  # noqa: S301 - came through Spark's own authenticated channels
-    except Exception:
-        return None  # its class cannot be built here; the traceback tells
-    return error if isinstance(error, BaseException) else None
-
-
-def _fetch(job: SparkJob, rank: int, kind: str, num_chunks: int) -> bytes:
-    with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as file:
-        job.fetch(rank, kind, num_chunks, file)
-        file.seek(0)
-        return file.read()
-
-
-def _load(job: SparkJob, rank: int, num_chunks: int) -> Any:
-    with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as file:
-        job.fetch(rank, "result", num_chunks, file)
-        file.seek(0)
-        return pickle.load(file)  # noqa: S301 - likewise
 
 
 def _print_line(rank: int, line: str) -> None:

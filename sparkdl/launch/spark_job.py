@@ -34,7 +34,8 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
         context = BarrierTaskContext.get()
         types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
         for row in run_barrier_task(spec, context):
-            columns = [pa.array([value], type_) for value, type_ in zip((context.partitionId(), *row), types)]
+            values = (context.partitionId(), *row)
+            columns = [pa.array([value], type_) for value, type_ in zip(values, types, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=["rank", "kind", "chunk", "body"])
 
     return run

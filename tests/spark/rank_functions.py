@@ -16,7 +16,12 @@ from sparkdl.launch import RankContext
 
 
 def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[str, Any]:
-    return {"rank": context.rank, "world_size": context.world_size, "pid": os.getpid(), "text": greeting + suffix}
+    return {
+        "rank": context.rank,
+        "world_size": context.world_size,
+        "pid": os.getpid(),
+        "text": greeting + suffix,
+    }
 
 
 def sum_of_ranks(context: RankContext) -> float:

@@ -88,7 +88,9 @@ def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_on_ranks(functions.hang, str(tmp_path), num_ranks=2, spark=spark, on_event=interrupt_when_all_hang)
+        run_on_ranks(
+            functions.hang, str(tmp_path), num_ranks=2, spark=spark, on_event=interrupt_when_all_hang
+        )
     pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
     assert len(pids) == 4
     assert wait_until_gone(pids, 10) == []
@@ -121,7 +123,11 @@ def test_result_larger_than_the_fetch_window_arrives_whole(spark: SparkSession) 
 
 def test_environment_is_set_for_the_ranks_only(spark: SparkSession) -> None:
     values = run_on_ranks(
-        functions.sees_environment, "SPARKDL_TEST", num_ranks=2, spark=spark, environment={"SPARKDL_TEST": "yes"}
+        functions.sees_environment,
+        "SPARKDL_TEST",
+        num_ranks=2,
+        spark=spark,
+        environment={"SPARKDL_TEST": "yes"},
     )
     assert values == ["yes", "yes"]
     assert "SPARKDL_TEST" not in os.environ

@@ -34,9 +34,10 @@ from sparkdl.collective import (
 from sparkdl.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 _PR_SET_PDEATHSIG = 1
+_LEAVE_TIMEOUT_S = 15.0
 
 
 @dataclass(kw_only=True)
@@ -65,7 +66,12 @@ class RankEnvironment:
         return self._rendezvous
 
     def open(
-        self, *, transport: str | None = None, timeout_s: float = 20.0, name: str = "world"
+        self,
+        *,
+        transport: str | None = None,
+        timeout_s: float = 20.0,
+        name: str = "world",
+        host_of_rank: Sequence[int] | None = None,
     ) -> Communicator:
         """Open a communicator of all ranks; the caller closes it."""
         return open_communicator(
@@ -76,6 +82,7 @@ class RankEnvironment:
             transport=transport or self.transport,
             timeout_s=timeout_s,
             name=name,
+            host_of_rank=host_of_rank,
         )
 
     @contextmanager
@@ -137,7 +144,7 @@ def run_ranks(
                 timeout_s=timeout_s,
             )
             inherited = stack.enter_context(_mpi_end(environment)) if mpi or transport == "mpi" else None
-            connection = stack.enter_context(_start(environment, inherited))
+            connection = stack.enter_context(_start(environment, inherited, rank in may_die))
             connection.send_bytes(pickle.dumps((environment, fn, args)))
             connections[rank] = connection
         return _collect(connections, Deadline(timeout_s), may_die)
@@ -168,7 +175,9 @@ def _collect(connections: dict[int, Connection], deadline: Deadline, may_die: Co
 
 
 @contextmanager
-def _start(environment: RankEnvironment, inherited: socket.socket | None) -> Iterator[Connection]:
+def _start(
+    environment: RankEnvironment, inherited: socket.socket | None, may_die: bool
+) -> Iterator[Connection]:
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno()] + ([inherited.fileno()] if inherited is not None else [])
     process = subprocess.Popen(
@@ -182,18 +191,15 @@ def _start(environment: RankEnvironment, inherited: socket.socket | None) -> Ite
     connection = Connection(ours.detach())
     try:
         yield connection
+        # A rank that has sent its result is about to end by itself; that it does so well is part of the test.
+        code = process.wait(timeout=_LEAVE_TIMEOUT_S)
+        if code != 0 and not may_die:
+            rank = environment.rank
+            raise RankError(f"rank {rank} ended with exit code {code}", rank=rank, host="localhost")
     finally:
         connection.close()
-        try:
-            # A rank that has sent its result is about to end by itself, and MPI likes to finalize.
-            process.wait(timeout=None if process.poll() is not None else _patience_s())
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _patience_s() -> float:
-    return 5.0 if sys.exc_info()[0] is None else 0.0
+        process.kill()
+        process.wait()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous
 from sparkdl.errors import ParamError
+from sparkdl.topology import number_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,6 +180,7 @@ class Communicator(ABC):
             transport=self._requested_transport,
             timeout_s=self.timeout_s,
             name=f"{self.name}/{name}",
+            host_of_rank=number_hosts([self.topology.host_of_rank[rank] for rank in members]),
         )
 
     def __enter__(self) -> Communicator:
@@ -201,6 +203,7 @@ def open_communicator(
     transport: str = "auto",
     timeout_s: float = 300.0,
     name: str = "world",
+    host_of_rank: Sequence[int] | None = None,
 ) -> Communicator:
     """Open a communicator; all its ranks call this with the same arguments but ``rank``.
 
@@ -215,6 +218,8 @@ def open_communicator(
         timeout_s: seconds for opening, and the default deadline of every operation.
         name: what it is called; the same name may be opened again, as long as all ranks do so in the same
             order.
+        host_of_rank: which ranks share a host, numbered by first appearance, where the caller knows; found
+            out by trying when None.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
@@ -241,6 +246,7 @@ def open_communicator(
             secret=secret,
             timeout_s=timeout_s,
             name=name,
+            host_of_rank=host_of_rank,
         )
     from sparkdl.collective.native_communicator import open_native_communicator
 
@@ -253,4 +259,5 @@ def open_communicator(
         transport=transport,
         timeout_s=timeout_s,
         name=name,
+        host_of_rank=host_of_rank,
     )

@@ -36,7 +36,7 @@ from sparkdl.errors import (
 from sparkdl.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from mpi4py import MPI
@@ -282,6 +282,7 @@ def open_mpi_communicator(
     secret: bytes,
     timeout_s: float,
     name: str,
+    host_of_rank: Sequence[int] | None,
 ) -> MpiCommunicator:
     """Open a communicator over MPI; see :func:`~sparkdl.collective.communicator.open_communicator`.
 
@@ -293,6 +294,7 @@ def open_mpi_communicator(
         secret: the job's secret.
         timeout_s: seconds for opening, and the default deadline of every operation.
         name: what it is called.
+        host_of_rank: which ranks share a host; found out by trying when None.
 
     Raises:
         TransportUnavailableError: if mpi4py or an MPI library is missing.
@@ -309,7 +311,11 @@ def open_mpi_communicator(
         timeout_s=deadline.remaining_s(),
     )
     members = check_places([(place[0], place[1]) for place in map(json.loads, places)])
-    hosts = find_hosts(own_rendezvous, rank=rank, world_size=world_size, timeout_s=deadline.remaining_s())
+    hosts = (
+        tuple(host_of_rank)
+        if host_of_rank is not None
+        else find_hosts(own_rendezvous, rank=rank, world_size=world_size, timeout_s=timeout_s)
+    )
     tag = zlib.crc32(name.encode()) % _NUM_TAGS
     comm = world.Create_group(world.Get_group().Incl(members), tag)
     comm.Set_errhandler(load_mpi().ERRORS_RETURN)

@@ -20,6 +20,8 @@ from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.topology import Topology, number_hosts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkdl.collective.handle import Handle
 
 try:
@@ -130,6 +132,7 @@ def open_native_communicator(
     transport: str,
     timeout_s: float,
     name: str,
+    host_of_rank: Sequence[int] | None,
 ) -> NativeCommunicator:
     """Open a communicator on the native core; see :func:`~sparkdl.collective.communicator.open_communicator`.
 
@@ -142,9 +145,19 @@ def open_native_communicator(
         transport: ``"auto"``, ``"native"``, ``"shm"`` or ``"tcp"``.
         timeout_s: seconds for opening, and the default deadline of every operation.
         name: what it is called.
+        host_of_rank: which ranks share a host; found out by trying when None.
     """
     deadline = Deadline(timeout_s)
-    topology, segment_fd = _share_memory(own_rendezvous, rank, world_size, transport, deadline)
+    if transport == "tcp":
+        topology, segment_fd = Topology(rank=rank, host_of_rank=tuple(range(world_size))), -1
+    else:
+        hosts = (
+            tuple(host_of_rank)
+            if host_of_rank is not None
+            else find_hosts(own_rendezvous, rank=rank, world_size=world_size, timeout_s=timeout_s)
+        )
+        topology = Topology(rank=rank, host_of_rank=hosts)
+        topology, segment_fd = _share_memory(own_rendezvous, topology, transport, deadline)
     try:
         sockets = connect_rings(
             own_rendezvous, topology=topology, secret=secret, name=name, timeout_s=deadline.remaining_s()
@@ -174,13 +187,10 @@ def open_native_communicator(
 
 
 def _share_memory(
-    rendezvous: Rendezvous, rank: int, world_size: int, transport: str, deadline: Deadline
+    rendezvous: Rendezvous, topology: Topology, transport: str, deadline: Deadline
 ) -> tuple[Topology, int]:
     """Find who shares a host and open the host's segment; where that fails and may, go on without it."""
-    if transport == "tcp":
-        return Topology(rank=rank, host_of_rank=tuple(range(world_size))), -1
-    hosts = find_hosts(rendezvous, rank=rank, world_size=world_size, timeout_s=deadline.remaining_s())
-    topology = Topology(rank=rank, host_of_rank=hosts)
+    hosts = topology.host_of_rank
     if transport == "shm" and topology.num_hosts > 1:
         raise CommunicatorError(
             f"transport='shm' needs all ranks to share memory, but these are on hosts {list(hosts)}."
@@ -197,7 +207,7 @@ def _share_memory(
         logger.warning("No shared memory between ranks that share a host; they use TCP. %s", error)
         failed = error.hosts
     without = number_hosts([(host, other if host in failed else None) for other, host in enumerate(hosts)])
-    topology = Topology(rank=rank, host_of_rank=without)
+    topology = Topology(rank=topology.rank, host_of_rank=without)
     second_try = PrefixRendezvous(rendezvous, "second try")
     num_bytes = _native.segment_bytes(topology.local_size) if topology.local_size > 1 else 0
     return topology, open_segment(second_try, topology, num_bytes=num_bytes, timeout_s=deadline.remaining_s())

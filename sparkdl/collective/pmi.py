@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import socket
 import threading
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
+from sparkdl.collective.shared_files import FOLDER
 from sparkdl.errors import CommunicatorError
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KVS_NAME = "sparkdl"
 _MAX_KEY_CHARACTERS = 64
 _MAX_VALUE_CHARACTERS = 1024
 _MAX_LINE_BYTES = 4096
@@ -91,17 +92,26 @@ class PmiServer:
         self._mapping = process_mapping(host_of_rank) if host_of_rank is not None else None
         self._timeout_s = timeout_s
         self._num_barriers = 0
+        self._finalized = False
+        # MPICH names its shared memory after this, so it must differ from that of every other job of the machine.
+        name = f"sparkdl-{secrets.token_hex(8)}".encode()
+        self._kvs_name = self._rendezvous.compare_set("name", b"", name).decode()
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._serve, name=f"sparkdl-pmi-{rank}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up; a rank that still initializes MPI fails. May be called again."""
+        """Hang up, after the rank has ended, and remove what MPICH leaves behind when a rank is killed.
+
+        A rank that still initializes MPI fails. May be called again.
+        """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         # A barrier under way ends with its deadline; there is no need to wait for it.
         self._thread.join(timeout=1.0)
         self._sock.close()
+        if not self._finalized:
+            _remove_shared_memory(self._kvs_name)
 
     def __enter__(self) -> PmiServer:
         return self
@@ -144,7 +154,7 @@ class PmiServer:
         elif command == "get_appnum":
             self._answer("appnum", appnum="0")
         elif command == "get_my_kvsname":
-            self._answer("my_kvsname", kvsname=_KVS_NAME)
+            self._answer("my_kvsname", kvsname=self._kvs_name)
         elif command == "get_universe_size":
             self._answer("universe_size", size=str(self._world_size))
         elif command == "put":
@@ -154,6 +164,7 @@ class PmiServer:
         elif command == "barrier_in":
             self._barrier()
         elif command == "finalize":
+            self._finalized = True
             self._answer("finalize_ack")
             return False
         elif command == "abort":
@@ -199,6 +210,15 @@ class PmiServer:
     def _answer(self, command: str, **words: str) -> None:
         line = " ".join([f"cmd={command}", *(f"{key}={value}" for key, value in words.items())])
         self._sock.sendall(line.encode() + b"\n")
+
+
+def _remove_shared_memory(kvs_name: str) -> None:
+    # MPIDI_POSIX_comm_bootstrap in MPICH: the files are named after the FNV-1a hash of the key-value space.
+    world_id = 2166136261
+    for byte in kvs_name.encode():
+        world_id = ((world_id ^ byte) * 16777619) & 0xFFFFFFFF
+    for path in FOLDER.glob(f"mpich_*_{world_id:x}_*"):
+        path.unlink(missing_ok=True)
 
 
 def _parse(line: bytes) -> dict[str, str]:

@@ -91,7 +91,7 @@ class ParquetFeed:
         return steps_per_epoch(self._dataset.num_rows, self._world_size, self._batch_size)
 
     def rows_in_step(self, step: int) -> list[int]:
-        """Return how many rows each rank has in a step, from 0; fewer than ``batch_size`` in the last alone."""
+        """Return how many rows each rank has in a step, from 0: ``batch_size`` in all but the last."""
         return rows_in_step(self._dataset.num_rows, self._world_size, self._batch_size, step)
 
     def epoch(self, epoch: int) -> Iterator[dict[str, npt.NDArray[Any]]]:

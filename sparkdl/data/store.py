@@ -1,6 +1,6 @@
 """The Store: a place for files that the driver and every executor can reach. Runs on the *driver*.
 
-Datasets are written aside, in a folder ``_tmp-...``, and become visible in one go; a dataset without its
+Datasets are written aside, in a folder ``NAME.tmp``, and become visible in one go; a dataset without its
 manifest is never read, and one that could not be finished leaves nothing behind.
 """
 
@@ -77,7 +77,7 @@ class Store:
         Raises:
             StoreError: if that fails.
         """
-        probe = f"{self.location.path}/_tmp-probe-{uuid.uuid4().hex}"
+        probe = f"{self.location.path}/probe-{uuid.uuid4().hex}.tmp"
         try:
             self.filesystem.makedirs(self.location.path, exist_ok=True)
             with self.filesystem.open(probe, "wb") as file:
@@ -124,9 +124,8 @@ class StagedDataset:
 
     def __init__(self, store: Store, final_url: str) -> None:
         self._final_url = final_url
-        folder, _, name = final_url.rpartition("/")
         # Object stores rename by copying every byte; there the manifest alone makes the set visible.
-        self.url = f"{folder}/_tmp-{name}" if store.location.can_rename else final_url
+        self.url = f"{final_url}.tmp" if store.location.can_rename else final_url
         self._committed = False
 
     @property

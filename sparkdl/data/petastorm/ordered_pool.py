@@ -8,8 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from sparkdl.data.petastorm.containment import install
@@ -19,6 +18,7 @@ install()
 from petastorm.workers_pool import EmptyResultError  # noqa: E402
 
 _POLL_S = 0.02
+_LIVENESS_S = 0.5
 
 
 class OrderedThreadPool:
@@ -60,6 +60,7 @@ class OrderedThreadPool:
         """
         deadline = time.monotonic() + self._timeout_s
         while not self._ready:
+            self._check_running()
             # Looked up before the queue: once it is true nothing is added to the queue any more.
             is_last = self._ventilator.completed()
             try:
@@ -67,7 +68,6 @@ class OrderedThreadPool:
                     self._submitted.get_nowait() if is_last else self._submitted.get(timeout=_POLL_S)
                 )
             except queue.Empty:
-                self._check_running()
                 if is_last:
                     raise EmptyResultError from None
                 self._check_deadline(deadline, "the next row group")
@@ -94,27 +94,20 @@ class OrderedThreadPool:
     def _process(self, request: dict[str, Any]) -> list[Any]:
         thread = self._thread
         if not hasattr(thread, "worker"):
-            thread.worker = self._worker_class(
-                0, lambda result: thread.published.append(result), self._worker_args
-            )
-        thread.published = []
+            thread.published = []
+            thread.worker = self._worker_class(0, thread.published.append, self._worker_args)
         thread.worker.process(**request)
         published: list[Any] = thread.published[::-1]
-        thread.published = []  # or the thread would hold the last row group until the next one
+        thread.published.clear()
         return published
 
     def _await(self, future: Future[list[Any]], request: dict[str, Any], deadline: float) -> list[Any]:
-        while True:
-            try:
-                return future.result(timeout=min(1.0, max(_POLL_S, deadline - time.monotonic())))
-            except CancelledError:
-                self._check_running()
-                raise
-            except FutureTimeoutError:
-                if future.done():  # the reader itself raised a TimeoutError
-                    raise
-                self._check_running()
-                self._check_deadline(deadline, f"row group request {request}")
+        while not wait([future], timeout=_LIVENESS_S).done:
+            self._check_running()
+            self._check_deadline(deadline, f"row group {request['piece_index']} of the dataset")
+        if future.cancelled():
+            self._check_running()
+        return future.result()
 
     def _check_running(self) -> None:
         if self._stopped.is_set():
@@ -124,6 +117,5 @@ class OrderedThreadPool:
         if time.monotonic() > deadline:
             raise DataError(
                 f"Reading {what} took longer than {self._timeout_s:.0f} s. See whether the Store can be "
-                "reached, or raise "
-                "read_timeout_s."
+                "reached, or raise read_timeout_s."
             )

@@ -6,6 +6,8 @@ shard plan, so that no folder is listed and no footer read again in every epoch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from sparkdl.data.filesystems import open_location
@@ -13,10 +15,9 @@ from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool
+from sparkdl.errors import DataError
 
 install()
-from typing import TYPE_CHECKING
-
 from petastorm.cache import NullCache  # noqa: E402
 from petastorm.reader import Reader  # noqa: E402
 from petastorm.unischema import Unischema, UnischemaField  # noqa: E402
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
 
 _READ_AHEAD_BYTES = 32 << 20
 _MAX_ROW_GROUPS_HELD = 64
-_VENTILATION_INTERVAL_S = (
-    0.001  # Petastorm's 0.01 would bound the feed to a few hundred row groups per second
-)
+# Petastorm's 0.01 s would bound the feed to a few hundred row groups per second.
+_VENTILATION_INTERVAL_S = 0.001
 
 
 class ShardReader(Reader):  # type: ignore[misc]
@@ -115,6 +115,17 @@ class ShardReader(Reader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Block]:
         """Return the blocks."""
         return self
+
+    def __next__(self) -> Block:
+        """Return the next block.
+
+        Raises:
+            DataError: if it cannot be read, or the reader was closed.
+        """
+        if self.stopped:
+            raise DataError("The feed was closed while an epoch was being read.")
+        block: Block = super().__next__()
+        return block
 
     def close(self) -> None:
         """End the reader threads; calling it again does nothing."""

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.data import Column, ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.errors import DataError, ParamError, ShardingError
+
+COLUMNS = ["vector", "id", "half", "grid", "is_even", "twice"]
+WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
+
+
+def read_epoch(dataset: ParquetDataset, world_size: int, epoch: int = 0, **options: object) -> list[list[np.ndarray]]:
+    """The ids of every batch of every rank, after checking that the other columns belong to them."""
+    settings = {"columns": COLUMNS, "batch_size": 7, "seed": 3, **options}
+    ids_of_ranks = []
+    for rank in range(world_size):
+        with ParquetFeed(dataset, rank=rank, world_size=world_size, **settings) as feed:
+            batches = list(feed.epoch(epoch))
+            assert len(batches) == feed.steps_per_epoch
+            assert [len(batch["id"]) for batch in batches] == [
+                feed.rows_in_step(step)[rank] for step in range(feed.steps_per_epoch)
+            ]
+        for batch in batches:
+            number = batch["id"]
+            assert list(batch) == COLUMNS
+            np.testing.assert_array_equal(batch["twice"], 2 * number)
+            np.testing.assert_array_equal(batch["half"], number / 2)
+            np.testing.assert_array_equal(batch["is_even"], number % 2 == 0)
+            np.testing.assert_array_equal(batch["vector"], np.outer(number, [1, 2, 3]))
+            np.testing.assert_array_equal(
+                batch["grid"].reshape(-1, 4), number[:, None] + np.arange(4)
+            )
+        ids_of_ranks.append([batch["id"] for batch in batches])
+    return ids_of_ranks
+
+
+def joined(ids_of_ranks: list[list[np.ndarray]]) -> np.ndarray:
+    return np.concatenate([ids for batches in ids_of_ranks for ids in batches])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("options", [{"shuffle": False}, {}, {"shuffle_buffer_rows": 1}, {"shuffle_buffer_rows": 20}])
+def test_every_row_is_read_once_by_any_number_of_ranks(
+    write_dataset: WriteDataset, world_size: int, options: dict[str, object]
+) -> None:
+    dataset = write_dataset([[10, 3, 25], [1], [40, 2]])
+    ids = joined(read_epoch(dataset, world_size, **options))
+    np.testing.assert_array_equal(np.sort(ids), np.arange(81))
+
+
+def test_one_row_group_is_shared_by_many_ranks(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[23]])
+    np.testing.assert_array_equal(np.sort(joined(read_epoch(dataset, 8))), np.arange(23))
+
+
+def test_without_shuffling_rows_come_in_the_order_of_the_files(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10, 3], [20]])
+    np.testing.assert_array_equal(joined(read_epoch(dataset, 2, shuffle=False)), np.arange(33))
+
+
+def test_shard_that_is_a_row_shorter_ends_with_an_empty_batch(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[15]])
+    sizes = [[len(ids) for ids in batches] for batches in read_epoch(dataset, 2)]
+    assert sizes == [[7, 0], [7, 1]]
+
+
+def test_order_depends_on_seed_and_epoch_but_not_on_the_number_of_threads(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[9] * 10, [5] * 10])
+    first = joined(read_epoch(dataset, 2, epoch=1, num_threads=1))
+    np.testing.assert_array_equal(first, joined(read_epoch(dataset, 2, epoch=1, num_threads=4)))
+    assert (first != joined(read_epoch(dataset, 2, epoch=2))).any()
+    assert (first != joined(read_epoch(dataset, 2, epoch=1, seed=4))).any()
+
+
+def test_a_buffer_that_holds_the_shard_shuffles_all_of_its_rows(write_dataset: WriteDataset) -> None:
+    ids = joined(read_epoch(write_dataset([[1000]]), 1))
+    assert np.corrcoef(ids, np.arange(1000))[0, 1] == pytest.approx(0, abs=0.15)
+
+
+def test_columns_keep_their_dtype_and_shape_and_can_be_written(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[6, 6]])
+    assert dataset.columns == (
+        Column(name="id", dtype="int64"),
+        Column(name="twice", dtype="int64"),
+        Column(name="half", dtype="float64"),
+        Column(name="is_even", dtype="bool"),
+        Column(name="vector", dtype="float32", shape=(3,)),
+        Column(name="grid", dtype="int32", shape=(2, 2)),
+    )
+    for shuffle in (False, True):
+        with ParquetFeed(
+            dataset, columns=COLUMNS, rank=0, world_size=1, batch_size=4, shuffle=shuffle
+        ) as feed:
+            for batch in feed.epoch(0):
+                for name in COLUMNS:
+                    column = dataset.column(name)
+                    assert batch[name].dtype == column.dtype
+                    assert batch[name].shape == (4, *column.shape)
+                    assert batch[name].flags.writeable
+
+
+def test_writing_into_a_batch_changes_no_later_epoch(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10]])
+    with ParquetFeed(dataset, columns=["id"], rank=0, world_size=1, batch_size=10, shuffle=False) as feed:
+        next(feed.epoch(0))["id"][:] = -1
+        np.testing.assert_array_equal(next(feed.epoch(0))["id"], np.arange(10))
+
+
+def test_leaving_an_epoch_early_ends_its_threads(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[5] * 200])
+    feed = ParquetFeed(dataset, columns=["id"], rank=0, world_size=1, batch_size=2, shuffle=False)
+    batches = feed.epoch(0)
+    next(batches)
+    readers = [thread for thread in threading.enumerate() if thread.name.startswith("sparkdl-reader")]
+    assert readers
+    batches.close()
+    for thread in readers:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_an_epoch_cannot_go_on_after_the_feed_was_closed(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[5] * 200])
+    with ParquetFeed(dataset, columns=["id"], rank=0, world_size=1, batch_size=5, shuffle=False) as feed:
+        batches = feed.epoch(0)
+        next(batches)
+    with pytest.raises(DataError, match="closed"):
+        list(batches)
+    with pytest.raises(ParamError, match="closed"):
+        next(feed.epoch(1))
+
+
+def test_a_file_that_vanished_is_named(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[5], [5, 5]])
+    (Path(dataset.url) / "part-00001.parquet").unlink()
+    with pytest.raises(DataError, match=r"part-00001\.parquet, row group 0"):
+        read_epoch(dataset, 1, shuffle=False)
+
+
+def test_a_damaged_file_is_named(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[500], [500]])
+    damaged = Path(dataset.url) / "part-00001.parquet"
+    content = bytearray(damaged.read_bytes())
+    content[4 : len(content) // 2] = os.urandom(len(content) // 2 - 4)
+    damaged.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"part-00001\.parquet"):
+        read_epoch(dataset, 2)
+
+
+def test_a_file_that_was_replaced_by_one_of_other_rows_is_an_error(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[5]])
+    path = Path(dataset.url) / "part-00000.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 4), path)
+    with pytest.raises(DataError, match="has 4 rows now, but had 5"):
+        read_epoch(dataset, 1)
+
+
+def test_a_row_with_a_longer_array_is_an_error_of_its_column(tmp_path: Path) -> None:
+    lengths = [2] * 20 + [3]
+    pq.write_table(pa.table({"x": [[1.0] * length for length in lengths]}), tmp_path / "a.parquet")
+    dataset = scan_dataset(str(tmp_path))
+    with (
+        ParquetFeed(dataset, columns=["x"], rank=0, world_size=1, batch_size=2) as feed,
+        pytest.raises(DataError, match="'x' has arrays of 2 to 3 elements; all must have 2"),
+    ):
+        list(feed.epoch(0))
+
+
+@pytest.mark.parametrize("values", [[1, None, 3], [[1.0], [None], [2.0]], [[1.0], None, [2.0]]])
+def test_a_null_is_an_error_of_its_column(tmp_path: Path, values: list[object]) -> None:
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
+    dataset = scan_dataset(str(tmp_path))
+    assert dataset.column("x").num_nulls == 1
+    with (
+        ParquetFeed(dataset, columns=["x"], rank=0, world_size=1, batch_size=2) as feed,
+        pytest.raises(DataError, match="'x' has 1 nulls"),
+    ):
+        list(feed.epoch(0))
+
+
+class _SlowFileSystem(fsspec.get_filesystem_class("memory")):
+    """A filesystem whose data files answer only when they are released, as an unreachable store would."""
+
+    protocol = "slow"
+    cachable = False
+    released = threading.Event()
+
+    def open(self, path: str, mode: str = "rb", **options: object) -> object:
+        self.released.wait(20)
+        return super().open(path, mode, **options)
+
+
+def test_a_store_that_does_not_answer_is_given_up_at_the_deadline(write_dataset: WriteDataset) -> None:
+    fsspec.register_implementation("slow", _SlowFileSystem, clobber=True)
+    dataset = ParquetDataset(
+        url="slow://nowhere",
+        columns=(Column(name="id", dtype="int64"),),
+        row_groups=write_dataset([[5]]).row_groups,
+    )
+    start = time.monotonic()
+    feed = ParquetFeed(dataset, columns=["id"], rank=0, world_size=1, batch_size=5, read_timeout_s=0.2)
+    with feed, pytest.raises(DataError, match="row group 0 of the dataset took longer"):
+        list(feed.epoch(0))
+    _SlowFileSystem.released.set()
+    assert time.monotonic() - start < 10
+
+
+def test_datasets_on_filesystems_of_fsspec_are_read(write_dataset: WriteDataset) -> None:
+    local = write_dataset([[10, 3], [20]])
+    memory = fsspec.filesystem("memory")
+    memory.put(local.url, "/remote", recursive=True)
+    dataset = scan_dataset("memory://remote")
+    assert dataset.row_groups == local.row_groups
+    np.testing.assert_array_equal(np.sort(joined(read_epoch(dataset, 2))), np.arange(33))
+    memory.rm("/remote", recursive=True)
+
+
+def test_many_small_row_groups_are_read_without_pauses(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[2] * 400])
+    start = time.monotonic()
+    read_epoch(dataset, 1)
+    assert time.monotonic() - start < 10
+
+
+def test_wrong_arguments_are_named(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[5]])
+    good = {"columns": ["id"], "rank": 0, "world_size": 1, "batch_size": 2}
+    with pytest.raises(DataError, match="no column 'idd'. The columns are: id, twice"):
+        ParquetFeed(dataset, **{**good, "columns": ["idd"]})
+    with pytest.raises(ParamError, match="batch_size must be at least 1, got 0"):
+        ParquetFeed(dataset, **{**good, "batch_size": 0})
+    with pytest.raises(ParamError, match=r"rank must be in \[0, 2\), got 2"):
+        ParquetFeed(dataset, **{**good, "rank": 2, "world_size": 2})
+    with pytest.raises(ShardingError, match="Lower numWorkers to 5"):
+        ParquetFeed(dataset, **{**good, "world_size": 6})

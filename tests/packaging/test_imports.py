@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["sparkdl", "sparkdl.collective", "sparkdl.cli"])
+def test_import_brings_neither_torch_nor_pyspark(module: str) -> None:
+    loaded = run_python(f"import sys, {module}; print([n for n in ('torch', 'pyspark', 'mlflow') if n in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_launch_is_imported_without_torch() -> None:
+    assert run_python("import sys, sparkdl.launch; print('torch' in sys.modules)") == "False"
+
+
+def test_serving_needs_neither_pyspark_nor_petastorm_nor_the_extension() -> None:
+    hidden = "('pyspark', 'petastorm', 'mlflow', 'mpi4py', 'sparkdl._native')"
+    run_python(f"import sys; sys.modules.update(dict.fromkeys({hidden})); import sparkdl.training.pyfunc")
+
+
+def test_stub_of_the_extension_is_what_it_offers(tmp_path: Path) -> None:
+    generated = tmp_path / "_native.pyi"
+    run_python(
+        "import sys, runpy;"
+        f"sys.argv = ['stubgen', '-q', '-m', 'sparkdl._native', '-o', {str(generated)!r}];"
+        "runpy.run_module('nanobind.stubgen', run_name='__main__')"
+    )
+    assert generated.read_text() == (ROOT / "sparkdl" / "_native.pyi").read_text()

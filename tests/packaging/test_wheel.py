@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **variables}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=420,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that a user without one for the platform would build."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.glob("sparkdl-*")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_sdist_carries_the_estimators_once_and_as_files(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        members = {"/".join(member.name.split("/")[1:]): member for member in archive.getmembers()}
+    assert members["sparkdl/estimators/torch_estimator.py"].isfile()
+    assert not [name for name in members if name.startswith("estimators")]
+
+
+@pytest.mark.timeout(480)
+def test_wheel_carries_the_estimators_as_files_and_the_extension(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {info.filename: info for info in archive.infolist()}
+    assert names["sparkdl/estimators/torch_estimator.py"].file_size > 1000
+    assert "sparkdl/py.typed" in names
+    assert [name for name in names if name.startswith("sparkdl/_native.") and name.endswith(".so")]
+    assert not [name for name in names if name.startswith(("tests/", "native/", "estimators/"))]
+
+
+def test_wheel_names_no_package_that_a_cluster_brings_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = archive.read(metadata).decode().splitlines()
+    required = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert not [line for line in required if any(name in line for name in ("pyspark", "torch", "mlflow", "pandas"))]
+
+
+@pytest.mark.timeout(480)
+def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    # The dependencies are lent by this environment: a plain path, in which no .pth file (such as that of an editable
+    # sparkdl) is followed.
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    shutil.copytree(ROOT / "tests" / "unit", tmp_path / "tests" / "unit")
+    for name in ("conftest.py", "run_ranks.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests" / name)
+    where = run(python, "-c", "import sparkdl._native; print(sparkdl._native.__file__)", cwd=tmp_path).strip()
+    assert Path(where).is_relative_to(site), where
+    run(python, "-m", "pytest", "-q", "-x", "--import-mode=importlib", "-o", "pythonpath=.", "tests/unit", cwd=tmp_path)

@@ -56,14 +56,18 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
         pack_module(params.getModel())
     except SerializationError as error:
         raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
-    for name, value in (("optimizer", params.getOptimizer()), ("loss", params.getLoss())):
-        try:
-            cloudpickle.dumps(value)
-        except Exception as error:
-            raise SerializationError(
-                f"Param {name} cannot travel to the ranks: {type(error).__name__}: {error}. "
-                "Make what cannot be pickled inside the function."
-            ) from error
+    _check_function("optimizer", params.getOptimizer())
+    _check_function("loss", params.getLoss())
+
+
+def _check_function(name: str, value: object) -> None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        raise SerializationError(
+            f"Param {name} cannot travel to the ranks: {type(error).__name__}: {error}. "
+            "Make what cannot be pickled inside the function."
+        ) from error
 
 
 def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:

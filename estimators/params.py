@@ -12,6 +12,7 @@ from pyspark.ml.param.shared import (
     HasSeed,
     HasWeightCol,
 )
+from torch import nn
 
 from sparkdl.data import Store
 from sparkdl.errors import ParamError
@@ -287,12 +288,11 @@ class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss):
             raise ParamError(
                 f"Param gpusPerWorker is {self.getGpusPerWorker()}: a rank trains on 0 or 1 GPUs."
             )
-        import torch
-
-        if not isinstance(self.getModel(), torch.nn.Module):
+        if not isinstance(self.getModel(), nn.Module):
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
-        for param in (self.optimizer, self.loss):
-            value = self.getOrDefault(param)
-            if isinstance(value, type) or not callable(value):
-                shown = value.__name__ if isinstance(value, type) else type(value).__name__
-                raise ParamError(f"Param {param.name} is {shown}: {param.doc}.")
+        functions: tuple[Param[Any], ...] = (self.optimizer, self.loss)
+        for function in functions:
+            given = self.getOrDefault(function)
+            if isinstance(given, type) or not callable(given):
+                shown = given.__name__ if isinstance(given, type) else type(given).__name__
+                raise ParamError(f"Param {function.name} is {shown}: {function.doc}.")

@@ -121,7 +121,9 @@ class TorchModelReader(MLReader[TorchModel]):
         summary = TrainingSummary(
             history=history, run_id=metadata.get("runId"), model_uri=metadata.get("modelUri")
         )
-        return _restore(TorchModel(load_model(folder / _MODULE), summary), metadata)
+        model = TorchModel(load_model(folder / _MODULE), summary)
+        _restore(model, metadata)
+        return model
 
 
 class TorchEstimatorReader(MLReader[TorchEstimator]):
@@ -138,7 +140,8 @@ class TorchEstimatorReader(MLReader[TorchEstimator]):
     @staticmethod
     def _load(folder: Path) -> TorchEstimator:
         metadata = _read_metadata(folder, TorchEstimator)
-        estimator = _restore(TorchEstimator(), metadata)
+        estimator = TorchEstimator()
+        _restore(estimator, metadata)
         try:
             functions = cloudpickle.loads((folder / _FUNCTIONS).read_bytes())
         except Exception as error:
@@ -181,7 +184,7 @@ def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
     return metadata
 
 
-def _restore(instance: Any, metadata: dict[str, Any]) -> Any:
+def _restore(instance: Any, metadata: dict[str, Any]) -> None:
     instance._resetUid(metadata["uid"])
     try:
         DefaultParamsReader.getAndSetParams(instance, metadata)
@@ -189,7 +192,6 @@ def _restore(instance: Any, metadata: dict[str, Any]) -> Any:
         raise SavedModelError(
             f"It was written with a Param that this sparkdl does not know: {error}. Install a newer sparkdl."
         ) from error
-    return instance
 
 
 def _carry(folder: Path, url: str, *, overwrite: bool) -> None:

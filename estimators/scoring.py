@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
+from collections.abc import Iterator  # noqa: TC003 - Spark reads the annotations of the functions it runs
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd  # noqa: TC002 - as above
 import pyarrow as pa
 
 from sparkdl.data import Column
@@ -20,11 +22,6 @@ from sparkdl.data.arrow_columns import describe_type, to_numpy
 from sparkdl.training.architecture import PackedModule, unpack_module
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import ModelSignature, SavedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pandas as pd
 
 _MAX_LOADED = 4
 _loaded: OrderedDict[str, Predictor] = OrderedDict()
@@ -55,25 +52,27 @@ def prediction_udf(model: ScoringModel) -> Any:
     """
     result_type = "array<double>" if model.signature.prediction_shape else "double"
     try:
-        from pyspark.sql.functions import arrow_udf  # since Spark 4.1
+        from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
         return _pandas_udf(model, result_type)
 
     def score(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
         return score_columns(model, columns)
 
-    return arrow_udf(score, result_type).asNondeterministic()
+    make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
+    return make_udf(score, result_type).asNondeterministic()
 
 
 def _pandas_udf(model: ScoringModel, result_type: str) -> Any:
-    from pyspark.sql.functions import pandas_udf
+    from pyspark.sql.pandas.functions import pandas_udf
 
     def score(columns: Iterator[pd.Series]) -> Iterator[pd.Series]:
         arrays = (pa.Array.from_pandas(column) for column in columns)
         for predictions in score_columns(model, arrays):
             yield predictions.to_pandas()
 
-    return pandas_udf(score, result_type).asNondeterministic()
+    make_udf: Any = pandas_udf
+    return make_udf(score, result_type).asNondeterministic()
 
 
 def score_columns(model: ScoringModel, columns: Iterator[pa.Array]) -> Iterator[pa.Array]:

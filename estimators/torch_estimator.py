@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pyspark import keyword_only
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
@@ -59,9 +58,6 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         predictionBatchSize: rows per forward pass of ``transform``; default 1024.
     """
 
-    _input_kwargs: dict[str, Any]
-
-    @keyword_only
     def __init__(
         self,
         *,
@@ -87,11 +83,32 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         predictionBatchSize: int | None = None,
     ) -> None:
         super().__init__()
-        self._set(**self._input_kwargs)
+        self.setParams(
+            model=model,
+            optimizer=optimizer,
+            loss=loss,
+            featuresCol=featuresCol,
+            labelCol=labelCol,
+            predictionCol=predictionCol,
+            weightCol=weightCol,
+            batchSize=batchSize,
+            epochs=epochs,
+            numWorkers=numWorkers,
+            gpusPerWorker=gpusPerWorker,
+            seed=seed,
+            shuffle=shuffle,
+            store=store,
+            transport=transport,
+            tracking=tracking,
+            experiment=experiment,
+            runName=runName,
+            showProgress=showProgress,
+            predictionBatchSize=predictionBatchSize,
+        )
 
     def setParams(self, **params: Any) -> TorchEstimator:
-        """Set any Params by name, as the constructor does."""
-        return cast("TorchEstimator", self._set(**params))
+        """Set Params by name, as the constructor does; None leaves a Param as it is."""
+        return self._set(**{name: value for name, value in params.items() if value is not None})
 
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""

@@ -1,5 +1,4 @@
-"""MLflow: the run of a fit. Runs on the *driver* only; the ranks report to the driver and need no
-credentials.
+"""The MLflow run of a fit. Runs on the *driver*; the ranks report to the driver and need no credentials.
 
 The only place that imports mlflow, and it does so when a run is opened.
 """

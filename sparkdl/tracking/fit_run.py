@@ -118,7 +118,8 @@ def _open_mlflow_run(experiment: str | None, run_name: str | None) -> Iterator[s
 def _choose_store() -> None:
     import mlflow
 
-    if mlflow.is_tracking_uri_set() or "DATABRICKS_RUNTIME_VERSION" in os.environ:
+    is_configured = mlflow.is_tracking_uri_set()  # type: ignore[no-untyped-call]
+    if is_configured or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return
     # MLflow 2 would write ./mlruns; MLflow 3 too, where that folder already holds runs.
     mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / _DEFAULT_STORE}")

@@ -68,16 +68,15 @@ def log_pyfunc(run_id: str, model: LoggedModelSpec) -> str:
 
 def pip_requirements() -> list[str]:
     """Return what a process that serves the model has to install, in the versions that are installed here."""
-    requirements = []
-    for package in _REQUIREMENTS:
-        try:
-            # The build tag of a local version ("+cpu", "+cu128") is in no public index.
-            version = metadata.version(package).split("+", maxsplit=1)[0]
-        except metadata.PackageNotFoundError:
-            requirements.append(package)
-        else:
-            requirements.append(f"{package}=={version}")
-    return requirements
+    return [_requirement(package) for package in _REQUIREMENTS]
+
+
+def _requirement(package: str) -> str:
+    try:
+        # The build tag of a local version ("+cpu", "+cu128") is in no public index.
+        return f"{package}=={metadata.version(package).split('+', maxsplit=1)[0]}"
+    except metadata.PackageNotFoundError:
+        return package
 
 
 def signature_of(model: LoggedModelSpec) -> ModelSignature:

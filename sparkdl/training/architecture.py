@@ -14,7 +14,7 @@ import cloudpickle
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import SavedModelError, SerializationError
 
@@ -91,10 +91,9 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Put a module together from what :func:`split_module` returned; it uses the given tensors without a
-    copy.
+    """Put a module together from what :func:`split_module` returned.
 
-    Unpickling runs code: only give it structures from whom you would run a program.
+    It uses the given tensors without a copy. Unpickling runs code: give it only what you would run as a program.
 
     Raises:
         SavedModelError: if the structure cannot be read, or names a tensor that is not there.
@@ -129,11 +128,11 @@ def _names_by_identity(module: nn.Module) -> dict[int, str]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether safetensors can hold the tensor; others (sparse, quantized, not yet initialized) stay in the pickle."""
+    """Whether safetensors can hold it; other tensors (sparse, quantized, lazy) stay in the pickle."""
     return (
         isinstance(value, Tensor)
         and type(value) in (Tensor, nn.Parameter, nn.Buffer)
-        and not isinstance(value, UninitializedTensorMixin)
+        and not is_lazy(value)
         and value.layout == torch.strided
         and not value.is_quantized
         and not value.is_complex()

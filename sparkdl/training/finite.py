@@ -19,8 +19,7 @@ _SETTLE_EVERY_STEPS = 50
 
 
 class FiniteLossCheck:
-    """Checks losses at once on CPU; on CUDA it keeps a note on the device and all ranks compare notes now and
-    then.
+    """Checks losses at once on CPU; on CUDA takes notes on the device, which all ranks compare now and then.
 
     On CPU the rank that sees the loss raises before its backward pass, while the others wait in the allreduce
     of that very step, so nobody can see a later one first. On CUDA the earliest step over all ranks is named.

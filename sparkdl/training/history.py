@@ -45,14 +45,14 @@ class EpochMeter:
         self._started = time.perf_counter()
 
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
-        """Add one step: the detached mean loss of this rank's rows, the weight it stands for, and the rows."""
+        """Add one step: the detached mean loss of this rank's rows, the weight it stands for, the rows."""
         if weight > 0:
             self._loss_sum += loss_mean.to(torch.float64) * weight
         self._weight += weight
         self._rows += rows
 
     def running_loss(self) -> float:
-        """Return this rank's mean loss of the epoch so far (waits for the device); NaN before the first row."""
+        """Return this rank's mean loss of the epoch so far, waiting for the device; NaN before any row."""
         return float(self._loss_sum) / self._weight if self._weight else float("nan")
 
     def close(self, communicator: Communicator) -> EpochRecord:

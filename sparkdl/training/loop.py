@@ -121,7 +121,7 @@ def _run_epoch(
 def _distribute(
     module: nn.Module, spec: TrainingSpec, communicator: Communicator, device: torch.device
 ) -> nn.Module:
-    """Wrap the module so that backward averages gradients over the ranks; rank 0's weights become everyone's."""
+    """Wrap the module so that backward averages gradients; rank 0's weights become everyone's."""
     if communicator.world_size == 1:
         return module
     from torch.nn.parallel import DistributedDataParallel

@@ -1,5 +1,4 @@
-"""What the training loop has to know about a loss: how it reduces, what labels it takes, what a prediction
-is.
+"""What training has to know about a loss: how it reduces, what labels it takes, what a prediction is.
 
 A loss is any callable of ``(outputs, targets)``. The modules of :mod:`torch.nn` tell by their attributes how
 they reduce; any other callable is taken to return the mean over the rows, or one value per row.
@@ -10,11 +9,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sparkdl.errors import ParamError
 
@@ -26,14 +25,14 @@ _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _IGNORE_INDEX_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _DEFAULT_IGNORE_INDEX = -100
 _MODULE_OF_FUNCTION: dict[object, type[nn.Module]] = {
-    F.binary_cross_entropy: nn.BCELoss,
-    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
-    F.cross_entropy: nn.CrossEntropyLoss,
-    F.huber_loss: nn.HuberLoss,
-    F.l1_loss: nn.L1Loss,
-    F.mse_loss: nn.MSELoss,
-    F.nll_loss: nn.NLLLoss,
-    F.smooth_l1_loss: nn.SmoothL1Loss,
+    functional.binary_cross_entropy: nn.BCELoss,
+    functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    functional.cross_entropy: nn.CrossEntropyLoss,
+    functional.huber_loss: nn.HuberLoss,
+    functional.l1_loss: nn.L1Loss,
+    functional.mse_loss: nn.MSELoss,
+    functional.nll_loss: nn.NLLLoss,
+    functional.smooth_l1_loss: nn.SmoothL1Loss,
 }
 
 
@@ -51,7 +50,7 @@ class LossTerm:
 
 
 def as_module(loss: LossFunction) -> LossFunction:
-    """Return the module that stands for a bare function of :mod:`torch.nn.functional`; any other loss as it is."""
+    """Return the module for a bare function of :mod:`torch.nn.functional`, and any other loss as it is."""
     try:
         module = _MODULE_OF_FUNCTION.get(loss)
     except TypeError:  # not hashable, so none of them
@@ -70,12 +69,12 @@ def reduction_of(loss: LossFunction) -> Reduction:
 
 
 def is_class_loss(loss: LossFunction) -> bool:
-    """Return whether the targets of this loss are class indices (or, as floats of several columns, probabilities)."""
+    """Return whether the targets of this loss are class indices, or arrays of class probabilities."""
     return isinstance(loss, _CLASS_LOSSES)
 
 
 def ignored_label(loss: LossFunction) -> int | None:
-    """Return the label outside ``0 .. num_classes - 1`` that this loss leaves out, if one was set on purpose."""
+    """Return the label that this loss leaves out, if one was set on purpose."""
     if isinstance(loss, _IGNORE_INDEX_LOSSES) and loss.ignore_index != _DEFAULT_IGNORE_INDEX:
         return int(loss.ignore_index)
     return None
@@ -115,7 +114,7 @@ def match_targets(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tenso
 
 
 def needs_global_weight(loss: LossFunction, *, weighted: bool, label_is_scalar: bool) -> bool:
-    """Return whether the divisor of the mean depends on the labels, so that the ranks have to add it up every step."""
+    """Return whether the mean's divisor depends on the labels, so that ranks have to add it up each step."""
     if weighted:
         return True
     if not isinstance(loss, _IGNORE_INDEX_LOSSES) or loss.reduction != "mean":
@@ -171,13 +170,13 @@ def _weighted_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_wei
 def _unreduced(loss: LossFunction) -> LossFunction:
     if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
         return loss
-    unreduced = copy.copy(loss)
+    unreduced: Any = copy.copy(loss)
     unreduced.reduction = "none"
-    return unreduced
+    return cast("LossFunction", unreduced)
 
 
 def _label_weights(loss: LossFunction, targets: Tensor) -> Tensor | None:
-    """Return what each label adds to the divisor of a mean over classes; None when each adds 1 (source: torch.nn)."""
+    """Return what each label adds to the divisor of a mean, as torch.nn defines it; None when each adds 1."""
     if not isinstance(loss, _IGNORE_INDEX_LOSSES) or targets.is_floating_point():
         return None
     counted = targets != loss.ignore_index

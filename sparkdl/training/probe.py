@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.training.columns import candidate_dtypes, parameter_dtype, to_tensor
@@ -79,7 +79,7 @@ def probe(
         ParamError: if the model's output is no tensor with one entry per row, or the factory makes no
         optimizer.
     """
-    if any(isinstance(parameter, UninitializedTensorMixin) for parameter in model.parameters()):
+    if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ParamError(
             "Param model has lazy layers without weights. Call the model once on a batch before fit."
         )
@@ -164,7 +164,7 @@ def _try_labels(
 def _label_dtypes(
     model: nn.Module, loss: LossFunction, labels: npt.NDArray[np.generic]
 ) -> tuple[torch.dtype, ...]:
-    """Class labels are int64 even in a column of doubles, as Spark ML writes them; several floats are probabilities."""
+    """Class labels are int64 even in a column of doubles; arrays of floats are probabilities."""
     if is_class_loss(loss) and (labels.ndim == 1 or not np.issubdtype(labels.dtype, np.floating)):
         return (torch.int64,)
     if is_torch_loss(loss) or np.issubdtype(labels.dtype, np.floating):

@@ -14,8 +14,7 @@ Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 class ProgressReporter:
-    """Turns steps and epochs into the events ``{"kind": "step", ...}`` and ``{"kind": "epoch", ...}``. Runs
-    on a *rank*.
+    """Turns steps and epochs into events of the kinds ``"step"`` and ``"epoch"``. Runs on a *rank*.
 
     A step event holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
     :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1.

@@ -5,6 +5,7 @@ MLflow finds :func:`_load_pyfunc` by the name ``loader_module="sparkdl.training.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,14 @@ class PyfuncModel:
 
     def _stack(self, column: Any) -> npt.NDArray[np.generic]:
         signature = self._predictor.signature
+        size = math.prod(signature.features_shape)
         rows = [np.asarray(value) for value in column]
         for index, row in enumerate(rows):
-            if row.size != int(np.prod(signature.features_shape, dtype=np.int64)):
+            if row.dtype == object and any(value is None for value in row.flat):
+                raise DataError(f"Row {index} of column {signature.features!r} holds a null.")
+            if row.size != size:
                 raise DataError(
-                    f"Row {index} of column {signature.features!r} has {row.size} values, and the model "
-                    f"takes {int(np.prod(signature.features_shape, dtype=np.int64))}."
+                    f"Row {index} of column {signature.features!r} has {row.size} values, and the model takes {size}."
                 )
         try:
             dtype = np.int64 if np.issubdtype(np.dtype(signature.column_dtype), np.integer) else np.float64
@@ -68,9 +71,6 @@ class PyfuncModel:
             raise DataError(
                 f"Column {signature.features!r} holds values that are not numbers: {error}"
             ) from error
-        if np.issubdtype(stacked.dtype, np.floating) and np.isnan(stacked).any():
-            row = int(np.isnan(stacked).reshape(len(stacked), -1).any(axis=1).argmax())
-            raise DataError(f"Row {row} of column {signature.features!r} holds a null or NaN.")
         return stacked.reshape(-1, *signature.features_shape)
 
 

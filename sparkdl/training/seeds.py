@@ -15,7 +15,7 @@ def rank_seed(seed: int, rank: int) -> int:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Seed Python, NumPy and torch (all devices) of this process. Runs on a *rank*, which is a process of its own."""
+    """Seed Python, NumPy and torch, on all devices, of this process. Runs on a *rank*."""
     derived = rank_seed(seed, rank)
     random.seed(derived)
     np.random.seed(derived & 0xFFFF_FFFF)

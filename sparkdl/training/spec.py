@@ -17,13 +17,13 @@ OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
-    """One fit, as every rank receives it. Built on the *driver*, pickled with cloudpickle, read on the *ranks*."""
+    """One fit, as every rank receives it: built on the *driver*, pickled, read on the *ranks*."""
 
     model: nn.Module
     """The module to train; its weights are the initial weights. Each rank trains a copy."""
 
     loss: LossFunction
-    """Called with ``(outputs, targets)``; see :mod:`sparkdl.training.losses` for how it is reduced over ranks."""
+    """Called with ``(outputs, targets)``; see :mod:`sparkdl.training.losses`."""
 
     optimizer: OptimizerFactory
     """Called once on each rank with ``model.parameters()``."""
@@ -35,7 +35,7 @@ class TrainingSpec:
     """Name of the label column."""
 
     weight: str | None = None
-    """Name of a column of non-negative row weights; the loss is then the weighted mean over all ranks' rows."""
+    """Name of a column of non-negative row weights; the loss is then the weighted mean."""
 
     features_dtype: str = "float32"
     """torch dtype in which the features enter the model; found by :func:`sparkdl.training.probe.probe`."""
@@ -68,7 +68,7 @@ class TrainingSpec:
     """Threads that read Parquet ahead of the training."""
 
     has_unused_parameters: bool = False
-    """Whether some parameters took no part in the loss on the driver; DistributedDataParallel then searches for them."""
+    """Whether some parameters had no part in the loss when the driver tried it; DDP then looks for them."""
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns that a batch must hold."""

@@ -34,7 +34,7 @@ Batch = Mapping[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves behind: the detached mean loss of this rank's rows, the weight it stands for, the rows."""
+    """What a step leaves: the detached mean loss of this rank's rows, its weight, and how many rows."""
 
     loss_mean: Tensor
     weight: float
@@ -121,11 +121,10 @@ class TrainingStep:
         return compute_loss(self._loss, outputs, match_targets(self._loss, outputs, targets), weights)
 
     def _backward(self, loss_mean: Tensor, weight: float, rows_of_step: int) -> None:
-        (loss_mean * self._scale(weight, rows_of_step)).backward()  # type: ignore[no-untyped-call]
+        (loss_mean * self._scale(weight, rows_of_step)).backward()
 
     def _pass_without_rows(self, rows_of_step: int, *, epoch: int, step: int) -> LossTerm:
-        """Take part in a step without rows: the others wait in the allreduce of the gradients until this rank
-        joins.
+        """Take part in a step without rows, as the others wait for this rank's gradients.
 
         The last batch that had rows goes through the model once more and counts nothing. Zero rows would do
         for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers is put back.

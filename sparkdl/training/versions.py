@@ -8,7 +8,7 @@ from importlib import metadata
 
 @lru_cache(maxsize=1)
 def sparkdl_version() -> str:
-    """Return the version of the installed distribution, or ``"0+unknown"`` when the sources run uninstalled."""
+    """Return the version of the installed distribution; ``"0+unknown"`` where the sources run uninstalled."""
     try:
         return metadata.version("sparkdl")
     except metadata.PackageNotFoundError:

@@ -13,21 +13,22 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from sparkdl.collective import Communicator, all_gather_bytes
-from sparkdl.torch.store import StoreRendezvous
+from sparkdl.collective import Communicator, Rendezvous, all_gather_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def nccl_group(communicator: Communicator, store: Store, timeout_s: float) -> dist.ProcessGroup | None:
+def nccl_group(
+    communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
+) -> dist.ProcessGroup | None:
     """A plain c10d group of NCCL over the same ranks, or None where not every rank has a GPU of its own.
 
     Every rank of the communicator makes this call.
     """
     gpus = all_gather_bytes(
-        StoreRendezvous(store),
-        key="sparkdl/gpu",
+        rendezvous,
+        key="gpu",
         rank=communicator.rank,
         world_size=communicator.world_size,
         value=_own_gpu(),

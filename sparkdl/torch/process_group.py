@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from sparkdl.collective import Communicator
+    from sparkdl.collective import Communicator, Rendezvous
 
 BACKEND_NAME = "sparkdl"
 
@@ -30,6 +30,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
     Args:
         communicator: open, of the group's ranks in the group's order.
         store: the group's c10d store.
+        rendezvous: where sub-groups find each other; the same store, or what lies below it.
         timeout_s: deadline of a collective that names none.
         owns_communicator: ``shutdown`` closes the communicator.
         accelerator: a plain process group for tensors that are not on the CPU, or None to refuse them.
@@ -39,6 +40,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         self,
         communicator: Communicator,
         store: Store,
+        rendezvous: Rendezvous,
         *,
         timeout_s: float,
         owns_communicator: bool,
@@ -48,6 +50,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]
         self._communicator = communicator
         self._store = store
+        self.rendezvous = rendezvous
         self._timeout_s = timeout_s
         self._owns_communicator = owns_communicator
         self._accelerator = accelerator

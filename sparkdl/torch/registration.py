@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT_S = 300.0
 
 # The communicator that the default group is being made over; torch hands plug-in backends no argument of
 # their own.
-_given: list[Communicator] = []
+_given: list[tuple[Communicator, Rendezvous]] = []
 
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
@@ -58,11 +58,12 @@ def init_process_group(communicator: Communicator, *, timeout_s: float | None = 
         raise ParamError("torch.distributed is initialized already; call destroy_process_group() first.")
     register()
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    _given.append(communicator)
+    rendezvous = _fresh_keys(communicator)
+    _given.append((communicator, rendezvous))
     try:
         dist.init_process_group(
             BACKEND_NAME,
-            store=RendezvousStore(_fresh_keys(communicator), timeout_s=timeout_s),
+            store=RendezvousStore(rendezvous, timeout_s=timeout_s),
             rank=communicator.rank,
             world_size=communicator.world_size,
             timeout=timedelta(seconds=timeout_s),
@@ -82,30 +83,49 @@ def _create(options: Any, _: object) -> SparkdlProcessGroup:
     timeout = options.timeout
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     given = _given.pop() if _given else None
-    communicator = given or _open(options, timeout_s)
+    if given is not None:
+        communicator, rendezvous = given
+    else:
+        rendezvous = _group_rendezvous(options)
+        communicator = _open(options, rendezvous, timeout_s)
     return SparkdlProcessGroup(
         communicator,
         options.store,
+        rendezvous,
         timeout_s=timeout_s,
         owns_communicator=given is None,
-        accelerator=nccl_group(communicator, options.store, timeout_s),
+        accelerator=nccl_group(communicator, rendezvous, options.store, timeout_s),
     )
 
 
-def _open(options: Any, timeout_s: float) -> Communicator:
-    """Open the communicator of a group that was given none, over the group's own store."""
-    rendezvous = StoreRendezvous(options.store, "sparkdl/")
-    parent = _world_communicator() or current_communicator()
-    rank, world_size = options.group_rank, options.group_size
+def _group_rendezvous(options: Any) -> Rendezvous:
+    """The keys of a group that was given no communicator: below the world's, or in the store that torch brought."""
+    world = _world()
+    if world is None:
+        return StoreRendezvous(options.store, "sparkdl/")
+    ranks = "-".join(map(str, options.global_ranks_in_group))
+    return PrefixRendezvous(world.rendezvous, f"group/{options.group_id}/{ranks}")
+
+
+def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicator:
+    world = _world()
+    parent = world.communicator if world is not None else current_communicator()
+    rank = options.group_rank
     return open_communicator(
         rendezvous=rendezvous,
         rank=rank,
-        world_size=world_size,
+        world_size=options.group_size,
         secret=parent.secret if parent is not None else _shared_secret(rendezvous, rank, timeout_s),
         transport=parent.transport if parent is not None else "auto",
         timeout_s=timeout_s,
-        name=options.group_id,
+        name=f"group {options.group_id}",
     )
+
+
+def _world() -> SparkdlProcessGroup | None:
+    """The default group, if it is ours."""
+    group = dist.group.WORLD if dist.is_initialized() else None
+    return group if isinstance(group, SparkdlProcessGroup) else None
 
 
 def _fresh_keys(communicator: Communicator) -> Rendezvous:
@@ -117,12 +137,7 @@ def _fresh_keys(communicator: Communicator) -> Rendezvous:
     return PrefixRendezvous(communicator.rendezvous, f"torch/{communicator.name}/{_num_inits[communicator]}")
 
 
-def _world_communicator() -> Communicator | None:
-    group = dist.group.WORLD if dist.is_initialized() else None
-    return group.communicator if isinstance(group, SparkdlProcessGroup) else None
-
-
-def _shared_secret(rendezvous: StoreRendezvous, rank: int, timeout_s: float) -> bytes:
+def _shared_secret(rendezvous: Rendezvous, rank: int, timeout_s: float) -> bytes:
     """A secret that the group's first rank makes and the store spreads: as safe as the user's store."""
     if rank == 0:
         rendezvous.set("secret", new_secret())

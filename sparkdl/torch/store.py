@@ -7,6 +7,7 @@ store that torch already has: that of a sub-group, or what ``init_process_group(
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,11 @@ from sparkdl.errors import CommunicatorTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdl.collective import Rendezvous
+    from sparkdl.collective import Deadline, Rendezvous
+
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
 
 
 class RendezvousStore(Store):
@@ -102,14 +107,17 @@ class StoreRendezvous:
         Raises:
             CommunicatorTimeoutError: if it is still unset after ``timeout_s``.
         """
-        try:
-            self._store.wait([self._prefix + key], timedelta(seconds=timeout_s))
-        except CommunicatorTimeoutError:
-            raise
-        except RuntimeError as error:
-            raise CommunicatorTimeoutError(
-                f"Key {self._prefix + key!r} of the c10d store was not set within {timeout_s:g} s: {error}"
-            ) from error
+        # Asked again and again rather than by the store's own `wait`: a TCPStore serves one caller at a time, and
+        # communicators wait on a thread of theirs while others set keys.
+        deadline = Deadline(timeout_s)
+        pause_s = _FIRST_PAUSE_S
+        while not self._store.check([self._prefix + key]):
+            if deadline.remaining_s() <= 0:
+                raise CommunicatorTimeoutError(
+                    f"no rank set {self._prefix + key!r} in the c10d store within {timeout_s:g} s"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return bytes(self._store.get(self._prefix + key))
 
     def add(self, key: str, amount: int) -> int:

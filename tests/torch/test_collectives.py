@@ -1,0 +1,329 @@
+"""Every collective of torch.distributed gives what one process computes from all ranks' tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch._C._distributed_c10d import _make_nccl_premul_sum
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+from sparkdl.errors import ParamError
+from tests.torch.claims import claims_in, run_claims
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+)
+
+
+def rank_and_size() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def tensor_of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (5, 3)) -> torch.Tensor:
+    """Small whole numbers, exact in every dtype also when summed over four ranks."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randint(1, 4, shape, generator=generator).to(dtype)
+
+
+def everyones(dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (5, 3)) -> torch.Tensor:
+    return torch.stack([tensor_of(rank, dtype, shape) for rank in range(dist.get_world_size())])
+
+
+def claim_allreduce_reduces_every_dtype_by_every_operation() -> None:
+    rank, size = rank_and_size()
+    for dtype in DTYPES:
+        all_tensors = everyones(dtype).double()
+        expected = {
+            dist.ReduceOp.SUM: all_tensors.sum(0),
+            dist.ReduceOp.AVG: all_tensors.sum(0) / size,
+            dist.ReduceOp.MIN: all_tensors.amin(0),
+            dist.ReduceOp.MAX: all_tensors.amax(0),
+            dist.ReduceOp.PRODUCT: all_tensors.prod(0),
+        }
+        for op, reference in expected.items():
+            tensor = tensor_of(rank, dtype)
+            dist.all_reduce(tensor, op)
+            torch.testing.assert_close(tensor, reference.to(dtype), rtol=0, atol=0, msg=f"{dtype} {op}")
+
+
+def claim_premul_sum_multiplies_before_it_sums() -> None:
+    tensor = tensor_of(dist.get_rank())
+    dist.all_reduce(tensor, _make_nccl_premul_sum(0.25))
+    torch.testing.assert_close(tensor, everyones().sum(0) * 0.25)
+    source, output = tensor_of(dist.get_rank(), shape=(8, 3)), torch.empty(8 // dist.get_world_size(), 3)
+    kept = source.clone()
+    dist.reduce_scatter_tensor(output, source, _make_nccl_premul_sum(0.5))
+    own = everyones(shape=(8, 3)).sum(0).chunk(dist.get_world_size())[dist.get_rank()]
+    torch.testing.assert_close(output, own * 0.5)
+    torch.testing.assert_close(source, kept)
+
+
+def claim_bitwise_operations_work_on_integers_and_booleans() -> None:
+    rank, size = rank_and_size()
+    tensor = torch.tensor([1 << rank, 3], dtype=torch.int32)
+    dist.all_reduce(tensor, dist.ReduceOp.BOR)
+    assert tensor.tolist() == [(1 << size) - 1, 3]
+    flags = torch.tensor([rank == 0, True])
+    dist.all_reduce(flags, dist.ReduceOp.BAND)
+    assert flags.tolist() == [False, True]
+
+
+def claim_booleans_and_complex_numbers_can_be_summed() -> None:
+    rank, size = rank_and_size()
+    flags = torch.tensor([rank == 0, False])
+    dist.all_reduce(flags)
+    assert flags.tolist() == [True, False]
+    numbers = torch.full((2, 2), complex(rank, 1))
+    dist.all_reduce(numbers)
+    assert numbers[1, 1] == complex(sum(range(size)), size)
+
+
+def claim_tensors_that_are_not_contiguous_are_written_in_place() -> None:
+    rank, size = rank_and_size()
+    base = torch.zeros(6, 5)
+    view = base.t()[:, ::2]
+    view.copy_(tensor_of(rank, shape=(5, 3)))
+    dist.all_reduce(view)
+    torch.testing.assert_close(base.t()[:, ::2], everyones().sum(0))
+    assert not base.t()[:, 1::2].any()
+    dist.broadcast(view, size - 1)
+    outputs = torch.empty(5 * size, 6)[:, ::2]
+    dist.all_gather_into_tensor(outputs, tensor_of(rank, shape=(3, 5)).t())
+    torch.testing.assert_close(outputs.reshape(size, 5, 3), everyones(shape=(3, 5)).transpose(1, 2))
+
+
+def claim_parameters_and_empty_tensors_are_accepted() -> None:
+    parameter = torch.nn.Parameter(tensor_of(dist.get_rank()))
+    with torch.no_grad():
+        dist.all_reduce(parameter)
+    torch.testing.assert_close(parameter.detach(), everyones().sum(0))
+    empty = torch.empty(0, 4)
+    dist.all_reduce(empty)
+    dist.broadcast(empty, 0)
+    dist.all_gather_into_tensor(torch.empty(0, 4), empty)
+    dist.reduce_scatter_tensor(torch.empty(0, 4), empty)
+
+
+def claim_allgather_joins_in_order_of_rank_for_every_dtype() -> None:
+    rank, size = rank_and_size()
+    for dtype in (*DTYPES, torch.bool, torch.complex64):
+        gathered = torch.empty(size * 5, 3, dtype=dtype)
+        dist.all_gather_into_tensor(gathered, tensor_of(rank, dtype))
+        torch.testing.assert_close(gathered.view(size, 5, 3), everyones(dtype))
+        parts = [torch.empty(5, 3, dtype=dtype) for _ in range(size)]
+        dist.all_gather(parts, tensor_of(rank, dtype))
+        torch.testing.assert_close(torch.stack(parts), everyones(dtype))
+
+
+def claim_allgather_takes_a_slice_of_its_output_as_input() -> None:
+    rank, size = rank_and_size()
+    output = torch.zeros(size * 4)
+    own = output[rank * 4 : (rank + 1) * 4]
+    own.fill_(rank + 1)
+    dist.all_gather_into_tensor(output, own)
+    torch.testing.assert_close(output, torch.arange(1.0, size + 1).repeat_interleave(4))
+
+
+def claim_allgather_of_differing_sizes_fills_lists() -> None:
+    rank, size = rank_and_size()
+    parts = [torch.empty(r, 2) for r in range(size)]
+    dist.all_gather(parts, torch.full((rank, 2), float(rank)))
+    assert all((part == r).all() and part.shape == (r, 2) for r, part in enumerate(parts))
+
+
+def claim_reduce_scatter_averages_where_it_is_asked_to() -> None:
+    rank, size = rank_and_size()
+    for dtype in (torch.float32, torch.bfloat16):
+        source = tensor_of(rank, dtype, (8, 3))
+        output = torch.empty(8 // size, 3, dtype=dtype)
+        dist.reduce_scatter_tensor(output, source, dist.ReduceOp.AVG)
+        mean = everyones(torch.float32, (8, 3)).mean(0).to(dtype)
+        torch.testing.assert_close(output, mean.chunk(size)[rank], rtol=0, atol=0)
+        torch.testing.assert_close(source, tensor_of(rank, dtype, (8, 3)))
+        dist.reduce_scatter(output, list(source.chunk(size)))
+        torch.testing.assert_close(output, everyones(dtype, (8, 3)).sum(0).chunk(size)[rank])
+
+
+def claim_reduce_scatter_may_write_into_its_input() -> None:
+    rank, size = rank_and_size()
+    source = tensor_of(rank, shape=(8, 3))
+    output = source.chunk(size)[rank]
+    dist.reduce_scatter_tensor(output, source)
+    torch.testing.assert_close(output, everyones(shape=(8, 3)).sum(0).chunk(size)[rank])
+
+
+def claim_broadcast_copies_from_any_root() -> None:
+    rank, size = rank_and_size()
+    for root in range(size):
+        for dtype in (torch.float32, torch.bfloat16, torch.bool):
+            tensor = tensor_of(rank, dtype)
+            dist.broadcast(tensor, root)
+            torch.testing.assert_close(tensor, tensor_of(root, dtype))
+
+
+def claim_reduce_changes_the_root_alone() -> None:
+    rank, size = rank_and_size()
+    tensor = tensor_of(rank)
+    dist.reduce(tensor, size - 1)
+    torch.testing.assert_close(tensor, everyones().sum(0) if rank == size - 1 else tensor_of(rank))
+
+
+def claim_gather_and_scatter_are_each_others_inverse() -> None:
+    rank, size = rank_and_size()
+    root = size - 1
+    parts = [torch.empty(5, 3) for _ in range(size)] if rank == root else None
+    dist.gather(tensor_of(rank), parts, dst=root)
+    if parts is not None:
+        torch.testing.assert_close(torch.stack(parts), everyones())
+    output = torch.empty(5, 3)
+    dist.scatter(output, parts, src=root)
+    torch.testing.assert_close(output, tensor_of(rank))
+
+
+def claim_alltoall_exchanges_equal_and_unequal_blocks() -> None:
+    rank, size = rank_and_size()
+    source = torch.arange(size * 2.0) + 100 * rank
+    output = torch.empty(size * 2)
+    dist.all_to_all_single(output, source)
+    expected = torch.cat([torch.arange(2.0) + 2 * rank + 100 * r for r in range(size)])
+    torch.testing.assert_close(output, expected)
+    # Rank r sends r + other + 1 rows to the other, so sizes differ by sender and receiver.
+    sent = [rank + other + 1 for other in range(size)]
+    source = torch.cat([torch.full((count, 3), 10.0 * rank + other) for other, count in enumerate(sent)])
+    output = torch.empty(sum(sent), 3)
+    dist.all_to_all_single(output, source, sent, sent)
+    expected = torch.cat([torch.full((rank + r + 1, 3), 10.0 * r + rank) for r in range(size)])
+    torch.testing.assert_close(output, expected)
+    outputs = [torch.empty(count, 3) for count in sent]
+    dist.all_to_all(outputs, list(source.split(sent)))
+    torch.testing.assert_close(torch.cat(outputs), expected)
+
+
+def claim_objects_travel() -> None:
+    rank, size = rank_and_size()
+    everyone: list[object] = [None] * size
+    dist.all_gather_object(everyone, {"rank": rank, "text": "x" * (10 + 1000 * rank)})
+    assert [entry["rank"] for entry in everyone] == list(range(size))  # type: ignore[index]
+    objects = [{"from": rank}, "second"] if rank == 1 else [None, None]
+    dist.broadcast_object_list(objects, src=1)
+    assert objects == [{"from": 1}, "second"]
+
+
+def claim_asynchronous_operations_run_in_order_of_submission() -> None:
+    rank, size = rank_and_size()
+    tensor = torch.full((1000,), float(rank + 1))
+    total = sum(range(1, size + 1))
+    first = dist.all_reduce(tensor, async_op=True)
+    second = dist.all_reduce(tensor, async_op=True)
+    third = dist.broadcast(tensor, 0, async_op=True)
+    other = torch.ones(3)
+    dist.all_reduce(other)
+    for work in (third, second, first):
+        assert work.wait()
+    assert work.is_completed()
+    assert (tensor == total * size).all()
+    assert (other == size).all()
+
+
+def claim_futures_complete_without_anyone_waiting_for_the_work() -> None:
+    rank, size = rank_and_size()
+    works = [dist.all_reduce(torch.full((100_000,), float(rank)), async_op=True) for _ in range(4)]
+    futures = [work.get_future().then(lambda done: done.value()[0] * 2) for work in works]
+    del works
+    for future in futures:
+        assert (future.wait() == 2 * sum(range(size))).all()
+
+
+def claim_coalesced_operations_give_what_single_ones_give() -> None:
+    rank, size = rank_and_size()
+    tensors = [tensor_of(rank, shape=(n,)) for n in (1, 7, 20)]
+    with _coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    for n, tensor in zip((1, 7, 20), tensors, strict=True):
+        torch.testing.assert_close(tensor, everyones(shape=(n,)).sum(0))
+    outputs = [torch.empty(size * 2), torch.empty(size * 3)]
+    with _coalescing_manager(async_ops=True) as manager:
+        for n, output in zip((2, 3), outputs, strict=True):
+            dist.all_gather_into_tensor(output, tensor_of(rank, shape=(n,)))
+    manager.wait()
+    torch.testing.assert_close(outputs[1].view(size, 3), everyones(shape=(3,)))
+
+
+def claim_functional_collectives_find_the_group_by_name() -> None:
+    rank, size = rank_and_size()
+    group = dist.group.WORLD
+    torch.testing.assert_close(funcol.all_reduce(tensor_of(rank), "avg", group).wait(), everyones().mean(0))
+    gathered = funcol.all_gather_tensor(tensor_of(rank), 0, group)
+    torch.testing.assert_close(gathered.wait().view(size, 5, 3), everyones())
+    scattered = funcol.reduce_scatter_tensor(tensor_of(rank, shape=(8, 3)), "sum", 0, group)
+    torch.testing.assert_close(scattered.wait(), everyones(shape=(8, 3)).sum(0).chunk(size)[rank])
+    exchanged = funcol.all_to_all_single(torch.arange(float(size)) + 10 * rank, None, None, group)
+    torch.testing.assert_close(exchanged.wait(), torch.arange(float(size)) * 10 + rank)
+    torch.testing.assert_close(funcol.broadcast(tensor_of(rank), 1, group).wait(), tensor_of(1))
+
+
+def claim_subgroups_reduce_among_their_members_alone() -> None:
+    rank, size = rank_and_size()
+    groups = [dist.new_group([r for r in range(size) if r % 2 == parity]) for parity in (0, 1)]
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=groups[rank % 2])
+    assert tensor.item() == sum(range(rank % 2, size, 2))
+    reordered = dist.new_group(list(range(size))[::-1], backend="sparkdl")
+    tensor = torch.tensor([float(rank)])
+    dist.broadcast(tensor, src=size - 1, group=reordered)
+    assert tensor.item() == size - 1
+    dist.destroy_process_group(reordered)
+
+
+def claim_point_to_point_messages_are_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match="'sparkdl' has no send"):
+        dist.send(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size())
+    with pytest.raises(NotImplementedError, match="no recv"):
+        dist.recv(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def claim_outputs_of_the_wrong_size_are_refused_before_anything_is_sent() -> None:
+    with pytest.raises(ParamError, match="needs .* elements of output"):
+        dist.group.WORLD.all_gather_single(torch.empty(1), torch.empty(3))
+    with pytest.raises(ParamError, match="cannot fill an output"):
+        dist.group.WORLD.reduce_scatter_single(torch.empty(4), torch.empty(3))
+    with pytest.raises(ParamError, match="cannot reduce torch.float8"):
+        dist.all_reduce(torch.empty(3).to(torch.float8_e4m3fn))
+
+
+def claim_the_group_can_be_made_again() -> None:
+    import sparkdl.torch
+
+    communicator = dist.group.WORLD.communicator
+    with pytest.raises(ParamError, match="initialized already"):
+        sparkdl.torch.init_process_group(communicator)
+    for _ in range(2):
+        sparkdl.torch.destroy_process_group()
+        sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
+        group = dist.new_group(list(range(dist.get_world_size())))
+        dist.barrier(group)
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module", params=[("auto", 2), ("auto", 4), ("mpi", 2)], ids=lambda p: f"{p[0]}-{p[1]}")
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    transport, world_size = request.param
+    return run_claims(__name__, world_size, transport=transport)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_collectives(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

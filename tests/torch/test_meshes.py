@@ -1,0 +1,76 @@
+"""Meshes of four ranks in two dimensions: sub-groups, DTensor redistributions, and tensor times data parallelism."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from tests.torch.claims import claims_in, run_claims
+from tests.torch.training_examples import batch, joined_batch, loss_of, model
+
+
+def claim_groups_of_a_mesh_reduce_along_their_dimension() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    rank = dist.get_rank()
+    for name, members in (
+        ("rows", [rank % 2, rank % 2 + 2]),
+        ("columns", [rank - rank % 2, rank - rank % 2 + 1]),
+    ):
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=mesh.get_group(name))
+        assert tensor.item() == sum(members), name
+
+
+def claim_dtensors_change_their_placements() -> None:
+    whole = torch.arange(64.0).view(8, 8)
+    flat = init_device_mesh("cpu", (4,))
+    square = init_device_mesh("cpu", (2, 2))
+    single = [[Shard(0)], [Shard(1)], [Replicate()]]
+    double = [[Shard(0), Shard(1)], [Shard(1), Shard(0)], [Replicate(), Shard(0)], [Replicate(), Replicate()]]
+    for mesh, placements in ((flat, single), (square, double)):
+        for before in placements:
+            tensor = distribute_tensor(whole, mesh, before)
+            for after in placements:
+                torch.testing.assert_close(tensor.redistribute(mesh, after).full_tensor(), whole)
+
+
+def claim_partial_dtensors_are_reduced_when_placed() -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    local = torch.arange(8.0).view(8, 1) * (dist.get_rank() + 1)
+    for kind, factor in (("sum", 10), ("avg", 2.5), ("max", 4)):
+        partial = DTensor.from_local(local, mesh, [Partial(kind)])
+        expected = torch.arange(8.0).view(8, 1) * factor
+        torch.testing.assert_close(partial.redistribute(mesh, [Replicate()]).to_local(), expected)
+        torch.testing.assert_close(partial.redistribute(mesh, [Shard(0)]).full_tensor(), expected)
+
+
+def claim_tensor_times_data_parallel_gradients_equal_one_process() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    module = model()
+    parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(module, mesh=mesh["data"])
+    loss_of(module, batch(mesh.get_local_rank("data"), 0)).backward()
+    reference = model()
+    loss_of(reference, joined_batch(2, 0)).backward()
+    for (name, parameter), expected in zip(module.named_parameters(), reference.parameters(), strict=True):
+        assert isinstance(parameter.grad, DTensor), name
+        # float32 sums in another order: see test_training.
+        torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad, rtol=1e-5, atol=1e-6)
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    return run_claims(__name__, 4)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_meshes(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

@@ -1,0 +1,176 @@
+"""DistributedDataParallel, FSDP2 and distributed checkpoints over the backend give what one process gives.
+
+Tolerance: float32 gradients and weights agree to 1e-6 absolute and 1e-5 relative; the sums are the same but for their
+order.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.torch.claims import claims_in, run_claims
+from tests.torch.training_examples import (
+    NUM_STEPS,
+    batch,
+    loss_of,
+    model,
+    optimizer_of,
+    reference_gradients,
+    reference_weights,
+)
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+SMALL_BUCKET_MB = 1e-4
+
+
+def train(module: torch.nn.Module, num_steps: int = NUM_STEPS) -> None:
+    optimizer = optimizer_of(module)
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        loss_of(module, batch(dist.get_rank(), step)).backward()
+        optimizer.step()
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def sharded_model(**options: object) -> torch.nn.Module:
+    module = model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in module:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(module, mesh=mesh, **options)
+
+
+def claim_ddp_gradients_equal_one_process_on_the_joined_batch() -> None:
+    module = DistributedDataParallel(model())
+    loss_of(module, batch(dist.get_rank(), 0)).backward()
+    expected = reference_gradients(dist.get_world_size())
+    for name, parameter in module.module.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
+
+
+def claim_ddp_with_several_buckets_trains_as_one_process() -> None:
+    module = DistributedDataParallel(model(), bucket_cap_mb=SMALL_BUCKET_MB, gradient_as_bucket_view=True)
+    train(module)
+    for name, expected in reference_weights(dist.get_world_size()).items():
+        torch.testing.assert_close(module.module.state_dict()[name], expected, **TOLERANCE)
+
+
+def claim_ddp_starts_reducing_before_the_backward_pass_ends() -> None:
+    module = DistributedDataParallel(model(), bucket_cap_mb=SMALL_BUCKET_MB)
+    loss_of(module, batch(dist.get_rank(), 0)).backward()  # after the first pass DDP orders its buckets anew
+    events: list[str] = []
+
+    def reduce_bucket(
+        group: dist.ProcessGroup, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        events.append("reduce")
+        buffer = bucket.buffer().div_(group.size())
+        future = group.allreduce([buffer]).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    module.register_comm_hook(dist.group.WORLD, reduce_bucket)
+    module.module[0].weight.register_hook(lambda _: events.append("last gradient"))
+    module.zero_grad()
+    loss_of(module, batch(dist.get_rank(), 0)).backward()
+    assert events.index("reduce") < events.index("last gradient") < len(events) - 1
+    expected = reference_gradients(dist.get_world_size())
+    for name, parameter in module.module.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
+
+
+def claim_ddp_finds_parameters_that_one_rank_does_not_use() -> None:
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branches = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(2)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.branches[min(dist.get_rank(), 1)](x).sum()  # type: ignore[no-any-return]
+
+    module = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    module(torch.ones(1, 2)).backward()
+    size = dist.get_world_size()
+    for index, users in enumerate((1, size - 1)):
+        grad = module.module.branches[index].weight.grad
+        torch.testing.assert_close(grad, torch.full((1, 2), users / size))
+
+
+def claim_ddp_trains_in_bfloat16() -> None:
+    module = DistributedDataParallel(model().bfloat16())
+    x, y = batch(dist.get_rank(), 0)
+    loss_of(module, (x.bfloat16(), y)).backward()
+    gathered = [torch.empty_like(module.module[0].weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, module.module[0].weight.grad)
+    assert all(torch.equal(gathered[0], other) for other in gathered)
+    expected = reference_gradients(dist.get_world_size())["0.weight"]
+    # bfloat16 has 8 bits of mantissa, and the forward and backward passes round at every layer.
+    torch.testing.assert_close(gathered[0].float(), expected, rtol=0.1, atol=0.01)
+
+
+def claim_fsdp2_gradients_are_averaged_and_not_summed() -> None:
+    module = sharded_model()
+    loss_of(module, batch(dist.get_rank(), 0)).backward()
+    expected = reference_gradients(dist.get_world_size())
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(full(parameter.grad), expected[name], **TOLERANCE)
+
+
+def claim_fsdp2_trains_as_one_process() -> None:
+    module = sharded_model()
+    train(module)
+    expected = reference_weights(dist.get_world_size())
+    for name, parameter in module.named_parameters():
+        assert parameter.to_local().numel() < expected[name].numel()
+        torch.testing.assert_close(full(parameter), expected[name], **TOLERANCE)
+
+
+def claim_fsdp2_reduces_in_bfloat16_when_told_to() -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.bfloat16)
+    module = sharded_model(mp_policy=policy)
+    loss_of(module, batch(dist.get_rank(), 0)).backward()
+    expected = reference_gradients(dist.get_world_size())
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(full(parameter.grad), expected[name], rtol=0.02, atol=1e-3)
+
+
+def claim_distributed_checkpoints_bring_back_an_fsdp2_model() -> None:
+    folder = [tempfile.mkdtemp()] if dist.get_rank() == 0 else [None]
+    dist.broadcast_object_list(folder, src=0)
+    trained = sharded_model()
+    train(trained)
+    dcp.save({"model": get_model_state_dict(trained)}, checkpoint_id=folder[0])
+    fresh = sharded_model()
+    state = {"model": get_model_state_dict(fresh)}
+    dcp.load(state, checkpoint_id=folder[0])
+    set_model_state_dict(fresh, state["model"])
+    for name, parameter in fresh.named_parameters():
+        torch.testing.assert_close(
+            full(parameter), reference_weights(dist.get_world_size())[name], **TOLERANCE
+        )
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    return run_claims(__name__, 2)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_training(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

@@ -73,7 +73,7 @@ def materialize(
 
 def _as_stored(field: StructField, vector_dtype: str) -> Column:
     from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows
+    from pyspark.sql import functions as F
 
     column = F.col(quoted(field.name))
     if not is_vector(field.dataType):
@@ -89,7 +89,7 @@ def _write(df: DataFrame, staged: StagedDataset, row_group_bytes: int) -> int | 
     observation = None
     if _executors_may_see_other_disks(df, staged):
         from pyspark.sql import Observation
-        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql import functions as F
 
         observation = Observation()
         df = df.observe(observation, F.count(F.lit(1)).alias("rows"))

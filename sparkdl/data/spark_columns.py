@@ -58,7 +58,7 @@ def quoted(name: str) -> str:
 
 def _remedy(data_type: DataType) -> str:
     """Return what to do about a type that cannot be fed; empty if it can."""
-    from pyspark.sql import types as T  # noqa: N812 - the name that everybody knows
+    from pyspark.sql import types as T
 
     element = data_type
     while isinstance(element, T.ArrayType):

@@ -32,7 +32,7 @@ def check_shapes(df: DataFrame, depths: Mapping[str, int]) -> dict[str, tuple[in
     Raises:
         DataError: if there are no rows, or arrays of one column differ in length or are empty.
     """
-    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import functions as F
 
     lengths = {name: list(_lengths(F.col(quoted(name)), depth)) for name, depth in depths.items() if depth}
     aggregates = [F.count(F.lit(1))]
@@ -99,7 +99,7 @@ def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None
 
 def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
     """Yield, from the outermost array inwards, the least and the greatest length."""
-    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import functions as F
 
     size = F.when(
         column.isNotNull(), F.size(column)
@@ -125,7 +125,7 @@ def _common_length(name: str, least: int | None, greatest: int | None) -> int:
 
 
 def _null_error(df: DataFrame, name: str, is_array: bool, num_rows: int) -> DataError:
-    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import functions as F
 
     column = F.col(quoted(name))
     num_null_rows, first = _count_and_find(df, column.isNull())

@@ -53,8 +53,8 @@ def _contain_child_processes(module: ModuleType) -> None:
 
     class _Subprocess:
         @staticmethod
-        def Popen(arguments: list[str], **options: Any) -> Any:  # noqa: N802 - the name of subprocess
-            interpreter, _, module_name, *rest = arguments  # python -m MODULE ...
+        def Popen(args: list[str], **options: Any) -> Any:  # noqa: N802 - the name of subprocess
+            interpreter, _, module_name, *rest = args  # python -m MODULE ...
             code = (
                 "import runpy; from sparkdl.data.petastorm.containment import install; install(); "
                 f"runpy.run_module({module_name!r}, run_name='__main__', alter_sys=True)"

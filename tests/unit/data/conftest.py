@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetDataset, scan_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 def numbered_table(start: int, stop: int) -> pa.Table:
@@ -39,7 +42,9 @@ def write_dataset(tmp_path: Path) -> Callable[[Sequence[Sequence[int]]], Parquet
         folder.mkdir()
         start = 0
         for index, row_groups in enumerate(row_groups_of_files):
-            with pq.ParquetWriter(folder / f"part-{index:05d}.parquet", numbered_table(0, 0).schema) as writer:
+            with pq.ParquetWriter(
+                folder / f"part-{index:05d}.parquet", numbered_table(0, 0).schema
+            ) as writer:
                 for num_rows in row_groups:
                     writer.write_table(numbered_table(start, start + num_rows))
                     start += num_rows

@@ -19,7 +19,9 @@ COLUMNS = ["vector", "id", "half", "grid", "is_even", "twice"]
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
 
-def read_epoch(dataset: ParquetDataset, world_size: int, epoch: int = 0, **options: object) -> list[list[np.ndarray]]:
+def read_epoch(
+    dataset: ParquetDataset, world_size: int, epoch: int = 0, **options: object
+) -> list[list[np.ndarray]]:
     """The ids of every batch of every rank, after checking that the other columns belong to them."""
     settings = {"columns": COLUMNS, "batch_size": 7, "seed": 3, **options}
     ids_of_ranks = []
@@ -37,9 +39,7 @@ def read_epoch(dataset: ParquetDataset, world_size: int, epoch: int = 0, **optio
             np.testing.assert_array_equal(batch["half"], number / 2)
             np.testing.assert_array_equal(batch["is_even"], number % 2 == 0)
             np.testing.assert_array_equal(batch["vector"], np.outer(number, [1, 2, 3]))
-            np.testing.assert_array_equal(
-                batch["grid"].reshape(-1, 4), number[:, None] + np.arange(4)
-            )
+            np.testing.assert_array_equal(batch["grid"].reshape(-1, 4), number[:, None] + np.arange(4))
         ids_of_ranks.append([batch["id"] for batch in batches])
     return ids_of_ranks
 
@@ -49,7 +49,9 @@ def joined(ids_of_ranks: list[list[np.ndarray]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 16])
-@pytest.mark.parametrize("options", [{"shuffle": False}, {}, {"shuffle_buffer_rows": 1}, {"shuffle_buffer_rows": 20}])
+@pytest.mark.parametrize(
+    "options", [{"shuffle": False}, {}, {"shuffle_buffer_rows": 1}, {"shuffle_buffer_rows": 20}]
+)
 def test_every_row_is_read_once_by_any_number_of_ranks(
     write_dataset: WriteDataset, world_size: int, options: dict[str, object]
 ) -> None:
@@ -74,7 +76,9 @@ def test_shard_that_is_a_row_shorter_ends_with_an_empty_batch(write_dataset: Wri
     assert sizes == [[7, 0], [7, 1]]
 
 
-def test_order_depends_on_seed_and_epoch_but_not_on_the_number_of_threads(write_dataset: WriteDataset) -> None:
+def test_order_depends_on_seed_and_epoch_but_not_on_the_number_of_threads(
+    write_dataset: WriteDataset,
+) -> None:
     dataset = write_dataset([[9] * 10, [5] * 10])
     first = joined(read_epoch(dataset, 2, epoch=1, num_threads=1))
     np.testing.assert_array_equal(first, joined(read_epoch(dataset, 2, epoch=1, num_threads=4)))
@@ -235,7 +239,7 @@ def test_many_small_row_groups_are_read_without_pauses(write_dataset: WriteDatas
 def test_wrong_arguments_are_named(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[5]])
     good = {"columns": ["id"], "rank": 0, "world_size": 1, "batch_size": 2}
-    with pytest.raises(DataError, match="no column 'idd'. The columns are: id, twice"):
+    with pytest.raises(DataError, match=r"no column 'idd'. The columns are: id, twice"):
         ParquetFeed(dataset, **{**good, "columns": ["idd"]})
     with pytest.raises(ParamError, match="batch_size must be at least 1, got 0"):
         ParquetFeed(dataset, **{**good, "batch_size": 0})

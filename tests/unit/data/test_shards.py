@@ -50,7 +50,9 @@ def test_steps_hold_every_row_and_only_the_last_one_is_smaller(
     num_rows = sum(row_counts)
     steps = steps_per_epoch(num_rows, world_size, batch_size)
     rows = [rows_in_step(num_rows, world_size, batch_size, step) for step in range(steps)]
-    assert [sum(step[rank] for step in rows) for rank in range(world_size)] == rows_per_rank(num_rows, world_size)
+    assert [sum(step[rank] for step in rows) for rank in range(world_size)] == rows_per_rank(
+        num_rows, world_size
+    )
     assert all(rows_of_rank == batch_size for step in rows[:-1] for rows_of_rank in step)
     assert max(rows[-1]) > 0
 
@@ -91,7 +93,7 @@ def test_ranks_share_one_order_of_row_groups_whatever_their_number() -> None:
 
 
 def test_fewer_rows_than_ranks_is_an_error_that_says_how_many_ranks_can_work() -> None:
-    with pytest.raises(ShardingError, match="3 rows cannot be shared by 4 ranks.*Lower numWorkers to 3"):
+    with pytest.raises(ShardingError, match=r"3 rows cannot be shared by 4 ranks.*Lower numWorkers to 3"):
         plan_shards([1, 2], 4, seed=0, epoch=0, shuffle=True)
     with pytest.raises(DataError, match="0 rows"):
         rows_per_rank(0, 1)

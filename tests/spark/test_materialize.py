@@ -1,0 +1,176 @@
+"""Materialization from a real Spark session; what it needs of Spark is the same on classic and Connect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from sparkdl.data import Column, ParquetFeed, Store, check_labels, materialize, open_dataset
+from sparkdl.errors import DataError, StoreError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    return builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> DataFrame:
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql import types as T
+
+    def row(number: int) -> tuple[object, ...]:
+        dense = Vectors.dense([float(number), 2.0])
+        sparse = Vectors.sparse(2, [0], [float(number)])
+        grid = [[number, 1, 2], [3, 4, 5]]
+        return (
+            number,
+            dense if number % 2 else sparse,
+            [number / 2] * 3,
+            grid,
+            number % 3 == 0,
+            f"n{number}",
+            0.5,
+        )
+
+    schema = T.StructType(
+        [
+            T.StructField("id", T.LongType()),
+            T.StructField("vector", VectorUDT()),
+            T.StructField("array", T.ArrayType(T.FloatType())),
+            T.StructField("grid", T.ArrayType(T.ArrayType(T.ShortType()))),
+            T.StructField("flag", T.BooleanType()),
+            T.StructField("name", T.StringType()),
+            T.StructField("with.dot", T.DoubleType()),
+        ]
+    )
+    return spark.createDataFrame([row(number) for number in range(200)], schema).repartition(3).cache()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def files_of(store: Store) -> list[str]:
+    folder = Path(store.url)
+    return [path.name for path in folder.iterdir()] if folder.exists() else []
+
+
+def test_columns_arrive_with_their_values_types_and_shapes(df: DataFrame, store: Store) -> None:
+    names = ["vector", "array", "grid", "flag", "with.dot", "id"]
+    dataset = materialize(df, names, store)
+    assert dataset.columns == (
+        Column(name="vector", dtype="float64", shape=(2,)),
+        Column(name="array", dtype="float32", shape=(3,)),
+        Column(name="grid", dtype="int16", shape=(2, 3)),
+        Column(name="flag", dtype="bool"),
+        Column(name="with.dot", dtype="float64"),
+        Column(name="id", dtype="int64"),
+    )
+    assert open_dataset(dataset.url) == dataset
+    ids = []
+    for rank in range(2):
+        with ParquetFeed(dataset, columns=names, rank=rank, world_size=2, batch_size=16, seed=1) as feed:
+            for batch in feed.epoch(0):
+                number = batch["id"]
+                np.testing.assert_array_equal(batch["vector"], np.stack([number, 2 * (number % 2)], axis=1))
+                np.testing.assert_array_equal(batch["array"], np.repeat(number / 2, 3).reshape(-1, 3))
+                np.testing.assert_array_equal(batch["grid"][:, 0, 0], number)
+                np.testing.assert_array_equal(batch["flag"], number % 3 == 0)
+                ids.append(number)
+    np.testing.assert_array_equal(np.sort(np.concatenate(ids)), np.arange(200))
+    dataset.delete()
+    assert files_of(store) == []
+
+
+def test_vectors_can_be_stored_in_single_precision(df: DataFrame, store: Store) -> None:
+    dataset = materialize(df, ["vector"], store, vector_dtype="float32")
+    assert dataset.columns == (Column(name="vector", dtype="float32", shape=(2,)),)
+
+
+def test_row_groups_have_the_size_asked_for(spark: SparkSession, store: Store) -> None:
+    from pyspark.sql import functions as F
+
+    df = spark.range(0, 200_000, 1, 1).select(F.rand(1).alias("x"), F.rand(2).alias("y"))
+    dataset = materialize(df, ["x", "y"], store, row_group_bytes=1 << 18)
+    assert max(dataset.row_counts) * 16 < 2 << 18
+    assert dataset.num_rows == 200_000
+
+
+def test_nan_is_a_number(spark: SparkSession, store: Store) -> None:
+    dataset = materialize(spark.createDataFrame([(float("nan"),), (1.0,)], "x double"), ["x"], store)
+    assert dataset.num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["id", "nope"], "no column 'nope'. The columns are: id, vector, array, grid, flag, name, with.dot"),
+        (["id", "name"], "'name' holds string, not numbers. Encode strings .* StringIndexer"),
+        ([], "No columns were given"),
+    ],
+)
+def test_columns_that_cannot_be_fed_are_refused_before_anything_is_written(
+    df: DataFrame, store: Store, columns: list[str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        materialize(df, columns, store)
+    assert not Path(store.url).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expression", "message"),
+    [
+        ("id", "if(id < 4, null, id)", r"is null in 4 of 200 rows, first in \(id=None.*dropna"),
+        ("vector", "if(id < 4, null, vector)", "is null in 4 of 200 rows"),
+        ("array", "if(id < 4, null, array)", "is null in 4 of 200 rows"),
+        ("array", "if(id < 4, array(1f, null, 2f), array)", "has arrays with null elements in 4 of 200 rows"),
+        ("array", "if(id < 4, array(1f), array)", "has arrays of 1 to 3 elements"),
+        ("array", "cast(array() as array<float>)", "arrays in column 'array' are empty"),
+        ("grid", "if(id < 4, array(array(1S, 2S, 3S)), grid)", "has arrays of 1 to 2 elements"),
+        ("grid", "if(id < 4, array(array(1S, 2S), array(3S, 4S)), grid)", "has arrays of 2 to 3 elements"),
+    ],
+)
+def test_values_that_cannot_be_trained_on_are_named_and_leave_no_files(
+    df: DataFrame, store: Store, name: str, expression: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        materialize(df.selectExpr(f"{expression} as {name}", "flag"), [name, "flag"], store)
+    assert repr(name) in str(caught.value)
+    assert files_of(store) == []
+
+
+def test_an_empty_dataframe_is_an_error(df: DataFrame, store: Store) -> None:
+    for empty in (df.where("id < 0"), df.limit(0)):
+        with pytest.raises(DataError, match="has no rows"):
+            materialize(empty, ["id", "array"], store)
+    assert files_of(store) == []
+
+
+def test_label_range_is_known_after_writing(df: DataFrame, store: Store) -> None:
+    dataset = materialize(df, ["id"], store)
+    check_labels(dataset, "id", 200)
+    with pytest.raises(DataError, match="'id' holds 0 to 199"):
+        check_labels(dataset, "id", 10)
+
+
+def test_a_failing_write_leaves_no_files(df: DataFrame, store: Store) -> None:
+    with pytest.raises(Exception, match="no such luck"):
+        materialize(df.selectExpr("if(id = 150, raise_error('no such luck'), id) as id"), ["id"], store)
+    assert files_of(store) == []
+
+
+def test_a_store_that_cannot_be_written_is_known_before_spark_starts(df: DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        materialize(df, ["id"], Store(tmp_path / "file" / "store"))

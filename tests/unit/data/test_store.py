@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from sparkdl.data import ParquetDataset, Store, open_dataset, scan_dataset
+from sparkdl.data.filesystems import open_location
+from sparkdl.errors import StoreError
+
+WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
+
+
+def stage_copy(store: Store, dataset: ParquetDataset, *, fail: bool = False) -> ParquetDataset:
+    with store.stage_dataset("a fit") as staged:
+        store.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
+        if fail:
+            raise RuntimeError("the executors gave up")
+        return staged.commit(replace(dataset, url=staged.url))
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return Store(tmp_path / "store")
+    fsspec.filesystem("memory").rm("/", recursive=True)
+    return Store("memory://bucket/store")
+
+
+def test_a_committed_dataset_is_described_by_its_manifest(store: Store, write_dataset: WriteDataset) -> None:
+    committed = stage_copy(store, write_dataset([[10, 3], [20]]))
+    assert committed.url.startswith(f"{store.url}/a-fit-")
+    assert open_dataset(committed.url) == committed == scan_dataset(committed.url)
+    assert open_dataset(committed.url).column("id").value_range == (0, 32)
+    assert store.filesystem.ls(store.location.path, detail=False) == [open_location(committed.url).path]
+
+
+def test_a_dataset_that_failed_leaves_nothing_behind(store: Store, write_dataset: WriteDataset) -> None:
+    with pytest.raises(RuntimeError, match="gave up"):
+        stage_copy(store, write_dataset([[10]]), fail=True)
+    assert store.filesystem.ls(store.location.path, detail=False) == []
+
+
+def test_a_folder_without_manifest_is_neither_read_nor_deleted(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10]])
+    with pytest.raises(StoreError, match="holds no complete dataset"):
+        open_dataset(dataset.url)
+    with pytest.raises(StoreError, match="was not written by sparkdl"):
+        dataset.delete()
+    assert (Path(dataset.url) / "part-00000.parquet").exists()
+
+
+def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: WriteDataset) -> None:
+    committed = stage_copy(store, write_dataset([[10]]))
+    committed.delete()
+    committed.delete()
+    assert not store.filesystem.exists(open_location(committed.url).path)
+
+
+def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
+    committed = stage_copy(Store(tmp_path / "store"), write_dataset([[10]]))
+    manifest = Path(committed.url) / "_sparkdl_dataset.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
+    with pytest.raises(StoreError, match="version 99"):
+        open_dataset(committed.url)
+
+
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match=r"cannot be written.*every executor can write"):
+        Store(tmp_path / "file" / "store").check_writable()
+
+
+def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
+    store.check_writable()
+    assert store.filesystem.ls(store.location.path, detail=False) == []
+
+
+def test_a_missing_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(StoreError, match="Install s3fs"):
+        Store("s3://bucket/folder").check_writable()
+    with pytest.raises(StoreError, match="nosuchscheme"):
+        Store("nosuchscheme://x").check_writable()
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "spark_url"),
+    [
+        ("/mnt/shared/", "/mnt/shared", "file:///mnt/shared"),
+        ("/mnt/my store", "/mnt/my store", "file:///mnt/my%20store"),
+        ("file:/mnt/shared", "/mnt/shared", "file:///mnt/shared"),
+        ("file:///mnt/shared", "/mnt/shared", "file:///mnt/shared"),
+        ("dbfs:/tmp/x", "/dbfs/tmp/x", "dbfs:/tmp/x"),
+        ("/dbfs/tmp/x", "/dbfs/tmp/x", "dbfs:/tmp/x"),
+        ("/Volumes/c/s/v", "/Volumes/c/s/v", "dbfs:/Volumes/c/s/v"),
+        ("dbfs:/Volumes/c/s/v", "/Volumes/c/s/v", "dbfs:/Volumes/c/s/v"),
+        ("memory://a/b", "/a/b", "memory://a/b"),
+    ],
+)
+def test_a_url_means_one_place_to_python_and_to_spark(url: str, path: str, spark_url: str) -> None:
+    location = Store(url).location
+    assert (location.path, location.spark_url) == (path, spark_url)
+
+
+def test_default_store_is_the_users_cache_unless_configured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARKDL_STORE", "s3://bucket/sparkdl")
+    assert Store.default().url == "s3://bucket/sparkdl"
+    monkeypatch.delenv("SPARKDL_STORE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Store.default().url == str(tmp_path / "sparkdl")
+
+
+def test_a_store_travels_by_pickle() -> None:
+    store = Store("memory://bucket/store")
+    store.check_writable()
+    assert pickle.loads(pickle.dumps(store)).url == store.url

@@ -92,7 +92,6 @@ class PmiServer:
         self._mapping = process_mapping(host_of_rank) if host_of_rank is not None else None
         self._timeout_s = timeout_s
         self._num_barriers = 0
-        self._finalized = False
         # MPICH names its shared memory after this, so it must differ from that of every other job of the machine.
         name = f"sparkdl-{secrets.token_hex(8)}".encode()
         self._kvs_name = self._rendezvous.compare_set("name", b"", name).decode()
@@ -101,7 +100,7 @@ class PmiServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up, after the rank has ended, and remove what MPICH leaves behind when a rank is killed.
+        """Hang up, after the rank has ended, and remove what MPICH leaves behind without MPI_Finalize.
 
         A rank that still initializes MPI fails. May be called again.
         """
@@ -110,8 +109,7 @@ class PmiServer:
         # A barrier under way ends with its deadline; there is no need to wait for it.
         self._thread.join(timeout=1.0)
         self._sock.close()
-        if not self._finalized:
-            _remove_shared_memory(self._kvs_name)
+        _remove_shared_memory(self._kvs_name)
 
     def __enter__(self) -> PmiServer:
         return self
@@ -164,7 +162,6 @@ class PmiServer:
         elif command == "barrier_in":
             self._barrier()
         elif command == "finalize":
-            self._finalized = True
             self._answer("finalize_ack")
             return False
         elif command == "abort":

@@ -1,0 +1,183 @@
+"""Whatever goes wrong on one rank, every other rank gets the error that names it, in time, and can go on."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.collective import failure_scenes
+from tests.run_ranks import run_ranks
+
+WORLD_SIZE = 3
+DEAD_RANK = 1
+
+transports = pytest.mark.parametrize("transport", ["shm", "tcp", "mpi"])
+
+
+@cache
+def seen(transport: str) -> list[dict[str, dict[str, Any]] | None]:
+    """What the ranks saw of all scenes; None for the one that was killed in the last."""
+    return run_ranks(
+        WORLD_SIZE, failure_scenes.play, transport=transport, may_die=[DEAD_RANK], timeout_s=100.0
+    )
+
+
+def survivors(transport: str, scene: str, *, besides: int | None = None) -> dict[int, dict[str, Any]]:
+    outcomes = {
+        rank: outcome[scene]
+        for rank, outcome in enumerate(seen(transport))
+        if outcome is not None and rank != besides
+    }
+    for rank, outcome in outcomes.items():
+        assert "unexpected" not in outcome, f"rank {rank}: {outcome['unexpected']}"
+    return outcomes
+
+
+@transports
+def test_missed_deadline_names_the_rank_that_did_not_join(transport: str) -> None:
+    for outcome in survivors(transport, "late", besides=WORLD_SIZE - 1).values():
+        assert "CommunicatorTimeoutError" in outcome["kinds"], outcome
+        assert str(WORLD_SIZE - 1) in outcome["message"].split("join")[0], outcome
+        assert outcome["seconds"] < 4.0
+        assert outcome["failure"]
+
+
+@transports
+def test_communicator_that_failed_once_refuses_what_follows(transport: str) -> None:
+    for outcome in survivors(transport, "late", besides=WORLD_SIZE - 1).values():
+        assert "CommunicatorError" in outcome["again"]["kinds"], outcome
+
+
+@transports
+def test_handle_of_an_operation_that_misses_its_deadline_raises(transport: str) -> None:
+    outcomes = survivors(transport, "late asynchronous", besides=0)
+    for rank, outcome in outcomes.items():
+        if rank == 1:
+            assert "CommunicatorTimeoutError" in outcome["kinds"], outcome
+            assert outcome["done"]
+
+
+@transports
+def test_abort_reaches_all_ranks_with_its_reason(transport: str) -> None:
+    for outcome in survivors(transport, "aborted").values():
+        assert "CommunicatorAbortedError" in outcome["kinds"], outcome
+        assert "the data is rotten" in outcome["message"]
+        assert outcome["seconds"] < 5.0
+        assert outcome.get("seconds to abort", 0.0) < 1.0
+
+
+@transports
+def test_exception_inside_with_aborts_the_other_ranks(transport: str) -> None:
+    for rank, outcome in survivors(transport, "exception").items():
+        assert outcome["kinds"][0] == "ValueError" if rank == 1 else "CommunicatorAbortedError", outcome
+        assert "bad batch" in outcome["message"]
+
+
+@transports
+def test_rank_that_leaves_early_does_not_make_the_others_hang(transport: str) -> None:
+    for outcome in survivors(transport, "left early", besides=0).values():
+        assert "CommunicatorError" in outcome["kinds"], outcome
+        assert outcome["seconds"] < 5.0
+
+
+@transports
+def test_close_may_be_called_twice_and_the_name_opened_again(transport: str) -> None:
+    for outcome in survivors(transport, "closed").values():
+        assert "CommunicatorError" in outcome["kinds"], outcome
+        assert outcome["total"] == [WORLD_SIZE] * 2
+
+
+@transports
+def test_process_sets_may_overlap_and_be_used_from_several_threads(transport: str) -> None:
+    for rank, outcome in survivors(transport, "process sets").items():
+        assert outcome["backwards"] == [2, 1, 0]
+        assert outcome["pair"] == ([0, 1] if rank in (0, 1) else None)
+        assert outcome["overlapping"] == ([2, 0] if rank in (0, 2) else None)
+        assert outcome["at once"] == [
+            60.0,
+            40.0 if rank in (0, 1) else None,
+            40.0 if rank in (0, 2) else None,
+        ]
+        assert outcome["alone"] == [1.0, 1.0]
+
+
+@transports
+@pytest.mark.parametrize("ranks", ["empty", "twice", "outside"])
+def test_process_set_of_impossible_ranks_is_refused(transport: str, ranks: str) -> None:
+    for outcome in survivors(transport, "process sets").values():
+        assert "ParamError" in outcome[ranks]
+
+
+@transports
+def test_opening_without_a_rank_names_it(transport: str) -> None:
+    for outcome in survivors(transport, "absent").values():
+        assert "CommunicatorTimeoutError" in outcome["kinds"], outcome
+        assert "[1]" in outcome["message"]
+
+
+@transports
+def test_killed_rank_is_named_by_all_others_within_two_seconds(transport: str) -> None:
+    outcomes = survivors(transport, "killed")
+    assert set(outcomes) == {0, 2}
+    for outcome in outcomes.values():
+        assert "RankLostError" in outcome["kinds"], outcome
+        assert f"rank {DEAD_RANK}" in outcome["message"]
+        assert outcome["seconds"] < 2.0
+        assert "CommunicatorError" in outcome["again"]["kinds"]
+        assert outcome["seconds to close"] < 2.0
+
+
+@transports
+def test_nothing_stays_in_shared_memory(transport: str) -> None:
+    seen(transport)
+    assert [path for path in Path("/dev/shm").iterdir() if "sparkdl" in path.name] == []
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_rank_with_another_secret_is_refused(transport: str) -> None:
+    for outcome in run_ranks(2, failure_scenes.wrong_secret, transport=transport):
+        assert "AuthenticationError" in outcome["kinds"], outcome
+
+
+def test_strangers_at_the_listener_do_not_disturb_the_ranks() -> None:
+    outcomes = run_ranks(2, failure_scenes.stranger_at_the_listener, transport="tcp")
+    assert outcomes == [{"total": [2.0]}] * 2
+
+
+def test_shared_memory_that_is_too_small_is_a_warning_or_an_error_as_asked() -> None:
+    for outcome in run_ranks(2, failure_scenes.no_room_for_the_segment):
+        assert outcome["total"] == [2.0] * 3
+        assert outcome["hosts"] == (0, 1)
+        assert "No shared memory" in outcome["warnings"][0]
+        assert "CommunicatorError" in outcome["shm"]["kinds"]
+        assert "/dev/shm" in outcome["shm"]["message"]
+
+
+def test_shm_is_refused_to_ranks_on_several_hosts() -> None:
+    for outcome in run_ranks(2, failure_scenes.not_one_host):
+        assert "CommunicatorError" in outcome["kinds"]
+        assert "transport='auto'" in outcome["message"]
+
+
+def test_mpi_is_refused_to_ranks_outside_one_mpi_world() -> None:
+    for outcome in run_ranks(2, failure_scenes.no_mpi_world):
+        assert "CommunicatorError" in outcome["kinds"]
+        assert "do not stand in one MPI world" in outcome["message"]
+
+
+def test_missing_mpi_library_is_named_with_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI here')")
+    variables = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}
+    for outcome in run_ranks(1, failure_scenes.no_mpi_world, variables=variables):
+        assert "TransportUnavailableError" in outcome["kinds"]
+        assert "pip install 'sparkdl[mpi]'" in outcome["message"]
+
+
+def test_unknown_transport_is_refused_with_the_known_ones() -> None:
+    (outcome,) = run_ranks(1, failure_scenes.unknown_transport)
+    assert "ParamError" in outcome["kinds"]
+    assert "tcp" in outcome["message"]

@@ -6,7 +6,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
-CTEST = ctest --output-on-failure --timeout 120 --test-dir
 
 .PHONY: setup demo test test-native test-slow test-native-sanitizers bench lint format clean requirements
 
@@ -29,7 +28,12 @@ demo: setup
 	@$(BIN)/sparkdl demo
 
 test: setup test-native
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest -m 'not slow and not gpu' --ignore=tests/spark
+	@# A process can hold one Spark session, so each kind of Spark gets a process.
+	@for mode in local cluster connect; do \
+		echo "tests/spark on $$mode"; \
+		$(BIN)/python -m pytest -m 'not slow and not gpu' tests/spark --spark $$mode || exit 1; \
+	done
 
 test-slow: setup
 	$(BIN)/python -m pytest -m 'slow'

@@ -33,6 +33,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         rendezvous: where sub-groups find each other; the same store, or what lies below it.
         timeout_s: deadline of a collective that names none.
         owns_communicator: ``shutdown`` closes the communicator.
+        base_store: the store below ``store``, to be kept as long as the group, or None.
         accelerator: a plain process group for tensors that are not on the CPU, or None to refuse them.
     """
 
@@ -44,12 +45,14 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         *,
         timeout_s: float,
         owns_communicator: bool,
+        base_store: Store | None = None,
         accelerator: dist.ProcessGroup | None = None,
     ) -> None:
         # The constructor that takes the store makes no subclassable object; only this form of it does.
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]
         self._communicator = communicator
         self._store = store
+        self._base_store = base_store
         self.rendezvous = rendezvous
         self._timeout_s = timeout_s
         self._owns_communicator = owns_communicator

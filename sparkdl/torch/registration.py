@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT_S = 300.0
 
 # The communicator that the default group is being made over; torch hands plug-in backends no argument of
 # their own.
-_given: list[tuple[Communicator, Rendezvous]] = []
+_given: list[tuple[Communicator, Rendezvous, RendezvousStore]] = []
 
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
@@ -59,11 +59,12 @@ def init_process_group(communicator: Communicator, *, timeout_s: float | None = 
     register()
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     rendezvous = _fresh_keys(communicator)
-    _given.append((communicator, rendezvous))
+    store = RendezvousStore(rendezvous, timeout_s=timeout_s)
+    _given.append((communicator, rendezvous, store))
     try:
         dist.init_process_group(
             BACKEND_NAME,
-            store=RendezvousStore(rendezvous, timeout_s=timeout_s),
+            store=store,
             rank=communicator.rank,
             world_size=communicator.world_size,
             timeout=timedelta(seconds=timeout_s),
@@ -84,9 +85,9 @@ def _create(options: Any, _: object) -> SparkdlProcessGroup:
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     given = _given.pop() if _given else None
     if given is not None:
-        communicator, rendezvous = given
+        communicator, rendezvous, base_store = given
     else:
-        rendezvous = _group_rendezvous(options)
+        rendezvous, base_store = _group_rendezvous(options), None
         communicator = _open(options, rendezvous, timeout_s)
     return SparkdlProcessGroup(
         communicator,
@@ -94,6 +95,7 @@ def _create(options: Any, _: object) -> SparkdlProcessGroup:
         rendezvous,
         timeout_s=timeout_s,
         owns_communicator=given is None,
+        base_store=base_store,
         accelerator=nccl_group(communicator, rendezvous, options.store, timeout_s),
     )
 

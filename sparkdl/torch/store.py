@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import Store
 
+from sparkdl.collective import Deadline
 from sparkdl.errors import CommunicatorTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdl.collective import Deadline, Rendezvous
+    from sparkdl.collective import Rendezvous
 
 
 _FIRST_PAUSE_S = 0.001
@@ -28,6 +29,8 @@ _LONGEST_PAUSE_S = 0.05
 class RendezvousStore(Store):
     """A c10d store whose keys lie in a rendezvous. Values are bytes; ``str`` values are encoded as UTF-8.
 
+    C++ keeps only its half of a store: whoever hands one to torch keeps the object too.
+
     Args:
         rendezvous: where the keys lie.
         timeout_s: how long ``get`` and ``wait`` wait for a key, unless told otherwise.
@@ -36,16 +39,8 @@ class RendezvousStore(Store):
     def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         super().__init__()
         self._rendezvous = rendezvous
-        self._timeout_s = timeout_s
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long ``get`` and ``wait`` wait unless told otherwise."""
-        self._timeout_s = timeout.total_seconds()
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long ``get`` and ``wait`` wait unless told otherwise."""
-        return timedelta(seconds=self._timeout_s)
+        # Kept in the C++ half, where stores around this one read and change it.
+        self.set_timeout(timedelta(seconds=timeout_s))
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set a key."""
@@ -53,7 +48,7 @@ class RendezvousStore(Store):
 
     def get(self, key: str) -> bytes:
         """The value of a key, waiting until it is set."""
-        return self._rendezvous.get(key, self._timeout_s)
+        return self._rendezvous.get(key, self.timeout.total_seconds())  # type: ignore[attr-defined]
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, which begins at zero, and return its new value."""
@@ -77,7 +72,7 @@ class RendezvousStore(Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of the keys are set."""
-        timeout_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        timeout_s = (timeout or self.timeout).total_seconds()  # type: ignore[attr-defined]
         for key in keys:
             self._rendezvous.get(key, timeout_s)
 
@@ -86,8 +81,12 @@ class RendezvousStore(Store):
         return False
 
     def clone(self) -> RendezvousStore:
-        """Another store over the same keys."""
-        return RendezvousStore(self._rendezvous, timeout_s=self._timeout_s)
+        """A store over the same keys that another thread may use: this one, as a rendezvous serves any thread."""
+        return self
+
+    # The names by which C++ looks for two of them.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
 
 
 class StoreRendezvous:

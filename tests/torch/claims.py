@@ -1,7 +1,7 @@
 """Many claims in one set of rank processes: starting processes that import torch takes longer than most checks.
 
-A module of claims has functions named ``claim_...``, each of which all ranks run in the same order. Its test asks for the
-outcome of each by name.
+A module of claims has functions named ``claim_...``, each of which all ranks run in the same order. Its test asks
+for the outcome of each by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def claims_in(module_name: str) -> list[str]:
     return [name for name in vars(sys.modules[module_name]) if name.startswith("claim_")]
 
 
-def run_claims(module_name: str, world_size: int, *, transport: str = "auto") -> dict[str, str | None]:
+def run_claims(module_name: str, world_size: int, *, transport: str = "mpi") -> dict[str, str | None]:
     """Run the claims of a module over the process group of new ranks; say for each how it failed, or None."""
     outcomes = run_ranks(world_size, _run_on_rank, module_name, transport=transport, timeout_s=100.0)
     return {name: next((o[name] for o in outcomes if o[name] is not None), None) for name in outcomes[0]}

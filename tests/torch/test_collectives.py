@@ -294,11 +294,11 @@ def claim_point_to_point_messages_are_refused_by_name() -> None:
 
 
 def claim_outputs_of_the_wrong_size_are_refused_before_anything_is_sent() -> None:
-    with pytest.raises(ParamError, match="needs .* elements of output"):
+    with pytest.raises(ParamError, match=r"needs .* elements of output"):
         dist.group.WORLD.all_gather_single(torch.empty(1), torch.empty(3))
     with pytest.raises(ParamError, match="cannot fill an output"):
         dist.group.WORLD.reduce_scatter_single(torch.empty(4), torch.empty(3))
-    with pytest.raises(ParamError, match="cannot reduce torch.float8"):
+    with pytest.raises(ParamError, match=r"cannot reduce torch\.float8"):
         dist.all_reduce(torch.empty(3).to(torch.float8_e4m3fn))
 
 

@@ -28,11 +28,13 @@ def rendezvous() -> Iterator[RendezvousClient]:
 
 
 def test_store_of_a_rendezvous_passes_torchs_own_test(rendezvous: RendezvousClient) -> None:
-    dist._test_python_store(RendezvousStore(rendezvous, timeout_s=5.0))
+    store = RendezvousStore(rendezvous, timeout_s=5.0)
+    dist._test_python_store(store)
 
 
 def test_store_of_a_rendezvous_serves_prefix_stores(rendezvous: RendezvousClient) -> None:
-    store = dist.PrefixStore("a", RendezvousStore(rendezvous, timeout_s=5.0))
+    base = RendezvousStore(rendezvous, timeout_s=5.0)
+    store = dist.PrefixStore("a", base)
     store.set("text", "väl")
     assert store.get("text") == "väl".encode()
     assert store.add("count", 2) == 2

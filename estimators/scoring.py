@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator  # noqa: TC003 - Spark reads the annotations of the functions it runs
+from collections.abc import Iterator  # at run time, as Spark reads the annotations of the functions it runs
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd  # noqa: TC002 - as above
+import pandas as pd
 import pyarrow as pa
 
 from sparkdl.data import Column

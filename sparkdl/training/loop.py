@@ -15,6 +15,7 @@ from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.progress import ProgressReporter, Report
 from sparkdl.training.seeds import seed_rank
+from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _train(
         communicator=communicator,
         device=device,
     )
-    with ParquetFeed(
+    feed = ParquetFeed(
         dataset,
         columns=spec.columns(),
         rank=communicator.rank,
@@ -87,7 +88,8 @@ def _train(
         shuffle=spec.shuffle,
         seed=spec.seed,
         num_threads=spec.num_reader_threads,
-    ) as feed:
+    )
+    with feed, single_rows_allowed(module):
         progress = ProgressReporter(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import TrainingError
 from sparkdl.training.columns import dtype_named, to_tensor
 from sparkdl.training.finite import FiniteLossCheck
 from sparkdl.training.losses import (
@@ -86,44 +85,34 @@ class TrainingStep:
             steps: steps of the epoch.
 
         Raises:
-            TrainingError: when the loss is not finite, as :class:`~sparkdl.training.finite.FiniteLossCheck`
-                tells, and for a batch that a BatchNorm cannot normalize.
+            TrainingError: when the loss is not finite, as :class:`~sparkdl.training.finite.FiniteLossCheck` tells.
         """
         rows = len(batch[self._spec.label])
         self._optimizer.zero_grad(set_to_none=True)
         if rows:
             self._last_batch = batch
-            term = self._forward(batch, epoch=epoch, step=step)
+            term = self._forward(batch)
             self._finite.observe(term.mean, epoch=epoch, step=step)
             self._backward(term.mean, term.weight, rows_of_step)
         else:
-            term = self._pass_without_rows(rows_of_step, epoch=epoch, step=step)
+            term = self._pass_without_rows(rows_of_step)
         self._optimizer.step()
         self._finite.settle(epoch=epoch, step=step, steps=steps)
         return StepResult(term.mean.detach(), term.weight, rows)
 
-    def _forward(self, batch: Batch, *, epoch: int, step: int) -> LossTerm:
+    def _forward(self, batch: Batch) -> LossTerm:
         features = to_tensor(batch[self._spec.features], self._features_dtype, self.device)
         targets = to_tensor(batch[self._spec.label], self._label_dtype, self.device)
         weights = None
         if self._spec.weight is not None:
             weights = to_tensor(batch[self._spec.weight], torch.float32, self.device)
-        try:
-            outputs = self._module(features)
-        except ValueError as error:
-            if len(targets) == 1 and "more than 1 value per channel" in str(error):
-                raise TrainingError(
-                    f"The batch of rank {self._communicator.rank} in epoch {epoch}, step {step} has 1 row, "
-                    "and the model's BatchNorm needs 2 or more. Choose a batchSize that leaves no single "
-                    "row at the end."
-                ) from error
-            raise
+        outputs = self._module(features)
         return compute_loss(self._loss, outputs, match_targets(self._loss, outputs, targets), weights)
 
     def _backward(self, loss_mean: Tensor, weight: float, rows_of_step: int) -> None:
         (loss_mean * self._scale(weight, rows_of_step)).backward()
 
-    def _pass_without_rows(self, rows_of_step: int, *, epoch: int, step: int) -> LossTerm:
+    def _pass_without_rows(self, rows_of_step: int) -> LossTerm:
         """Take part in a step without rows, as the others wait for this rank's gradients.
 
         The last batch that had rows goes through the model once more and counts nothing. Zero rows would do
@@ -131,7 +120,7 @@ class TrainingStep:
         """
         assert self._last_batch is not None, "every rank has a row in its first step"
         kept = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
-        term = self._forward(self._last_batch, epoch=epoch, step=step)
+        term = self._forward(self._last_batch)
         self._backward(term.mean, 0.0, rows_of_step)
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():

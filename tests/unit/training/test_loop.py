@@ -1,0 +1,131 @@
+"""The loop on real ranks: N ranks compute what one process computes on the joined batches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import RankError
+from tests.run_ranks import run_ranks
+from tests.unit.training.training_scenes import (
+    make_model,
+    make_spec,
+    train_all,
+    train_in_one_process,
+    write_dataset,
+)
+
+TOLERANCE = 2e-6  # float32, sums in another order
+
+CASES = {
+    "mean over unequal last batches": (37, {}),
+    "a rank without rows in the last step": (33, {}),
+    "one row per rank": (2, {}),
+    "a loss that sums": (37, {"loss": nn.CrossEntropyLoss(reduction="sum"), "lr": 0.01}),
+    "a loss per row": (37, {"loss": nn.CrossEntropyLoss(reduction="none")}),
+    "weighted classes": (37, {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))}),
+    "an ignored class": (37, {"loss": nn.CrossEntropyLoss(ignore_index=1)}),
+    "weighted rows": (33, {"weight": "w"}),
+    "regression": (37, {"loss": nn.MSELoss(), "label": "target", "label_dtype": "float32"}),
+}
+
+
+def make_case(tmp_path, name):
+    num_rows, changes = CASES[name]
+    changes = dict(changes)
+    lr = changes.pop("lr", 0.1)
+    outputs = 1 if changes.get("label") == "target" else 3
+    optimizer = make_spec().optimizer
+    spec = make_spec(model=make_model(outputs), optimizer=lambda_free(optimizer, lr), **changes)
+    return spec, write_dataset(tmp_path / str(num_rows), num_rows)
+
+
+def lambda_free(optimizer, lr):
+    """Run ranks pickle with pickle, which takes no lambda."""
+    from functools import partial
+
+    return partial(optimizer.func, **{**optimizer.keywords, "lr": lr})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """All cases, trained in two worlds of two ranks."""
+    cases = [make_case(tmp_path_factory.mktemp("data"), name) for name in CASES]
+    return cases, [run_ranks(2, train_all, cases, timeout_s=120) for _ in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_equal_one_process_on_the_joined_batches(trained, name):
+    cases, runs = trained
+    index = list(CASES).index(name)
+    spec, dataset = cases[index]
+    expected = train_in_one_process(spec, dataset, world_size=2)
+    for outcomes in runs[0]:
+        for key, value in outcomes[index].weights.items():
+            np.testing.assert_allclose(value, expected[key], rtol=0, atol=TOLERANCE)
+
+
+def test_a_seed_repeats_to_the_bit(trained):
+    _, (first, second) = trained
+    for one, other in zip(first[0], second[0], strict=True):
+        assert [record.loss for record in one.history] == [record.loss for record in other.history]
+        for key in one.weights:
+            np.testing.assert_array_equal(one.weights[key], other.weights[key])
+
+
+def test_history_counts_every_row_once_and_is_the_same_on_all_ranks(trained):
+    cases, (run, _) = trained
+    for index, (_, dataset) in enumerate(cases):
+        first, second = run[0][index].history, run[1][index].history
+        assert first == second
+        assert [record.rows for record in first] == [dataset.num_rows] * 2
+        assert [record.epoch for record in first] == [1, 2]
+        assert all(math.isfinite(record.loss) and record.rows_per_s > 0 for record in first)
+
+
+def test_only_rank_0_reports_and_names_every_epoch(trained):
+    _, (run, _) = trained
+    events = run[0][0].events
+    assert run[1][0].events == []
+    assert [event["epoch"] for event in events if event["kind"] == "epoch"] == [1, 2]
+    step = next(event for event in events if event["kind"] == "step")
+    assert {"epoch", "epochs", "step", "steps", "loss", "rows_per_s", "eta_s"} <= set(step)
+    assert step["steps"] == 3
+
+
+def test_one_rank_equals_plain_torch(tmp_path):
+    dataset = write_dataset(tmp_path, 21)
+    (outcomes,) = run_ranks(1, train_all, [(make_spec(), dataset)])
+    expected = train_in_one_process(make_spec(), dataset, world_size=1)
+    for key, value in outcomes[0].weights.items():
+        np.testing.assert_allclose(value, expected[key], rtol=0, atol=TOLERANCE)
+
+
+def test_a_batch_norm_takes_one_row_and_no_rows(tmp_path):
+    dataset = write_dataset(
+        tmp_path, 33
+    )  # 16 and 17 rows: the third step has none on rank 0 and one on rank 1
+    spec = make_spec(model=make_model(norm=True), epochs=1)
+    outcomes = run_ranks(2, train_all, [(spec, dataset)])
+    for (outcome,) in outcomes:
+        assert outcome.weights["1.num_batches_tracked"] == 2
+        assert np.isfinite(outcome.weights["1.running_var"]).all()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_loss_that_is_no_longer_finite_is_named_with_epoch_and_step(tmp_path, world_size):
+    dataset = write_dataset(tmp_path, 40)
+    spec = make_spec(
+        model=make_model(1),
+        loss=nn.MSELoss(),
+        label="target",
+        label_dtype="float32",
+        optimizer=lambda_free(make_spec().optimizer, 1e20),
+        epochs=3,
+    )
+    with pytest.raises(RankError, match=r"TrainingError: The loss became (inf|nan) in epoch 1, step [23]"):
+        run_ranks(world_size, train_all, [(spec, dataset)])

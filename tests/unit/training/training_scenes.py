@@ -1,0 +1,128 @@
+"""Trainings for the tests of the loop: on ranks through ``train``, and in one process by plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import nn
+
+from sparkdl.data import ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.training.history import EpochRecord
+from sparkdl.training.loop import train
+from sparkdl.training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.run_ranks import RankEnvironment
+
+
+@dataclass
+class Outcome:
+    """What one rank has after training."""
+
+    weights: dict[str, np.ndarray]
+    history: tuple[EpochRecord, ...]
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> ParquetDataset:
+    """Write rows with 4 features, a class of 3, a target and a weight."""
+    rng = np.random.default_rng(num_rows)
+    features = rng.normal(size=(num_rows, 4)).astype(np.float32)
+    table = pa.table(
+        {
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), 4).cast(
+                pa.list_(pa.float32())
+            ),
+            "y": (features.sum(axis=1) > 0).astype(np.int64) + (features[:, 0] > 1),
+            "target": features @ np.array([1.0, -2.0, 0.5, 0.0]),
+            "w": rng.uniform(0.0, 2.0, size=num_rows),
+        }
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=rows_per_group)
+    return scan_dataset(str(folder))
+
+
+def make_model(outputs: int = 3, *, norm: bool = False) -> nn.Module:
+    torch.manual_seed(1)
+    middle: list[nn.Module] = [nn.BatchNorm1d(8)] if norm else []
+    return nn.Sequential(nn.Linear(4, 8), *middle, nn.Tanh(), nn.Linear(8, outputs))
+
+
+def make_spec(**changes: Any) -> TrainingSpec:
+    fields: dict[str, Any] = {
+        "model": make_model(),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        "features": "x",
+        "label": "y",
+        "label_dtype": "int64",
+        "batch_size": 8,
+        "epochs": 2,
+        "seed": 7,
+        "num_threads": 1,
+    }
+    return TrainingSpec(**{**fields, **changes})
+
+
+def train_all(
+    environment: RankEnvironment, cases: list[tuple[TrainingSpec, ParquetDataset]]
+) -> list[Outcome]:
+    """Train every case on this rank, one after the other."""
+    outcomes = []
+    for number, (spec, dataset) in enumerate(cases):
+        events: list[dict[str, Any]] = []
+        with environment.open(name=f"case-{number}") as communicator:
+            result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
+        weights = {name: value.numpy().copy() for name, value in result.module.state_dict().items()}
+        outcomes.append(Outcome(weights, result.history, events))
+    return outcomes
+
+
+def train_in_one_process(
+    spec: TrainingSpec, dataset: ParquetDataset, world_size: int
+) -> dict[str, np.ndarray]:
+    """Train by a plain loop over the joined batches of all ranks."""
+    model = spec.model.train()
+    optimizer = spec.optimizer(model.parameters())
+    feeds = [
+        ParquetFeed(
+            dataset,
+            columns=spec.columns(),
+            rank=rank,
+            world_size=world_size,
+            batch_size=spec.batch_size,
+            seed=spec.seed,
+        )
+        for rank in range(world_size)
+    ]
+    for epoch in range(spec.epochs):
+        for parts in zip(*(feed.epoch(epoch) for feed in feeds), strict=True):
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in spec.columns()}
+            outputs = model(torch.from_numpy(joined["x"]))
+            label = torch.from_numpy(joined[spec.label])
+            targets = label if spec.label_dtype == "int64" else label.to(torch.float32).unsqueeze(-1)
+            optimizer.zero_grad()
+            joined_loss(spec, outputs, targets, joined).backward()
+            optimizer.step()
+    for feed in feeds:
+        feed.close()
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def joined_loss(
+    spec: TrainingSpec, outputs: torch.Tensor, targets: torch.Tensor, joined: dict[str, np.ndarray]
+) -> torch.Tensor:
+    if spec.weight is None:
+        return spec.loss(outputs, targets).mean()
+    weights = torch.from_numpy(joined[spec.weight]).to(torch.float32)
+    per_row = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    return (per_row * weights).sum() / weights.sum()

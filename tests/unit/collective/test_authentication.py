@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdl.collective import authenticate_client, authenticate_server, new_secret
+from sparkdl.collective.authentication import HandshakeCutError
+from sparkdl.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SECRET = new_secret()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+def at_the_same_time(left: Callable[[], None], right: Callable[[], None]) -> list[Exception | None]:
+    """Run both ends, each in its thread, and return what each raised."""
+    raised: list[Exception | None] = [None, None]
+
+    def run(position: int, end: Callable[[], None]) -> None:
+        try:
+            end()
+        except AuthenticationError as error:
+            raised[position] = error
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate((left, right))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def shake_hands(
+    pair: tuple[socket.socket, socket.socket],
+    *,
+    client_secret: bytes = SECRET,
+    server_secret: bytes = SECRET,
+    client_purpose: bytes = b"test",
+) -> list[Exception | None]:
+    client, server = pair
+    return at_the_same_time(
+        lambda: authenticate_client(client, client_secret, purpose=client_purpose, timeout_s=5.0),
+        lambda: authenticate_server(server, server_secret, purpose=b"test", timeout_s=5.0),
+    )
+
+
+def test_secret_is_new_each_time() -> None:
+    assert len(new_secret()) == 32
+    assert new_secret() != new_secret()
+
+
+def test_same_secret_and_purpose_are_accepted_and_leave_no_bytes_behind(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    assert shake_hands(pair) == [None, None]
+    client, server = pair
+    client.sendall(b"first")
+    server.sendall(b"second")
+    assert server.recv(100) == b"first"
+    assert client.recv(100) == b"second"
+
+
+def test_other_secret_is_refused_on_both_ends(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = shake_hands(pair, client_secret=new_secret())
+    assert "does not know the job's secret" in str(server)
+    assert "refused our proof" in str(client)
+
+
+def test_other_purpose_is_refused(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = shake_hands(pair, client_purpose=b"something else")
+    assert isinstance(client, AuthenticationError)
+    assert isinstance(server, AuthenticationError)
+
+
+def test_client_refuses_a_server_that_reflects_its_proof(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = pair
+
+    def reflect() -> None:
+        server.sendall(b"sparkdl\x01" + secrets.token_bytes(32))
+        server.sendall(server.recv(64, socket.MSG_WAITALL)[32:])
+
+    raised, _ = at_the_same_time(lambda: authenticate_client(client, SECRET, timeout_s=5.0), reflect)
+    assert "does not know the job's secret" in str(raised)
+
+
+def test_server_refuses_a_proof_that_was_recorded_before(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = pair
+    recorded: list[bytes] = []
+
+    def listen_in() -> None:
+        server.sendall(b"sparkdl\x01" + bytes(32))
+        recorded.append(server.recv(64, socket.MSG_WAITALL))
+        server.close()
+
+    at_the_same_time(lambda: authenticate_client(client, SECRET, timeout_s=5.0), listen_in)
+    replaying, attacked = socket.socketpair()
+    with replaying, attacked:
+        _, raised = at_the_same_time(
+            lambda: replaying.sendall(recorded[0]),
+            lambda: authenticate_server(attacked, SECRET, timeout_s=5.0),
+        )
+    assert "does not know the job's secret" in str(raised)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 1000, b"\x80\x04\x95"])
+def test_server_refuses_garbage(pair: tuple[socket.socket, socket.socket], garbage: bytes) -> None:
+    client, server = pair
+    client.sendall(garbage)
+    client.shutdown(socket.SHUT_WR)
+    with pytest.raises(AuthenticationError):
+        authenticate_server(server, SECRET, timeout_s=5.0)
+
+
+def test_server_gives_a_dripping_client_one_deadline_for_all_bytes(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    client, server = pair
+    over = threading.Event()
+
+    def drip() -> None:
+        while not over.wait(0.02):
+            client.sendall(b"x")
+
+    def hear() -> None:
+        try:
+            authenticate_server(server, SECRET, timeout_s=0.3)
+        finally:
+            over.set()
+
+    _, raised = at_the_same_time(drip, hear)
+    assert "within 0.3 s" in str(raised)
+
+
+def test_client_does_not_wait_for_a_silent_server_for_ever(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    with pytest.raises(AuthenticationError, match=r"within 0\.1 s"):
+        authenticate_client(pair[0], SECRET, timeout_s=0.1)
+
+
+def test_client_says_that_it_was_cut_off(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = pair
+    server.close()
+    with pytest.raises(HandshakeCutError):
+        authenticate_client(client, SECRET, timeout_s=5.0)
+
+
+def test_client_refuses_a_listener_of_something_else(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = pair
+    server.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" + b"x" * 50)
+    with pytest.raises(AuthenticationError, match="no listener of sparkdl"):
+        authenticate_client(client, SECRET, timeout_s=5.0)

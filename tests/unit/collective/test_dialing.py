@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from sparkdl.collective import (
+    Address,
+    AuthenticatedListener,
+    connect_any,
+    connect_authenticated,
+    listen,
+    new_secret,
+)
+from sparkdl.errors import AuthenticationError
+
+SECRET = new_secret()
+NOBODY = "127.0.0.2"
+"""A loopback address at which the tests do not listen: connections are refused at once."""
+
+
+def closed_port() -> int:
+    sock, address = listen("127.0.0.1")
+    sock.close()
+    return address.port
+
+
+def test_address_that_refuses_is_passed_over() -> None:
+    sock, address = listen("127.0.0.1")
+    with sock, connect_any(Address(hosts=(NOBODY, "127.0.0.1"), port=address.port), timeout_s=5.0) as found:
+        assert found.getpeername() == ("127.0.0.1", address.port)
+
+
+def test_address_that_is_silent_does_not_hold_up_the_next() -> None:
+    with socket.create_server(("127.0.0.3", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        waiting = [socket.socket() for _ in range(8)]
+        for filler in waiting:  # a full queue: the kernel drops what comes after
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.3", port))
+        with socket.create_server(("127.0.0.1", port)):
+            start = time.monotonic()
+            connect_any(Address(hosts=("127.0.0.3", "127.0.0.1"), port=port), timeout_s=10.0).close()
+            assert time.monotonic() - start < 2.0
+        for filler in waiting:
+            filler.close()
+
+
+def test_error_lists_what_was_tried() -> None:
+    port = closed_port()
+    with pytest.raises(ConnectionError) as raised:
+        connect_any(Address(hosts=("127.0.0.1", NOBODY), port=port), timeout_s=5.0)
+    for part in (f"port {port}", "127.0.0.1: Connection refused", f"{NOBODY}: Connection refused"):
+        assert part in str(raised.value)
+
+
+def test_host_that_fails_the_proof_is_passed_over() -> None:
+    with AuthenticatedListener(SECRET, host="127.0.0.1") as listener:
+        port = listener.address.port
+        with socket.create_server((NOBODY, port)) as impostor:
+
+            def answer() -> None:
+                victim, _ = impostor.accept()
+                with victim:
+                    victim.sendall(b"220 mail.example ESMTP" + b" " * 100)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            both = Address(hosts=(NOBODY, "127.0.0.1"), port=port)
+            with connect_authenticated(both, SECRET, timeout_s=5.0) as found:
+                assert found.getpeername()[0] == "127.0.0.1"
+            thread.join()
+
+
+def test_refused_proof_is_an_authentication_error_at_once() -> None:
+    start = time.monotonic()
+    with AuthenticatedListener(SECRET, host="127.0.0.1") as listener, pytest.raises(AuthenticationError):
+        connect_authenticated(listener.address, new_secret(), timeout_s=30.0)
+    assert time.monotonic() - start < 5.0
+
+
+def test_nobody_listening_is_a_connection_error_and_no_authentication_error() -> None:
+    with pytest.raises(ConnectionError) as raised:
+        connect_authenticated(Address(hosts=("127.0.0.1",), port=closed_port()), SECRET, timeout_s=5.0)
+    assert not isinstance(raised.value, AuthenticationError)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdl.collective import Deadline, receive_frame, send_frame
+from sparkdl.collective.frames import FrameTooLargeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"\x00" * 100_000])
+def test_frame_arrives_as_it_was_sent(pair: tuple[socket.socket, socket.socket], payload: bytes) -> None:
+    left, right = pair
+    send_frame(left, payload)
+    assert receive_frame(right, max_bytes=len(payload)) == payload
+
+
+def test_frame_above_the_bound_is_refused_before_it_is_read(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    left, right = pair
+    left.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(FrameTooLargeError, match="4294967295 bytes"):
+        receive_frame(right, max_bytes=1000)
+
+
+def test_cut_frame_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    left.sendall(b"\x00\x00\x00\x05abc")
+    left.close()
+    with pytest.raises(ConnectionError, match="3 of 5 bytes"):
+        receive_frame(right, max_bytes=1000)
+
+
+def test_frame_that_does_not_come_misses_its_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(TimeoutError):
+        receive_frame(pair[1], max_bytes=1000, deadline=Deadline(0.05))

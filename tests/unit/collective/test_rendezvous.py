@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sparkdl.collective import (
+    Coordinator,
+    PrefixRendezvous,
+    RendezvousClient,
+    all_gather_bytes,
+    connect_any,
+    new_secret,
+)
+from sparkdl.collective.messages import MAX_VALUE_BYTES
+from sparkdl.collective.rendezvous import post
+from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
+
+SECRET = new_secret()
+
+Connect = Callable[[], RendezvousClient]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Connects as many clients to one coordinator as a test asks for."""
+    clients: list[RendezvousClient] = []
+    with Coordinator(secret=SECRET, world_size=4) as coordinator:
+
+        def make() -> RendezvousClient:
+            clients.append(RendezvousClient.connect(coordinator.address, SECRET, 10.0))
+            return clients[-1]
+
+        yield make
+        for client in clients:
+            client.close()
+
+
+def test_value_set_by_one_is_read_by_another(connect: Connect) -> None:
+    connect().set("key", b"\x00value")
+    assert connect().get("key", 5.0) == b"\x00value"
+
+
+def test_get_is_answered_as_soon_as_the_key_is_set(connect: Connect) -> None:
+    waiting, setting = connect(), connect()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(waiting.get, "key", 30.0)
+        setting.set("key", b"now")
+        assert answer.result(5.0) == b"now"
+
+
+def test_get_that_waits_in_vain_names_the_key_and_the_time(connect: Connect) -> None:
+    with pytest.raises(CommunicatorTimeoutError, match=r"'absent' within 0\.1 s"):
+        connect().get("absent", 0.1)
+
+
+def test_long_get_does_not_keep_other_threads_of_the_client_from_setting(connect: Connect) -> None:
+    client = connect()
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(client.get, f"key/{number}", 30.0) for number in range(5)]
+        for number in reversed(range(5)):
+            client.set(f"key/{number}", str(number).encode())
+        assert [answer.result(5.0) for answer in answers] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_add_counts_from_zero_and_reads_as_text(connect: Connect) -> None:
+    client = connect()
+    assert client.add("count", 5) == 5
+    assert client.add("count", -7) == -2
+    assert client.get("count", 1.0) == b"-2"
+
+
+def test_adding_to_what_is_no_number_is_refused(connect: Connect) -> None:
+    client = connect()
+    client.set("text", b"text")
+    with pytest.raises(CommunicatorError, match="refused ADD"):
+        client.add("text", 1)
+    assert client.get("text", 1.0) == b"text"
+
+
+def test_concurrent_adds_lose_nothing(connect: Connect) -> None:
+    clients = [connect() for _ in range(4)]
+    with ThreadPoolExecutor() as pool:
+        for client in clients:
+            for _ in range(25):
+                pool.submit(client.add, "count", 1)
+    assert clients[0].add("count", 0) == 100
+
+
+def test_compare_set_behaves_as_a_c10d_store(connect: Connect) -> None:
+    client = connect()
+    assert client.compare_set("key", b"guess", b"new") == b"guess"
+    assert not client.check(["key"])
+    assert client.compare_set("key", b"", b"first") == b"first"
+    assert client.compare_set("key", b"wrong", b"second") == b"first"
+    assert client.compare_set("key", b"first", b"second") == b"second"
+
+
+def test_delete_check_and_num_keys_agree(connect: Connect) -> None:
+    client = connect()
+    client.set("a/1", b"")
+    client.set("a/2", b"")
+    client.set("b", b"")
+    assert client.check(["a/1", "b"])
+    assert not client.check(["a/1", "c"])
+    assert (client.num_keys(), client.num_keys("a/")) == (3, 2)
+    assert client.delete("a/1")
+    assert not client.delete("a/1")
+    assert client.num_keys("a/") == 1
+
+
+def test_views_with_different_prefixes_do_not_meet(connect: Connect) -> None:
+    client = connect()
+    left, right = client.prefix("left"), PrefixRendezvous(client, "right")
+    left.set("key", b"l")
+    right.set("key", b"r")
+    assert (left.get("key", 1.0), right.get("key", 1.0)) == (b"l", b"r")
+    assert client.get("left/key", 1.0) == b"l"
+    assert left.num_keys() == 1
+    assert left.add("count", 1) == right.add("count", 1) == 1
+    assert left.check(["key"])
+    assert left.compare_set("key", b"l", b"L") == b"L"
+    assert left.delete("key")
+    assert right.check(["key"])
+
+
+def test_large_value_arrives_whole(connect: Connect) -> None:
+    value = bytes(range(256)) * (20 << 12)
+    connect().set("large", value)
+    assert connect().get("large", 30.0) == value
+
+
+def test_value_above_the_bound_is_refused_with_the_bound(connect: Connect) -> None:
+    with pytest.raises(CommunicatorError, match=f"at most {MAX_VALUE_BYTES}"):
+        connect().set("huge", bytes(MAX_VALUE_BYTES + 1))
+
+
+def test_close_ends_the_waits_of_other_threads(connect: Connect) -> None:
+    client = connect()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.get, "never", 30.0)
+        connect().set("unrelated", b"")
+        client.close()
+        with pytest.raises(CommunicatorError):
+            answer.result(5.0)
+    client.close()
+
+
+def test_lost_coordinator_ends_waits_with_an_error() -> None:
+    with Coordinator(secret=SECRET, world_size=1) as coordinator:
+        client = RendezvousClient.connect(coordinator.address, SECRET, 10.0)
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(client.get, "never", 30.0)
+            client.set("the wait has begun by now", b"")
+            coordinator.close()
+            with pytest.raises(CommunicatorError, match="lost the connection to the coordinator"):
+                answer.result(5.0)
+    with pytest.raises(CommunicatorError):
+        client.set("key", b"")
+    client.close()
+
+
+def test_client_with_another_secret_is_refused() -> None:
+    with Coordinator(secret=SECRET, world_size=1) as coordinator, pytest.raises(AuthenticationError):
+        RendezvousClient.connect(coordinator.address, new_secret(), 10.0)
+
+
+def test_coordinator_survives_garbage(connect: Connect) -> None:
+    client = connect()
+    for garbage in (b"\xff" * 1000, b"PUT / HTTP/1.1\r\n\r\n" * 20):
+        with connect_any(client.address, timeout_s=5.0) as stranger:
+            stranger.sendall(garbage)
+    assert client.add("alive", 1) == 1
+
+
+def test_coordinator_drops_a_client_that_breaks_the_protocol_and_serves_the_others(
+    connect: Connect,
+) -> None:
+    from sparkdl.collective import connect_authenticated
+    from sparkdl.collective.coordinator import PURPOSE
+
+    client = connect()
+    for damaged in (
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x03abc",
+        b"\x00\x00\x00\x0b" + b"\x00" * 10 + b"\x07",
+    ):
+        with connect_authenticated(client.address, SECRET, purpose=PURPOSE, timeout_s=5.0) as broken:
+            broken.sendall(damaged)
+            broken.settimeout(5.0)
+            broken.recv(100)
+    assert client.add("alive", 1) == 1
+
+
+def test_last_words_are_posted_when_a_client_is_lost_but_not_when_it_says_goodbye(connect: Connect) -> None:
+    lost, leaving, silent, watching = connect(), connect(), connect(), connect()
+    lost.post_if_lost("news", b"lost")
+    leaving.post_if_lost("news", b"left")
+    silent.prefix("news").post_if_lost("", b"silent")
+    silent.prefix("news").post_if_lost("", b"")
+    leaving.close()
+    silent.close()
+    lost._sock.shutdown(2)  # as if the process had died
+    assert watching.get("news/1", 5.0) == b"lost"
+    assert post(watching, "news", b"next") == 2
+    assert watching.get("news/2", 5.0) == b"next"
+
+
+def test_many_clients_are_served_at_once(connect: Connect) -> None:
+    clients = [connect() for _ in range(60)]
+    with ThreadPoolExecutor(max_workers=60) as pool:
+        answers = [
+            pool.submit(
+                all_gather_bytes,
+                client,
+                key="all",
+                rank=rank,
+                world_size=60,
+                value=str(rank).encode(),
+                timeout_s=30.0,
+            )
+            for rank, client in enumerate(clients)
+        ]
+        for answer in answers:
+            assert answer.result() == [str(rank).encode() for rank in range(60)]
+
+
+def test_all_gather_leaves_no_keys_behind(connect: Connect) -> None:
+    clients = [connect() for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        for rank, client in enumerate(clients):
+            pool.submit(all_gather_bytes, client, key="k", rank=rank, world_size=3, value=b"", timeout_s=10.0)
+    assert clients[0].num_keys() == 0
+
+
+@pytest.mark.parametrize("present", [[0], [1], [0, 3]])
+def test_all_gather_names_the_missing_ranks(connect: Connect, present: list[int]) -> None:
+    missing = [rank for rank in range(4) if rank not in present]
+    with ThreadPoolExecutor() as pool:
+        answers = [
+            pool.submit(
+                all_gather_bytes, connect(), key="k", rank=rank, world_size=4, value=b"", timeout_s=0.3
+            )
+            for rank in present
+        ]
+    for answer in answers:
+        with pytest.raises(CommunicatorTimeoutError) as raised:
+            answer.result()
+        assert f"ranks {missing} are missing of 4" in str(raised.value)
+
+
+def test_closing_the_coordinator_leaves_no_thread() -> None:
+    with Coordinator(secret=SECRET, world_size=1) as coordinator:
+        RendezvousClient.connect(coordinator.address, SECRET, 10.0).close()
+    deadline = time.monotonic() + 5.0
+    while names := [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkdl-")]:
+        assert time.monotonic() < deadline, names
+        threading.Event().wait(0.01)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from sparkdl import errors
+from sparkdl.errors import RankError, SparkdlError
+
+CLASSES = [member for _, member in inspect.getmembers(errors, inspect.isclass)]
+
+
+@pytest.mark.parametrize("error", CLASSES)
+def test_every_error_is_a_sparkdl_error_and_says_what_to_do(error: type[SparkdlError]) -> None:
+    assert issubclass(error, SparkdlError)
+    assert error.__doc__
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (errors.ParamError, ValueError),
+        (errors.DataError, ValueError),
+        (errors.StoreError, OSError),
+        (errors.SerializationError, TypeError),
+        (errors.TransportUnavailableError, ImportError),
+        (errors.AuthenticationError, ConnectionError),
+        (errors.CommunicatorTimeoutError, TimeoutError),
+        (errors.RankLostError, ConnectionError),
+    ],
+)
+def test_error_can_be_caught_as_its_builtin_relative(
+    error: type[SparkdlError], builtin: type[Exception]
+) -> None:
+    with pytest.raises(builtin):
+        raise error("what happened")
+
+
+def test_error_of_a_rank_carries_rank_host_and_traceback() -> None:
+    error = RankError("rank 3 failed", rank=3, host="worker-7", traceback_text="Traceback ...")
+    assert (error.rank, error.host, error.traceback_text) == (3, "worker-7", "Traceback ...")
+    assert str(error) == "rank 3 failed"
+
+
+@pytest.mark.parametrize("error", [cls for cls in CLASSES if cls is not RankError])
+def test_error_survives_pickling_on_its_way_from_a_rank(error: type[SparkdlError]) -> None:
+    again = pickle.loads(pickle.dumps(error("message")))
+    assert type(again) is error
+    assert str(again) == "message"

@@ -73,18 +73,6 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         """History and MLflow run of the fit."""
         return self._summary
 
-    def setFeaturesCol(self, value: str) -> TorchModel:
-        """Set the column that ``transform`` reads."""
-        return self._set(featuresCol=value)
-
-    def setPredictionCol(self, value: str) -> TorchModel:
-        """Set the column that ``transform`` adds."""
-        return self._set(predictionCol=value)
-
-    def setPredictionBatchSize(self, value: int) -> TorchModel:
-        """Set the rows per forward pass."""
-        return self._set(predictionBatchSize=value)
-
     def write(self) -> MLWriter:
         """Return a writer: ``model.write().overwrite().save(path)``."""
         from sparkdl.estimators.persistence import TorchModelWriter

@@ -1,0 +1,277 @@
+"""One small mixin per Param, each with its getter and setter; :mod:`.params` puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params, TypeConverters
+from torch import nn
+
+from sparkdl.data import Store
+from sparkdl.training.losses import LossFunction
+from sparkdl.training.spec import OptimizerFactory
+
+P = TypeVar("P", bound=Params)
+
+
+def _to_store_url(value: Any) -> str:
+    return value.url if isinstance(value, Store) else TypeConverters.toString(value)
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        if value not in choices:
+            raise TypeError(f"{value!r} is none of {', '.join(map(repr, choices))}")
+        return str(value)
+
+    return convert
+
+
+class HasModel(Params):
+    """Param ``model``."""
+
+    model: Param[Any] = Param(Params._dummy(), "model", "torch.nn.Module to train; fit trains a copy")
+
+    def getModel(self) -> Any:
+        """Return the module to train."""
+        return self.getOrDefault(self.model)
+
+    def setModel(self: P, value: nn.Module) -> P:
+        """Set the module to train."""
+        return self._set(model=value)
+
+
+class HasOptimizer(Params):
+    """Param ``optimizer``."""
+
+    optimizer: Param[OptimizerFactory] = Param(
+        Params._dummy(), "optimizer", "function that takes the model's parameters and returns an optimizer"
+    )
+
+    def getOptimizer(self) -> OptimizerFactory:
+        """Return the function that makes the optimizer."""
+        return self.getOrDefault(self.optimizer)
+
+    def setOptimizer(self: P, value: OptimizerFactory) -> P:
+        """Set the function that makes the optimizer."""
+        return self._set(optimizer=value)
+
+
+class HasLoss(Params):
+    """Param ``loss``."""
+
+    loss: Param[LossFunction] = Param(
+        Params._dummy(), "loss", "loss of torch.nn, or a function of (outputs, labels) that returns the mean"
+    )
+
+    def getLoss(self) -> LossFunction:
+        """Return the loss."""
+        return self.getOrDefault(self.loss)
+
+    def setLoss(self: P, value: LossFunction) -> P:
+        """Set the loss."""
+        return self._set(loss=value)
+
+
+class HasBatchSize(Params):
+    """Param ``batchSize``."""
+
+    batchSize: Param[int] = Param(
+        Params._dummy(), "batchSize", "rows per rank and step (> 0)", TypeConverters.toInt
+    )
+
+    def getBatchSize(self) -> int:
+        """Return the rows per rank and step."""
+        return self.getOrDefault(self.batchSize)
+
+    def setBatchSize(self: P, value: int) -> P:
+        """Set the rows per rank and step."""
+        return self._set(batchSize=value)
+
+
+class HasEpochs(Params):
+    """Param ``epochs``."""
+
+    epochs: Param[int] = Param(
+        Params._dummy(), "epochs", "how often every row is visited (> 0)", TypeConverters.toInt
+    )
+
+    def getEpochs(self) -> int:
+        """Return the number of epochs."""
+        return self.getOrDefault(self.epochs)
+
+    def setEpochs(self: P, value: int) -> P:
+        """Set the number of epochs."""
+        return self._set(epochs=value)
+
+
+class HasNumWorkers(Params):
+    """Param ``numWorkers``."""
+
+    numWorkers: Param[int] = Param(
+        Params._dummy(),
+        "numWorkers",
+        "ranks that train together, one slot of the cluster each",
+        TypeConverters.toInt,
+    )
+
+    def getNumWorkers(self) -> int:
+        """Return the number of ranks."""
+        return self.getOrDefault(self.numWorkers)
+
+    def setNumWorkers(self: P, value: int) -> P:
+        """Set the number of ranks."""
+        return self._set(numWorkers=value)
+
+
+class HasGpusPerWorker(Params):
+    """Param ``gpusPerWorker``."""
+
+    gpusPerWorker: Param[int] = Param(
+        Params._dummy(),
+        "gpusPerWorker",
+        "GPUs of each rank: 0 trains on CPU, 1 on a GPU",
+        TypeConverters.toInt,
+    )
+
+    def getGpusPerWorker(self) -> int:
+        """Return the GPUs of each rank."""
+        return self.getOrDefault(self.gpusPerWorker)
+
+    def setGpusPerWorker(self: P, value: int) -> P:
+        """Set the GPUs of each rank."""
+        return self._set(gpusPerWorker=value)
+
+
+class HasShuffle(Params):
+    """Param ``shuffle``."""
+
+    shuffle: Param[bool] = Param(
+        Params._dummy(), "shuffle", "whether each epoch has its own order of rows", TypeConverters.toBoolean
+    )
+
+    def getShuffle(self) -> bool:
+        """Return whether rows are shuffled."""
+        return self.getOrDefault(self.shuffle)
+
+    def setShuffle(self: P, value: bool) -> P:
+        """Set the whether rows are shuffled."""
+        return self._set(shuffle=value)
+
+
+class HasTransport(Params):
+    """Param ``transport``."""
+
+    transport: Param[str] = Param(
+        Params._dummy(),
+        "transport",
+        "how ranks exchange gradients: auto, native, shm, tcp or mpi",
+        _one_of("auto", "native", "shm", "tcp", "mpi"),
+    )
+
+    def getTransport(self) -> str:
+        """Return the transport."""
+        return self.getOrDefault(self.transport)
+
+    def setTransport(self: P, value: str) -> P:
+        """Set the transport."""
+        return self._set(transport=value)
+
+
+class HasStore(Params):
+    """Param ``store``."""
+
+    store: Param[str] = Param(
+        Params._dummy(),
+        "store",
+        "Store, path or URL for the training rows; default: $SPARKDL_STORE, else a cache folder on this machine",
+        _to_store_url,
+    )
+
+    def getStore(self) -> Store:
+        """Return the Store."""
+        return Store(self.getOrDefault(self.store)) if self.isSet(self.store) else Store.default()
+
+    def setStore(self: P, value: Store | str) -> P:
+        """Set the Store, by object, path or URL."""
+        return self._set(store=value)
+
+
+class HasTracking(Params):
+    """Params ``tracking``, ``experiment`` and ``runName``."""
+
+    tracking: Param[str] = Param(
+        Params._dummy(),
+        "tracking",
+        "MLflow: auto (on when it is installed), on or off",
+        _one_of("auto", "on", "off"),
+    )
+    experiment: Param[str] = Param(
+        Params._dummy(), "experiment", "MLflow experiment; default: the active one", TypeConverters.toString
+    )
+    runName: Param[str] = Param(
+        Params._dummy(),
+        "runName",
+        "name of the MLflow run; default: MLflow makes one up",
+        TypeConverters.toString,
+    )
+
+    def getTracking(self) -> str:
+        """Return ``"auto"``, ``"on"`` or ``"off"``."""
+        return self.getOrDefault(self.tracking)
+
+    def getExperiment(self) -> str | None:
+        """Return the MLflow experiment, if one was chosen."""
+        return self.getOrDefault(self.experiment) if self.isSet(self.experiment) else None
+
+    def getRunName(self) -> str | None:
+        """Return the name of the MLflow run, if one was chosen."""
+        return self.getOrDefault(self.runName) if self.isSet(self.runName) else None
+
+    def setTracking(self: P, value: str) -> P:
+        """Set the mode of tracking."""
+        return self._set(tracking=value)
+
+    def setExperiment(self: P, value: str) -> P:
+        """Set the MLflow experiment."""
+        return self._set(experiment=value)
+
+    def setRunName(self: P, value: str) -> P:
+        """Set the name of the MLflow run."""
+        return self._set(runName=value)
+
+
+class HasShowProgress(Params):
+    """Param ``showProgress``."""
+
+    showProgress: Param[bool] = Param(
+        Params._dummy(), "showProgress", "whether fit shows its progress on stderr", TypeConverters.toBoolean
+    )
+
+    def getShowProgress(self) -> bool:
+        """Return whether fit shows its progress."""
+        return self.getOrDefault(self.showProgress)
+
+    def setShowProgress(self: P, value: bool) -> P:
+        """Set the whether fit shows its progress."""
+        return self._set(showProgress=value)
+
+
+class HasPredictionBatchSize(Params):
+    """Param ``predictionBatchSize``."""
+
+    predictionBatchSize: Param[int] = Param(
+        Params._dummy(),
+        "predictionBatchSize",
+        "rows per forward pass of transform (> 0)",
+        TypeConverters.toInt,
+    )
+
+    def getPredictionBatchSize(self) -> int:
+        """Return the rows per forward pass of transform."""
+        return self.getOrDefault(self.predictionBatchSize)
+
+    def setPredictionBatchSize(self: P, value: int) -> P:
+        """Set the rows per forward pass of transform."""
+        return self._set(predictionBatchSize=value)

@@ -54,8 +54,7 @@ def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, int]:
     if element not in _PRIMITIVES:
         raise DataError(
             f"Column {name!r} has the Arrow type {arrow_type}. Columns have to be numbers, booleans, "
-            "vectors, or arrays of "
-            "them of a fixed length: encode or cast it first."
+            "vectors, or arrays of them of a fixed length: encode or cast it first."
         )
     return _PRIMITIVES[element], depth
 

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from sparkdl.data.petastorm.reader import ShardReader
 
 SHUFFLE_BUFFER_BYTES = 64 << 20
-"""How much memory the rows of the shuffle buffer take by default."""
+"""How much memory the rows of the shuffle buffer take at most by default."""
+
+SHUFFLE_BUFFER_ROWS = 1 << 16
+"""How many rows the shuffle buffer holds at most by default: more of them leave the processor's cache."""
 
 
 class ParquetFeed:
@@ -43,7 +46,8 @@ class ParquetFeed:
         seed: any integer; the same on every rank.
         num_threads: threads that read row groups; ``num_threads + 2`` row groups are held at most, or 32 MiB
             of smaller ones.
-        shuffle_buffer_rows: rows among which the next batch is drawn; by default as many as fit in 64 MiB.
+        shuffle_buffer_rows: rows among which the next batch is drawn; by default 65,536, or as
+            many as fit in 64 MiB.
         read_timeout_s: seconds to wait for one row group before the read is given up.
 
     Raises:
@@ -76,7 +80,8 @@ class ParquetFeed:
         self._layout = BlockLayout([dataset.column(name) for name in columns])
         self._num_rows = rows_per_rank(dataset.num_rows, world_size)[rank]
         if shuffle_buffer_rows is None:
-            shuffle_buffer_rows = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
+            fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
+            shuffle_buffer_rows = min(fitting, SHUFFLE_BUFFER_ROWS)
         self._buffer_rows = max(shuffle_buffer_rows, batch_size)
         self._dataset = dataset
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
@@ -148,7 +153,7 @@ class ParquetFeed:
         self.close()
 
     def _open_reader(self, epoch: int) -> ShardReader:
-        # Here and not above: the driver, which makes no batches, needs no Petastorm.
+        # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
         from sparkdl.data.petastorm.reader import ShardReader
 
         shards = plan_shards(

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -113,7 +114,7 @@ def _as_local_path(url: str) -> str | None:
     scheme, _, rest = url.partition(":")
     path = "/" + rest.lstrip("/").rstrip("/")
     if scheme == "file":
-        return path
+        return unquote(path)
     if scheme == "dbfs":  # Databricks mounts it for Python; Unity Catalog volumes stand at the root
         return path if path.startswith("/Volumes/") else "/dbfs" + path
     return None

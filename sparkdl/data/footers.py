@@ -77,6 +77,7 @@ def scan_dataset(
 
 def list_parquet_files(location: Location) -> list[str]:
     """Return the paths of the data files below a folder, relative to it and sorted."""
+    location.filesystem.invalidate_cache()  # Spark writes behind the back of fsspec's listings
     found = []
     for path in location.filesystem.find(location.path):
         relative = str(path)[len(location.path) :].lstrip("/")

@@ -47,8 +47,7 @@ def open_dataset(url: str) -> ParquetDataset:
     if content.get("version") != _VERSION:
         raise StoreError(
             f"The manifest of {url} has version {content.get('version')}; this sparkdl reads version "
-            f"{_VERSION}. "
-            "Install the version of sparkdl that wrote it, or write the dataset again."
+            f"{_VERSION}. Install the version of sparkdl that wrote it, or write the dataset again."
         )
     files = content["files"]
     return ParquetDataset(

@@ -6,6 +6,8 @@ the functions, as ranks have none.
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import TYPE_CHECKING
 
 from sparkdl.data.filesystems import open_location
@@ -17,11 +19,15 @@ from sparkdl.errors import DataError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Observation
     from pyspark.sql.types import StructField
 
     from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.store import StagedDataset, Store
+
+logger = logging.getLogger(__name__)
+
+_OBSERVATION_TIMEOUT_S = 60.0
 
 ROW_GROUP_BYTES = 16 << 20
 """Size of a row group: smaller ones shuffle better, larger ones read faster; a rank holds a few at once."""
@@ -94,12 +100,33 @@ def _write(df: DataFrame, staged: StagedDataset, row_group_bytes: int) -> int | 
         observation = Observation()
         df = df.observe(observation, F.count(F.lit(1)).alias("rows"))
     df.write.option("parquet.block.size", row_group_bytes).parquet(staged.spark_url)
-    return None if observation is None else int(observation.get["rows"])
+    return None if observation is None else _rows_observed(observation)
+
+
+def _rows_observed(observation: Observation) -> int | None:
+    """Return the rows that Spark counted while writing, or None if it does not tell in time."""
+    rows: list[int] = []
+    # In a thread, as `get` has no timeout and waits for ever when Spark's listener bus has dropped the event.
+    thread = threading.Thread(target=lambda: rows.append(int(observation.get["rows"])), daemon=True)
+    thread.start()
+    thread.join(_OBSERVATION_TIMEOUT_S)
+    if not rows:
+        logger.warning(
+            "Spark did not tell within %.0f s how many rows it wrote; whether the driver sees all of them is not "
+            "checked.",
+            _OBSERVATION_TIMEOUT_S,
+        )
+        return None
+    return rows[0]
 
 
 def _executors_may_see_other_disks(df: DataFrame, staged: StagedDataset) -> bool:
+    import pyspark
+
     if not staged.spark_url.startswith("file:"):
         return False
+    if type(df).__module__.startswith("pyspark.sql.connect") and int(pyspark.__version__.split(".")[0]) < 4:
+        return False  # Spark Connect has Observation since 4.0
     master = df.sparkSession.conf.get("spark.master", "") or ""
     return not master.startswith("local[") and master != "local"
 
@@ -107,6 +134,5 @@ def _executors_may_see_other_disks(df: DataFrame, staged: StagedDataset) -> bool
 def _not_shared(store: Store, found: str) -> StoreError:
     return StoreError(
         f"Spark wrote the rows to {store.url}, but the driver finds {found} there: the executors have other "
-        "disks. "
-        "Choose a Store that all machines share, such as a mounted or an object store."
+        "disks. Choose a Store that all machines share, such as a mounted or an object store."
     )

@@ -6,6 +6,7 @@ manifest is never read, and one that could not be finished leaves nothing behind
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import uuid
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdl.data.dataset import ParquetDataset
+
+logger = logging.getLogger(__name__)
 
 
 class Store:
@@ -89,9 +92,8 @@ class Store:
             with suppress(Exception):
                 self.filesystem.rm(probe)
             raise StoreError(
-                f"The Store {self.url} cannot be written: {type(error).__name__}: {error}. Choose a URL "
-                "that the driver "
-                "and every executor can write."
+                f"The Store {self.url} cannot be written: {type(error).__name__}: {error}. Choose a URL that "
+                "the driver and every executor can write."
             ) from error
         if content != b"sparkdl":
             raise StoreError(f"The Store {self.url} does not give back what was written to it.")
@@ -155,8 +157,12 @@ class StagedDataset:
         if self._committed:
             return
         here = open_location(self.url)
-        with suppress(FileNotFoundError):
+        try:
             here.filesystem.rm(here.path, recursive=True)
+        except FileNotFoundError:
+            return
+        except Exception as error:  # not raised, as it would hide why the set was given up
+            logger.warning("The unfinished dataset %s could not be removed: %s", self.url, error)
 
 
 def _as_file_name(name: str) -> str:

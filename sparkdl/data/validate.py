@@ -132,16 +132,14 @@ def _null_error(df: DataFrame, name: str, is_array: bool, num_rows: int) -> Data
     if num_null_rows or not is_array:
         return DataError(
             f"Column {name!r} is null in {num_null_rows} of {num_rows} rows, first in {first}. Fill those "
-            "values, or leave "
-            f"the rows out with df.dropna(subset=[{name!r}])."
+            f"values, or leave the rows out with df.dropna(subset=[{name!r}])."
         )
     # As text, so that nulls of inner arrays are found at any depth.
     has_null = F.to_json(F.struct(column)).rlike(r"[\[,]null[\],]")
     num_null_rows, first = _count_and_find(df, has_null)
     return DataError(
         f"Column {name!r} has arrays with null elements in {num_null_rows} of {num_rows} rows, first in "
-        f"{first}. Fill them, "
-        "or leave the rows out."
+        f"{first}. Fill them, or leave the rows out."
     )
 
 

@@ -38,8 +38,7 @@ def install() -> None:
     if "petastorm" in sys.modules:
         raise DataError(
             "petastorm was imported before sparkdl could prepare it for the installed pyarrow. Import "
-            "sparkdl.data.petastorm"
-            ".containment and call install() before anything imports petastorm."
+            "sparkdl.data.petastorm.containment and call install() before anything imports petastorm."
         )
     _check_release()
     sys.meta_path.insert(0, _Finder)

@@ -1,0 +1,49 @@
+// Synchronisation of the ranks of one host through their flag lines.
+#ifndef SPARKDL_FLAG_BOARD_H_
+#define SPARKDL_FLAG_BOARD_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "sparkdl/operation_guard.h"
+#include "sparkdl/segment.h"
+#include "sparkdl/status.h"
+
+namespace sparkdl {
+
+class FlagBoard {
+ public:
+  // ranks: the ranks of this host, ascending. segment may be null if there is only one.
+  FlagBoard(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks);
+
+  // Writes down what this rank is about to do. The first Sync() afterwards tells the others.
+  void Begin(const Signature& signature);
+
+  // Returns when all ranks of this host have called it as often as this one. What they wrote before,
+  // this rank can read afterwards. The first time in an operation it compares the signatures.
+  Status Sync(OperationGuard& guard);
+
+  // Syncs if the operation has not done so yet: every operation must, to keep step.
+  Status SyncIfNotYet(OperationGuard& guard);
+
+  void Release() { segment_.reset(); }
+
+ private:
+  bool HasReached(int local_rank, uint32_t phase) const;
+  Status WaitFor(int local_rank, OperationGuard& guard);
+  Status SleepUntilReached(int local_rank, OperationGuard& guard);
+  Status CompareSignatures(const Signature& mine) const;
+  Status Missed(OperationGuard& guard) const;
+
+  std::shared_ptr<Segment> segment_;
+  const int local_rank_;
+  const std::vector<int> ranks_;
+  int spins_;
+  uint32_t phase_ = 0;
+  bool has_synced_ = false;
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_FLAG_BOARD_H_

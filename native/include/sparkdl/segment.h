@@ -1,0 +1,58 @@
+// The shared memory of the ranks of one host, and where everything lies in it.
+#ifndef SPARKDL_SEGMENT_H_
+#define SPARKDL_SEGMENT_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "sparkdl/operation.h"
+#include "sparkdl/status.h"
+
+namespace sparkdl {
+
+// What one rank tells the others, in one cache line so that a small operation costs one miss per peer.
+// Signatures alternate by the parity of the sequence number: the next but one is only written when
+// everybody has read this one.
+struct alignas(64) FlagLine {
+  std::atomic<uint32_t> phase;     // counts the rank's synchronisations, wraps
+  std::atomic<uint32_t> sleepers;  // how many sleep on phase
+  std::array<Signature, 2> signatures;
+};
+static_assert(sizeof(FlagLine) == 64);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// Layout: one FlagLine per rank, 128 bytes apart (two lines are fetched together), then two slots of
+// kSlotBytes per rank. A zero-filled segment is ready to use.
+class Segment {
+ public:
+  // A tile of this size in both slots of a rank stays in a core's second-level cache.
+  static constexpr size_t kSlotBytes = size_t{512} * 1024;
+  static constexpr int kSlotsPerRank = 2;
+
+  static size_t BytesFor(int local_size);
+
+  // Maps the segment; the descriptor may be closed afterwards.
+  static Result<std::shared_ptr<Segment>> Attach(int fd, int local_size);
+
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  FlagLine& line(int local_rank) const;
+  std::byte* slot(int local_rank, int which) const;
+
+ private:
+  Segment(std::byte* base, size_t bytes, int local_size)
+      : base_(base), bytes_(bytes), local_size_(local_size) {}
+
+  std::byte* base_;
+  size_t bytes_;
+  int local_size_;
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_SEGMENT_H_

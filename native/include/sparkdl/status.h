@@ -1,0 +1,77 @@
+// Errors as values: a Status says what failed and why, a Result holds a value or a Status.
+#ifndef SPARKDL_STATUS_H_
+#define SPARKDL_STATUS_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace sparkdl {
+
+// The numbers travel on the lifelines: append only.
+enum class StatusCode : uint8_t {
+  kOk = 0,
+  kInvalidArgument = 1,
+  kFailed = 2,
+  kTimeout = 3,
+  kAborted = 4,
+  kRankLost = 5,
+  kInterrupted = 6,
+  kWrongType = 7,
+};
+
+// The outcome of something that can fail. Copies share one immutable description.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message);
+
+  // A failure of a system call: appends the text of errno_value.
+  static Status FromErrno(std::string what, int errno_value);
+
+  bool ok() const { return detail_ == nullptr; }
+  StatusCode code() const { return detail_ ? detail_->code : StatusCode::kOk; }
+
+  // A new status of the same code that says what was being done when this one happened.
+  Status Within(std::string what) const;
+
+  // "what: cause: its cause".
+  std::string ToString() const;
+
+ private:
+  struct Detail {
+    StatusCode code;
+    std::string message;
+    std::shared_ptr<const Detail> cause;
+  };
+  std::shared_ptr<const Detail> detail_;
+};
+
+// A value, or the status that tells why there is none.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  T& value() & { return *value_; }
+  T&& value() && { return *std::move(value_); }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+}  // namespace sparkdl
+
+#define SPARKDL_RETURN_IF_ERROR(expression)        \
+  do {                                             \
+    ::sparkdl::Status status_of_ = (expression);   \
+    if (!status_of_.ok()) return status_of_;       \
+  } while (false)
+
+#endif  // SPARKDL_STATUS_H_

@@ -1,0 +1,111 @@
+#include "bindings/array_argument.h"
+
+#include <optional>
+#include <string>
+
+#include "bindings/errors.h"
+
+namespace sparkdl::bindings {
+namespace {
+
+std::optional<Dtype> FromDlpack(nb::dlpack::dtype dtype) {
+  using Code = nb::dlpack::dtype_code;
+  if (dtype.lanes != 1) return std::nullopt;
+  switch (static_cast<Code>(dtype.code)) {
+    case Code::Float:
+      if (dtype.bits == 32) return Dtype::kFloat32;
+      if (dtype.bits == 64) return Dtype::kFloat64;
+      if (dtype.bits == 16) return Dtype::kFloat16;
+      break;
+    case Code::Bfloat:
+      if (dtype.bits == 16) return Dtype::kBfloat16;
+      break;
+    case Code::Int:
+      if (dtype.bits == 8) return Dtype::kInt8;
+      if (dtype.bits == 16) return Dtype::kInt16;
+      if (dtype.bits == 32) return Dtype::kInt32;
+      if (dtype.bits == 64) return Dtype::kInt64;
+      break;
+    case Code::UInt:
+      if (dtype.bits == 8) return Dtype::kUint8;
+      if (dtype.bits == 16) return Dtype::kUint16;
+      if (dtype.bits == 32) return Dtype::kUint32;
+      if (dtype.bits == 64) return Dtype::kUint64;
+      break;
+    case Code::Bool:
+      if (dtype.bits == 8) return Dtype::kBool;
+      break;
+    default:
+      break;
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void Raise(StatusCode code, const char* name, const std::string& text) {
+  RaiseIfError(Status(code, std::string(name) + " " + text));
+  throw nb::python_error();
+}
+
+[[noreturn]] void RaiseNoArray(const char* name, nb::handle object, Access access) {
+  nb::ndarray<nb::ro> readable;
+  if (access == Access::kWrite && nb::try_cast(object, readable, false)) {
+    Raise(StatusCode::kInvalidArgument, name, "is read-only; pass a writable array");
+  }
+  const std::string type = nb::cast<std::string>(nb::str(nb::handle(object.type())));
+  Raise(StatusCode::kWrongType, name,
+        "must be a NumPy array, a torch tensor without gradient or another buffer in CPU memory, got " +
+            type);
+}
+
+// Elements of a C-contiguous array; raises if it is not one.
+template <typename Array>
+size_t CountContiguous(const char* name, const Array& array) {
+  size_t count = 1;
+  for (size_t i = 0; i < array.ndim(); ++i) count *= array.shape(i);
+  if (count == 0) return 0;
+  int64_t expected = 1;
+  for (size_t i = array.ndim(); i-- > 0;) {
+    if (array.shape(i) != 1 && array.stride(i) != expected) {
+      Raise(StatusCode::kInvalidArgument, name,
+            "is not C-contiguous; pass a contiguous copy and copy the result back");
+    }
+    expected *= static_cast<int64_t>(array.shape(i));
+  }
+  return count;
+}
+
+template <typename Array>
+ArrayArgument Convert(const char* name, const Array& array) {
+  if (array.device_type() != nb::device::cpu::value) {
+    Raise(StatusCode::kInvalidArgument, name,
+          "is on a device of DLPack type " + std::to_string(array.device_type()) +
+              "; only CPU memory can be used");
+  }
+  const auto dtype = FromDlpack(array.dtype());
+  if (!dtype.has_value()) {
+    Raise(StatusCode::kWrongType, name,
+          "has an unsupported dtype; use float32, float64, bfloat16, float16, int32, int64 or uint8");
+  }
+  ArrayArgument argument;
+  argument.count = CountContiguous(name, array);
+  argument.dtype = *dtype;
+  argument.data = static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));
+  argument.reference = nb::ndarray<nb::ro>(array.handle());
+  return argument;
+}
+
+}  // namespace
+
+ArrayArgument ToArray(const char* name, nb::handle object, Access access) {
+  if (access == Access::kRead) {
+    nb::ndarray<nb::ro> array;
+    if (nb::try_cast(object, array, false)) return Convert(name, array);
+  } else {
+    nb::ndarray<> array;
+    if (nb::try_cast(object, array, false)) return Convert(name, array);
+  }
+  PyErr_Clear();
+  RaiseNoArray(name, object, access);
+}
+
+}  // namespace sparkdl::bindings

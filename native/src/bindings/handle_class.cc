@@ -1,0 +1,46 @@
+#include "bindings/handle_class.h"
+
+#include <nanobind/stl/optional.h>
+
+#include <limits>
+
+#include "bindings/errors.h"
+#include "sparkdl/communicator.h"
+
+namespace sparkdl::bindings {
+namespace {
+
+void WaitFor(const Handle& handle, std::optional<double> timeout_s) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    // Every operation has a deadline of its own, so that without one this ends, too.
+    status = Communicator::Wait(*handle.pending,
+                                timeout_s.value_or(std::numeric_limits<double>::infinity()),
+                                &HasSignal);
+  }
+  handle.held->LetGoOfDone();
+  RaiseIfError(status);
+}
+
+}  // namespace
+
+bool HasSignal() {
+  const nb::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;
+}
+
+void DefineHandle(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<Handle>(module, "Handle",
+                     "An operation that was submitted. Its arrays stay alive until it is done.")
+      .def("wait", &WaitFor, "timeout_s"_a = nb::none(),
+           "Return once the operation is done, and raise its error if it failed.\n\n"
+           "Raises CommunicatorTimeoutError if it is not done after timeout_s seconds; it then goes on "
+           "and can be waited for again.")
+      .def(
+          "done", [](const Handle& handle) { return handle.pending->done(); },
+          "Whether the operation has finished or failed; its arrays are then free to use.");
+}
+
+}  // namespace sparkdl::bindings

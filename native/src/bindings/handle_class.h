@@ -1,0 +1,55 @@
+// Python's Handle, and the references that operations hold on their arrays.
+#ifndef SPARKDL_BINDINGS_HANDLE_CLASS_H_
+#define SPARKDL_BINDINGS_HANDLE_CLASS_H_
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "bindings/array_argument.h"
+#include "sparkdl/pending_operation.h"
+
+namespace sparkdl::bindings {
+
+namespace nb = nanobind;
+
+using Arguments = std::array<std::optional<ArrayArgument>, 2>;
+
+// Holds the arrays of submitted operations until these are done, also when the user has dropped the
+// handle. They are let go by the next call from Python, not by the progress thread: it never needs the
+// GIL, so it can never wait for it. All methods need the GIL.
+class HeldArrays {
+ public:
+  void Hold(std::shared_ptr<PendingOperation> pending, Arguments arguments) {
+    held_.emplace_back(std::move(pending), std::move(arguments));
+  }
+
+  // Operations finish in the order of submission.
+  void LetGoOfDone() {
+    while (!held_.empty() && held_.front().first->done()) {
+      // Letting go may run Python code that comes back here: take it out first.
+      const auto done = std::move(held_.front());
+      held_.pop_front();
+    }
+  }
+
+ private:
+  std::deque<std::pair<std::shared_ptr<PendingOperation>, Arguments>> held_;
+};
+
+struct Handle {
+  std::shared_ptr<PendingOperation> pending;
+  std::shared_ptr<HeldArrays> held;
+};
+
+void DefineHandle(nb::module_& module);
+
+// True if a signal's handler raised; its exception stays set in the calling thread. Takes the GIL.
+bool HasSignal();
+
+}  // namespace sparkdl::bindings
+
+#endif  // SPARKDL_BINDINGS_HANDLE_CLASS_H_

@@ -1,0 +1,34 @@
+// The extension module sparkdl._native.
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <string>
+
+#include "bindings/communicator_class.h"
+#include "bindings/errors.h"
+#include "bindings/handle_class.h"
+#include "sparkdl/segment.h"
+
+namespace {
+
+size_t SegmentBytes(int local_size) {
+  if (local_size < 1) {
+    sparkdl::bindings::RaiseIfError(
+        sparkdl::Status(sparkdl::StatusCode::kInvalidArgument,
+                        "local_size must be at least 1, got " + std::to_string(local_size)));
+  }
+  return sparkdl::Segment::BytesFor(local_size);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  using nanobind::literals::operator""_a;
+  module.doc() =
+      "The data path of the collectives: shared memory inside a host, TCP rings across hosts.\n\n"
+      "It opens no sockets and resolves no names: it is handed connected, authenticated descriptors.";
+  sparkdl::bindings::DefineHandle(module);
+  sparkdl::bindings::DefineCommunicator(module);
+  module.def("segment_bytes", &SegmentBytes, "local_size"_a,
+             "How many bytes the zero-filled segment must have that local_size ranks of a host share.");
+}

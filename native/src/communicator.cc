@@ -1,0 +1,129 @@
+#include "sparkdl/communicator.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "sparkdl/deadline.h"
+
+namespace sparkdl {
+namespace {
+
+constexpr std::chrono::milliseconds kSlice{100};
+
+}  // namespace
+
+Status Communicator::Validate(const Operation& operation) const {
+  if ((operation.kind == OpKind::kAllReduce || operation.kind == OpKind::kReduceScatter) &&
+      FindReduceKernels(operation.dtype, operation.reduce_op) == nullptr) {
+    return Status(StatusCode::kWrongType,
+                  std::string(NameOf(operation.dtype)) +
+                      " cannot be reduced; use float32, float64, bfloat16, float16, int32, int64 or "
+                      "uint8");
+  }
+  if (operation.kind == OpKind::kBroadcast &&
+      (operation.root < 0 || operation.root >= world_size())) {
+    return Status(StatusCode::kInvalidArgument,
+                  "root " + std::to_string(operation.root) + " is outside a world of " +
+                      std::to_string(world_size()) + " ranks");
+  }
+  return {};
+}
+
+bool Communicator::TryAcquireTurn() {
+  return !turn_is_taken_.load(std::memory_order_relaxed) &&
+         !turn_is_taken_.exchange(true, std::memory_order_seq_cst);
+}
+
+void Communicator::ReleaseTurn() {
+  turn_is_taken_.store(false, std::memory_order_seq_cst);
+  // The progress thread may have found the turn taken and gone to sleep over it.
+  if (num_pending_.load(std::memory_order_seq_cst) != 0) WakeProgressThread();
+}
+
+Status Communicator::Run(const Operation& operation, double timeout_s,
+                         InterruptCheck interrupt_check) {
+  if (num_pending_.load(std::memory_order_acquire) == 0 && TryAcquireTurn()) {
+    Status status = Execute(operation, timeout_s,
+                            {.is_progress_thread = false, .interrupt_check = interrupt_check});
+    ReleaseTurn();
+    return status;
+  }
+  const auto pending = Submit(operation, timeout_s);
+  bool is_interrupted = false;
+  while (!pending->done()) {
+    pending->WaitFor(kSlice);
+    // The buffers are the caller's again when this returns, so an interrupt ends the operation first.
+    if (!is_interrupted && interrupt_check != nullptr && interrupt_check()) {
+      is_interrupted = true;
+      static_cast<void>(
+          Fail(Status(StatusCode::kInterrupted, "a signal interrupted an operation")));
+    }
+  }
+  if (is_interrupted) return Status(StatusCode::kInterrupted, "a signal interrupted an operation");
+  return pending->status();
+}
+
+Status Communicator::Execute(const Operation& operation, double timeout_s, Runner runner) {
+  if (failure_.is_set()) return failure_.status();
+  if (is_closing_.load(std::memory_order_acquire) && !runner.is_progress_thread) {
+    return Status(StatusCode::kFailed, "the communicator is closed");
+  }
+  const Signature signature = SignatureOf(operation, next_sequence_);
+  OperationGuard guard(signature, timeout_s, failure_, lifeline_, runner);
+  if (lifeline_.has_leaver()) {
+    if (Status status = guard.Check(); !status.ok()) return Fail(status);
+  }
+  Status status;
+  try {
+    status = collectives_.Run(operation, guard);
+  } catch (const std::bad_alloc&) {
+    status = Status(StatusCode::kFailed, "out of memory in " + Describe(signature));
+  }
+  ++next_sequence_;
+  if (status.ok()) return status;
+  return Fail(status);
+}
+
+// Makes the status the communicator's failure, or returns the one that it has already.
+Status Communicator::Fail(const Status& status) {
+  Status shared = status;
+  if (status.code() == StatusCode::kInterrupted) {
+    shared = Status(StatusCode::kAborted,
+                    "rank " + std::to_string(rank()) + " stopped: " + status.ToString());
+  } else if (status.code() == StatusCode::kFailed || status.code() == StatusCode::kTimeout) {
+    shared = Status(status.code(), "rank " + std::to_string(rank()) + ": " + status.ToString());
+  }
+  if (failure_.Set(shared)) lifeline_.Spread(shared);
+  return status.code() == StatusCode::kInterrupted ? status : failure_.status();
+}
+
+Status Communicator::Wait(const PendingOperation& pending, double timeout_s,
+                          InterruptCheck interrupt_check) {
+  Deadline deadline(timeout_s);
+  while (!pending.done()) {
+    const auto left = deadline.Left();
+    if (left.count() == 0) {
+      return Status(StatusCode::kTimeout,
+                    Describe(SignatureOf(pending.operation(), 0)) + " was not done after " +
+                        std::to_string(timeout_s) + " s; it goes on, wait for it again");
+    }
+    pending.WaitFor(std::min(left, kSlice));
+    if (!pending.done() && interrupt_check != nullptr && interrupt_check()) {
+      return Status(StatusCode::kInterrupted, "a signal interrupted the wait");
+    }
+  }
+  return pending.status();
+}
+
+void Communicator::Abort(const std::string& reason) {
+  const Status status(StatusCode::kAborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
+  if (failure_.Set(status)) lifeline_.Spread(status);
+}
+
+std::optional<std::string> Communicator::failure() const {
+  if (!failure_.is_set()) return std::nullopt;
+  return failure_.status().ToString();
+}
+
+}  // namespace sparkdl

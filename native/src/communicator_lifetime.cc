@@ -1,0 +1,165 @@
+// Communicator's opening and closing.
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "sparkdl/communicator.h"
+#include "sparkdl/deadline.h"
+#include "sparkdl/socket.h"
+
+namespace sparkdl {
+namespace {
+
+Status Invalid(const std::string& text) { return Status(StatusCode::kInvalidArgument, text); }
+
+Status CheckTimeout(double timeout_s) {
+  if (timeout_s > 0) return {};
+  return Invalid("timeout_s must be positive, got " + std::to_string(timeout_s));
+}
+
+// Whether a pair of sockets is there exactly when it must be.
+Status CheckPair(const char* what, int first_fd, int second_fd, bool is_needed) {
+  const bool is_there = first_fd >= 0 && second_fd >= 0;
+  const bool is_absent = first_fd == -1 && second_fd == -1;
+  if (is_needed ? is_there : is_absent) return {};
+  return Invalid(std::string(what) + (is_needed ? " must be two connected sockets" : " must be (-1, -1)") +
+                 " for this rank, got (" + std::to_string(first_fd) + ", " +
+                 std::to_string(second_fd) + ")");
+}
+
+std::optional<Ring> MakeRing(const Topology& topology, const CommunicatorOptions& options) {
+  if (!topology.owns_lane()) return std::nullopt;
+  const int previous = topology.previous_on_lane();
+  const bool previous_is_alone = topology.ranks_on(topology.host_of(previous)).size() == 1;
+  return Ring(DuplexStream(UniqueFd(options.lane_to_next_fd),
+                           UniqueFd(options.lane_from_previous_fd), topology.next_on_lane(),
+                           previous, previous_is_alone),
+              topology.rank(), topology.host(), topology.num_hosts());
+}
+
+Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
+  SPARKDL_RETURN_IF_ERROR(CheckTimeout(options.timeout_s));
+  const bool needs_segment = topology.local_size() > 1;
+  if (options.segment == nullptr && (options.segment_fd >= 0) != needs_segment) {
+    return Invalid(std::string("segment_fd must be ") +
+                   (needs_segment ? "a file descriptor, because " : "-1, because ") +
+                   std::to_string(topology.local_size()) + " ranks are on this host; got " +
+                   std::to_string(options.segment_fd));
+  }
+  SPARKDL_RETURN_IF_ERROR(CheckPair("lane_fds", options.lane_to_next_fd,
+                                    options.lane_from_previous_fd, topology.owns_lane()));
+  SPARKDL_RETURN_IF_ERROR(CheckPair("lifeline_fds", options.lifeline_to_next_fd,
+                                    options.lifeline_from_previous_fd,
+                                    topology.world_size() > 1));
+  if (topology.owns_lane()) {
+    SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lane_to_next_fd, "lane_fds[0]"));
+    SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lane_from_previous_fd, "lane_fds[1]"));
+  }
+  if (topology.world_size() > 1) {
+    SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lifeline_to_next_fd, "lifeline_fds[0]"));
+    SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lifeline_from_previous_fd, "lifeline_fds[1]"));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> Communicator::Open(const CommunicatorOptions& options) {
+  auto topology = Topology::Make(options.rank, options.host_of_rank);
+  if (!topology.ok()) return topology.status();
+  SPARKDL_RETURN_IF_ERROR(Prepare(topology.value(), options));
+  std::shared_ptr<Segment> segment = options.segment;
+  if (segment == nullptr && options.segment_fd >= 0) {
+    auto attached = Segment::Attach(options.segment_fd, topology.value().local_size());
+    if (!attached.ok()) return attached.status();
+    segment = std::move(attached).value();
+  }
+  UniqueFd wake_fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wake_fd.valid()) return Status::FromErrno("cannot make an eventfd", errno);
+
+  std::unique_ptr<Communicator> communicator(
+      new Communicator(std::move(topology).value(), options, std::move(segment)));
+  communicator->wake_fd_ = std::move(wake_fd);
+  try {
+    communicator->progress_thread_ =
+        std::thread([self = communicator.get()] { self->ProgressLoop(); });
+  } catch (const std::system_error& error) {
+    return Status(StatusCode::kFailed,
+                  std::string("cannot start the progress thread: ") + error.what());
+  }
+  // The mapping keeps the memory; the descriptor has done its duty.
+  UniqueFd(options.segment_fd).Reset();
+  return communicator;
+}
+
+Communicator::Communicator(Topology topology, const CommunicatorOptions& options,
+                           std::shared_ptr<Segment> segment)
+    : topology_(std::move(topology)),
+      timeout_s_(options.timeout_s),
+      lifeline_(topology_.rank(), topology_.next_rank(), topology_.previous_rank(),
+                UniqueFd(options.lifeline_to_next_fd), UniqueFd(options.lifeline_from_previous_fd),
+                failure_),
+      collectives_(topology_, std::move(segment), MakeRing(topology_, options)) {}
+
+Communicator::~Communicator() {
+  const std::scoped_lock lock(close_mutex_);
+  if (is_closed_) return;
+  is_closing_ = true;
+  if (num_pending_ != 0) {
+    Abort("the communicator was dropped with operations still queued");
+  }
+  Shutdown();
+}
+
+Status Communicator::Close(InterruptCheck interrupt_check) {
+  const std::scoped_lock lock(close_mutex_);
+  if (is_closed_) return {};
+  {
+    // Under the queue's lock: nothing is queued any more once it is set.
+    const std::scoped_lock queue_lock(queue_mutex_);
+    is_closing_ = true;
+  }
+  Status status = DrainQueue(interrupt_check);
+  Shutdown();
+  return status;
+}
+
+// Ends with the turn taken for good: no operation can begin after that.
+Status Communicator::DrainQueue(InterruptCheck interrupt_check) {
+  constexpr std::chrono::milliseconds kSlice{10};
+  Deadline deadline(timeout_s_);
+  Status status;
+  while (num_pending_.load(std::memory_order_acquire) != 0 || !TryAcquireTurn()) {
+    std::shared_ptr<PendingOperation> last;
+    {
+      const std::scoped_lock lock(queue_mutex_);
+      if (!queue_.empty()) last = queue_.back();
+    }
+    if (last != nullptr) {
+      last->WaitFor(kSlice);
+    } else {
+      failure_.WaitFor(kSlice);
+    }
+    if (!status.ok()) continue;
+    if (deadline.Passed()) {
+      status = Fail(Status(StatusCode::kTimeout, "close waited " + std::to_string(timeout_s_) +
+                                                     " s for queued operations"));
+    } else if (interrupt_check != nullptr && interrupt_check()) {
+      status = Fail(Status(StatusCode::kInterrupted, "a signal interrupted close"));
+    }
+  }
+  return status;
+}
+
+void Communicator::Shutdown() {
+  stops_ = true;
+  WakeProgressThread();
+  if (progress_thread_.joinable()) progress_thread_.join();
+  lifeline_.Goodbye(next_sequence_);
+  collectives_.Release();
+  is_closed_ = true;
+}
+
+}  // namespace sparkdl

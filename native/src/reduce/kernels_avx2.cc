@@ -1,0 +1,2 @@
+#define SPARKDL_KERNEL_NAMESPACE avx2
+#include "reduce/kernels.h"

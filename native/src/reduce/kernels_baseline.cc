@@ -1,0 +1,2 @@
+#define SPARKDL_KERNEL_NAMESPACE baseline
+#include "reduce/kernels.h"

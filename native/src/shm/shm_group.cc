@@ -1,0 +1,94 @@
+#include "sparkdl/shm_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sparkdl/copy.h"
+
+namespace sparkdl {
+namespace {
+
+// Up to here everybody reduces everything: one synchronisation instead of two. Beyond, reading all
+// peers' data costs more than the second one.
+constexpr size_t kOneRoundBytes = size_t{16} * 1024;
+
+// A rank reduces its slice and hands it on piece by piece, while it is in the first-level cache.
+constexpr size_t kPushBytes = size_t{16} * 1024;
+
+// Slices begin at cache lines, so that no two ranks write the same one.
+constexpr size_t kSliceUnit = 64;
+
+}  // namespace
+
+ShmGroup::ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks)
+    : segment_(std::move(segment)),
+      local_rank_(local_rank),
+      size_(static_cast<int>(ranks.size())),
+      board_(segment_, local_rank, std::move(ranks)),
+      sources_(static_cast<size_t>(size_)) {}
+
+Status ShmGroup::AllReduce(std::byte* data, size_t count, const ReduceKernels& kernels,
+                           uint64_t divisor, OperationGuard& guard) {
+  if (size_ == 1) return {};
+  const size_t bytes = count * kernels.element_bytes;
+  if (bytes * static_cast<size_t>(size_) <= 2 * kOneRoundBytes) {
+    return ReduceInOneRound(data, count, kernels, divisor, guard);
+  }
+  // The last slice of a tile is the one that rounding up leaves shorter, so all slices fit the slot.
+  const size_t tile = Segment::kSlotBytes / kernels.element_bytes;
+  for (size_t done = 0; done < count; done += tile) {
+    SPARKDL_RETURN_IF_ERROR(ReduceTile(data + done * kernels.element_bytes,
+                                       std::min(tile, count - done), kernels, divisor, guard));
+  }
+  return {};
+}
+
+Status ShmGroup::ReduceInOneRound(std::byte* data, size_t count, const ReduceKernels& kernels,
+                                  uint64_t divisor, OperationGuard& guard) {
+  CopyBytes(slot(local_rank_), data, count * kernels.element_bytes);
+  SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+  for (int other = 0; other < size_; ++other) sources_[other] = slot(other);
+  sources_[local_rank_] = data;
+  kernels.reduce(data, sources_.data(), sources_.size(), count, divisor);
+  EndTurn();
+  return {};
+}
+
+// Two-shot: each rank reduces one slice of the tile, reading its own part where it is, and pushes the
+// result into its slot, from where the others fetch it.
+Status ShmGroup::ReduceTile(std::byte* tile, size_t count, const ReduceKernels& kernels,
+                            uint64_t divisor, OperationGuard& guard) {
+  const size_t element_bytes = kernels.element_bytes;
+  const auto slice_of = [&](int rank) {
+    const Part part = PartOf(count * element_bytes, static_cast<size_t>(size_),
+                             static_cast<size_t>(rank), kSliceUnit);
+    return part;
+  };
+  std::byte* const my_slot = slot(local_rank_);
+  for (int step = 1; step < size_; ++step) {
+    const Part part = slice_of((local_rank_ + step) % size_);
+    CopyBytes(my_slot + part.begin, tile + part.begin, part.size);
+  }
+  SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+
+  const Part mine = slice_of(local_rank_);
+  for (size_t done = 0; done < mine.size; done += kPushBytes) {
+    const size_t offset = mine.begin + done;
+    const size_t bytes = std::min(kPushBytes, mine.size - done);
+    for (int other = 0; other < size_; ++other) sources_[other] = slot(other) + offset;
+    sources_[local_rank_] = tile + offset;
+    kernels.reduce(tile + offset, sources_.data(), sources_.size(), bytes / element_bytes, divisor);
+    CopyBytes(my_slot + offset, tile + offset, bytes);
+  }
+  SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+
+  for (int step = 1; step < size_; ++step) {
+    const int other = (local_rank_ + step) % size_;
+    const Part part = slice_of(other);
+    CopyBytes(tile + part.begin, slot(other) + part.begin, part.size);
+  }
+  EndTurn();
+  return {};
+}
+
+}  // namespace sparkdl

@@ -1,0 +1,108 @@
+// ShmGroup's operations on streams that lie in several pieces.
+#include <algorithm>
+
+#include "sparkdl/copy.h"
+#include "sparkdl/shm_group.h"
+
+namespace sparkdl {
+namespace {
+
+// Copies the next bytes of a stream to contiguous memory, or from there.
+void CopyOut(PieceCursor<const std::byte>& stream, std::byte* destination, size_t bytes) {
+  while (bytes > 0) {
+    const ConstPiece piece = stream.Peek(bytes);
+    CopyBytes(destination, piece.data, piece.bytes);
+    stream.Advance(piece.bytes);
+    destination += piece.bytes;
+    bytes -= piece.bytes;
+  }
+}
+
+void CopyIn(PieceCursor<std::byte>& stream, const std::byte* source, size_t bytes) {
+  while (bytes > 0) {
+    const Piece piece = stream.Peek(bytes);
+    if (piece.data != nullptr) CopyBytes(piece.data, source, piece.bytes);
+    stream.Advance(piece.bytes);
+    source += piece.bytes;
+    bytes -= piece.bytes;
+  }
+}
+
+}  // namespace
+
+Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const ReduceTarget& target,
+                               const ReduceKernels& kernels, OperationGuard& guard) {
+  const size_t num_owners = streams.size();
+  const size_t element_bytes = kernels.element_bytes;
+  const size_t out_bytes = target.to_accumulators ? kernels.accumulator_bytes : element_bytes;
+  std::vector<PieceCursor<const std::byte>> cursors;
+  size_t longest = 0;
+  for (const ConstPieces& stream : streams) {
+    cursors.emplace_back(stream);
+    longest = std::max(longest, cursors.back().remaining());
+  }
+  PieceCursor<std::byte> output(target.output);
+  const bool is_owner = static_cast<size_t>(local_rank_) < num_owners;
+  // Each owner's share of a slot, in whole cache lines and whole elements.
+  const size_t share = size_ == 1 ? longest : Segment::kSlotBytes / num_owners / 64 * 64;
+
+  for (size_t done = 0; done < longest; done += share) {
+    for (size_t owner = 0; owner < num_owners && size_ > 1; ++owner) {
+      if (owner == static_cast<size_t>(local_rank_)) continue;
+      const size_t bytes = std::min(share, cursors[owner].remaining());
+      CopyOut(cursors[owner], slot(local_rank_) + owner * share, bytes);
+    }
+    SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+    if (is_owner) {
+      PieceCursor<const std::byte>& mine = cursors[local_rank_];
+      size_t left = std::min(share, mine.remaining());
+      size_t offset = static_cast<size_t>(local_rank_) * share;
+      while (left > 0) {
+        const ConstPiece from = mine.Peek(left);
+        const Piece to = output.Peek(from.bytes / element_bytes * out_bytes);
+        const size_t count = to.bytes / out_bytes;
+        for (int other = 0; other < size_; ++other) {
+          sources_[other] = other == local_rank_
+                                ? static_cast<const void*>(from.data)
+                                : static_cast<const void*>(slot(other) + offset);
+        }
+        if (target.to_accumulators) {
+          kernels.reduce_to_accumulators(to.data, sources_.data(), sources_.size(), count);
+        } else {
+          kernels.reduce(to.data, sources_.data(), sources_.size(), count, target.divisor);
+        }
+        mine.Advance(count * element_bytes);
+        output.Advance(count * out_bytes);
+        offset += count * element_bytes;
+        left -= count * element_bytes;
+      }
+    }
+    EndTurn();
+  }
+  return {};
+}
+
+Status ShmGroup::Gather(const ConstPieces& mine, const std::vector<Pieces>& destinations,
+                        OperationGuard& guard) {
+  if (size_ == 1) return {};
+  PieceCursor<const std::byte> published(mine);
+  std::vector<PieceCursor<std::byte>> cursors;
+  size_t longest = published.remaining();
+  for (const Pieces& destination : destinations) {
+    cursors.emplace_back(destination);
+    longest = std::max(longest, cursors.back().remaining());
+  }
+  for (size_t done = 0; done < longest; done += Segment::kSlotBytes) {
+    CopyOut(published, slot(local_rank_), std::min(Segment::kSlotBytes, published.remaining()));
+    SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+    for (int step = 1; step < size_; ++step) {
+      const int other = (local_rank_ + step) % size_;
+      CopyIn(cursors[other], slot(other),
+             std::min(Segment::kSlotBytes, cursors[other].remaining()));
+    }
+    EndTurn();
+  }
+  return {};
+}
+
+}  // namespace sparkdl

@@ -1,0 +1,183 @@
+#include "sparkdl/lifeline.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace sparkdl {
+namespace {
+
+// Cuts text so that no UTF-8 character is torn.
+std::string Shortened(const std::string& text, size_t longest) {
+  if (text.size() <= longest) return text;
+  size_t end = longest;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;
+  return text.substr(0, end);
+}
+
+bool IsFailure(StatusCode code) {
+  return code == StatusCode::kFailed || code == StatusCode::kTimeout ||
+         code == StatusCode::kAborted || code == StatusCode::kRankLost;
+}
+
+}  // namespace
+
+Lifeline::Lifeline(int rank, int next_rank, int previous_rank, UniqueFd to_next,
+                   UniqueFd from_previous, FailureLatch& failure)
+    : rank_(rank), failure_(failure) {
+  links_[0].fd = std::move(to_next);
+  links_[0].peer = next_rank;
+  links_[1].fd = std::move(from_previous);
+  links_[1].peer = previous_rank;
+}
+
+std::array<int, 2> Lifeline::PollFds() {
+  const std::scoped_lock lock(mutex_);
+  return {links_[0].fd.get(), links_[1].fd.get()};
+}
+
+void Lifeline::Service() {
+  const std::scoped_lock lock(mutex_);
+  for (Link& link : links_) {
+    if (link.fd.valid()) Drain(link);
+  }
+}
+
+void Lifeline::Drain(Link& link) {
+  while (link.fd.valid()) {
+    const ssize_t got = ::recv(link.fd.get(), link.buffer.data() + link.filled,
+                               link.buffer.size() - link.filled, MSG_DONTWAIT);
+    if (got > 0) {
+      link.filled += static_cast<size_t>(got);
+      while (Parse(link)) {
+      }
+      continue;
+    }
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    const std::string how = got == 0 ? "it closed its connection without a goodbye"
+                                     : std::string("its connection broke: ") + std::strerror(errno);
+    if (link.said_goodbye) {
+      link.fd.Reset();
+    } else {
+      Lost(link, how);
+    }
+  }
+}
+
+// Takes one whole message from the front of the link's buffer. Nothing that a peer wrote is used as a
+// size before it was compared with the buffer's own.
+bool Lifeline::Parse(Link& link) {
+  if (!link.fd.valid() || link.filled < sizeof(Header)) return false;
+  Header header{};
+  std::memcpy(&header, link.buffer.data(), sizeof(header));
+  const bool is_known =
+      header.type == MessageType::kGoodbye ||
+      (header.type == MessageType::kFailure && IsFailure(header.code));
+  if (header.magic != kMagic || header.text_bytes > kMaxReasonBytes || !is_known) {
+    Lost(link, "it sent something that is no lifeline message");
+    return false;
+  }
+  const size_t bytes = sizeof(Header) + header.text_bytes;
+  if (link.filled < bytes) return false;
+  const std::string text(reinterpret_cast<const char*>(link.buffer.data()) + sizeof(Header),
+                         header.text_bytes);
+  std::memmove(link.buffer.data(), link.buffer.data() + bytes, link.filled - bytes);
+  link.filled -= bytes;
+  Act(link, header, text.c_str());
+  return true;
+}
+
+void Lifeline::Act(Link& link, const Header& header, const char* text) {
+  if (header.type == MessageType::kGoodbye) {
+    if (header.rank == link.peer) link.said_goodbye = true;
+    NoteLeaver(header.rank, header.next_sequence);
+    return;
+  }
+  // The text was made by the rank where the failure began and reads well on every other.
+  if (failure_.Set(Status(header.code, text))) SendFailure(header.code, header.rank, text);
+}
+
+void Lifeline::Lost(Link& link, const std::string& how) {
+  link.fd.Reset();
+  const std::string text = "rank " + std::to_string(link.peer) + " was lost: " + how;
+  if (failure_.Set(Status(StatusCode::kRankLost, text))) {
+    SendFailure(StatusCode::kRankLost, link.peer, text);
+  }
+}
+
+void Lifeline::NoteLeaver(int rank, uint64_t next_sequence) {
+  if (leaver_rank_.load(std::memory_order_acquire) >= 0) return;
+  leaver_next_sequence_.store(next_sequence, std::memory_order_relaxed);
+  leaver_rank_.store(rank, std::memory_order_release);
+  // The leaver closes its own connections, so the others hear of it only if it is passed on.
+  Send(Header{.magic = kMagic,
+              .type = MessageType::kGoodbye,
+              .code = StatusCode::kOk,
+              .text_bytes = 0,
+              .rank = rank,
+              .reserved = 0,
+              .next_sequence = next_sequence},
+       "");
+}
+
+std::optional<Lifeline::Leaver> Lifeline::leaver() const {
+  const int rank = leaver_rank_.load(std::memory_order_acquire);
+  if (rank < 0) return std::nullopt;
+  return Leaver{.rank = rank,
+                .next_sequence = leaver_next_sequence_.load(std::memory_order_relaxed)};
+}
+
+void Lifeline::SendFailure(StatusCode code, int origin, const std::string& text) {
+  if (spread_) return;
+  spread_ = true;
+  const std::string reason = Shortened(text, kMaxReasonBytes);
+  Send(Header{.magic = kMagic,
+              .type = MessageType::kFailure,
+              .code = code,
+              .text_bytes = static_cast<uint16_t>(reason.size()),
+              .rank = origin,
+              .reserved = 0,
+              .next_sequence = 0},
+       reason);
+}
+
+// A link carries at most a goodbye per leaver and one failure in its life, far less than a socket's
+// buffer; one that takes no more is as good as gone and must not hold this rank up.
+void Lifeline::Send(const Header& header, const std::string& text) {
+  std::array<std::byte, sizeof(Header) + kMaxReasonBytes> message{};
+  std::memcpy(message.data(), &header, sizeof(header));
+  const size_t text_bytes = std::min(text.size(), kMaxReasonBytes);
+  std::memcpy(message.data() + sizeof(header), text.data(), text_bytes);
+  const size_t bytes = sizeof(header) + text_bytes;
+  for (Link& link : links_) {
+    if (!link.fd.valid()) continue;
+    ssize_t sent = 0;
+    do {
+      sent = ::send(link.fd.get(), message.data(), bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (sent < 0 && errno == EINTR);
+  }
+}
+
+void Lifeline::Spread(const Status& status) {
+  const std::scoped_lock lock(mutex_);
+  SendFailure(status.code(), rank_, status.ToString());
+}
+
+void Lifeline::Goodbye(uint64_t next_sequence) {
+  const std::scoped_lock lock(mutex_);
+  Send(Header{.magic = kMagic,
+              .type = MessageType::kGoodbye,
+              .code = StatusCode::kOk,
+              .text_bytes = 0,
+              .rank = rank_,
+              .reserved = 0,
+              .next_sequence = next_sequence},
+       "");
+  for (Link& link : links_) link.fd.Reset();
+}
+
+}  // namespace sparkdl

@@ -1,0 +1,397 @@
+"""The raw extension over real processes: forked children that inherit a memfd and socketpairs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl import _native, errors
+
+TIMEOUT_S = 20.0
+RankFunction = Callable[[_native.Communicator, int], Any]
+
+
+class World:
+    """The descriptors of all ranks, made before the ranks are forked."""
+
+    def __init__(self, host_of_rank: Sequence[int], timeout_s: float = TIMEOUT_S) -> None:
+        self.host_of_rank = list(host_of_rank)
+        self.timeout_s = timeout_s
+        self.size = len(self.host_of_rank)
+        hosts = [[r for r in range(self.size) if host_of_rank[r] == h] for h in range(max(host_of_rank) + 1)]
+        self._segments = [self._make_segment(len(ranks)) if len(ranks) > 1 else -1 for ranks in hosts]
+        self._lifelines = self._make_ring(list(range(self.size)))
+        self._lanes: dict[int, tuple[int, int]] = {}
+        if len(hosts) > 1:
+            for lane in range(min(len(ranks) for ranks in hosts)):
+                self._lanes |= self._make_ring([ranks[lane] for ranks in hosts])
+
+    @staticmethod
+    def _make_segment(local_size: int) -> int:
+        fd = os.memfd_create("segment")
+        os.posix_fallocate(fd, 0, _native.segment_bytes(local_size))
+        return fd
+
+    @staticmethod
+    def _make_ring(ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
+        if len(ranks) == 1:
+            return {}
+        pairs = [socket.socketpair() for _ in ranks]
+        return {
+            rank: (pairs[i][0].detach(), pairs[i - 1][1].detach()) for i, rank in enumerate(ranks)
+        }
+
+    def open(self, rank: int) -> _native.Communicator:
+        """Open one rank's communicator and close the descriptors of the others."""
+        segment = self._segments[self.host_of_rank[rank]]
+        lanes = self._lanes.pop(rank, (-1, -1))
+        lifelines = self._lifelines.pop(rank, (-1, -1))
+        self.close(keep=segment)
+        return _native.Communicator(
+            rank=rank,
+            host_of_rank=self.host_of_rank,
+            segment_fd=segment,
+            lane_fds=lanes,
+            lifeline_fds=lifelines,
+            timeout_s=self.timeout_s,
+        )
+
+    def close(self, keep: int = -1) -> None:
+        fds = [fd for pair in (*self._lanes.values(), *self._lifelines.values()) for fd in pair]
+        for fd in fds + [fd for fd in self._segments if fd not in (-1, keep)]:
+            os.close(fd)
+
+
+def _child(world: World, rank: int, function: RankFunction, pipe: Connection) -> None:
+    try:
+        communicator = world.open(rank)
+        result: Any = function(communicator, rank)
+        communicator.close()
+        pipe.send((result, None))
+    except BaseException:
+        pipe.send((None, traceback.format_exc()))
+
+
+def fork_ranks(world: World, function: RankFunction, *, dies: Sequence[int] = ()) -> list[Any]:
+    """Run function on every rank in a process of its own and return the results in order of ranks."""
+    context = multiprocessing.get_context("fork")
+    pipes, processes = [], []
+    for rank in range(world.size):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(world, rank, function, sender))
+        process.start()
+        sender.close()
+        pipes.append(receiver)
+        processes.append(process)
+    world.close()
+    results = []
+    try:
+        for rank, pipe in enumerate(pipes):
+            if rank in dies:
+                results.append(None)
+                continue
+            assert pipe.poll(2 * TIMEOUT_S), f"rank {rank} does not answer"
+            result, error = pipe.recv()
+            assert error is None, f"rank {rank} failed:\n{error}"
+            results.append(result)
+    finally:
+        for process in processes:
+            process.join(1)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    return results
+
+
+TOPOLOGIES = [[0], [0, 0], [0, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
+
+
+def _every_operation(communicator: _native.Communicator, rank: int) -> dict[str, Any]:
+    size = 4096 + 7
+    world_size = int(communicator_size)
+    found: dict[str, Any] = {}
+    values = np.arange(size, dtype=np.float32) + rank
+    communicator.allreduce(values)
+    found["allreduce"] = values
+    blocks = np.repeat(np.arange(world_size, dtype=np.int64), size) * (rank + 1)
+    out = np.empty(size, dtype=np.int64)
+    communicator.reduce_scatter(blocks, out, op="max")
+    found["reduce_scatter"] = out
+    gathered = np.full((world_size, size), 255, dtype=np.uint8)
+    gathered[rank] = rank
+    communicator.allgather(gathered[rank], gathered)
+    found["allgather"] = gathered
+    sent = np.full((3, 5), float(rank))
+    communicator.broadcast(sent, root=world_size - 1)
+    found["broadcast"] = sent
+    communicator.barrier()
+    handles = [communicator.allreduce_async(np.full(10, rank, np.int32)) for _ in range(3)]
+    mean = np.full(10, rank, np.float64)
+    handles.append(communicator.allreduce_async(mean, op="avg"))
+    handles.append(communicator.barrier_async())
+    for handle in handles:
+        handle.wait()
+    assert all(handle.done() for handle in handles)
+    found["mean"] = mean
+    return found
+
+
+communicator_size = 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("host_of_rank", TOPOLOGIES, ids=str)
+def test_every_operation_is_right_over_processes(host_of_rank: list[int]) -> None:
+    global communicator_size
+    communicator_size = world_size = len(host_of_rank)
+    for rank, found in enumerate(fork_ranks(World(host_of_rank), _every_operation)):
+        size = found["allreduce"].size
+        expected = np.arange(size, dtype=np.float32) * world_size + sum(range(world_size))
+        np.testing.assert_array_equal(found["allreduce"], expected)
+        np.testing.assert_array_equal(found["reduce_scatter"], np.full(size, rank * world_size))
+        np.testing.assert_array_equal(found["allgather"][:, 0], np.arange(world_size))
+        assert (found["allgather"] == found["allgather"][:, :1]).all()
+        assert (found["broadcast"] == world_size - 1).all()
+        np.testing.assert_array_equal(found["mean"], np.full(10, (world_size - 1) / 2))
+
+
+def _reduce_bfloat16(communicator: _native.Communicator, rank: int) -> list[float]:
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    # 256 + 1 + 1 + 1 in bfloat16 steps would stay 256: its next number is 258.
+    tensor = torch.full((5,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
+    communicator.allreduce(tensor)
+    return [float(value) for value in tensor]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("host_of_rank", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]], ids=str)
+def test_bfloat16_of_torch_accumulates_in_float32(host_of_rank: list[int]) -> None:
+    for found in fork_ranks(World(host_of_rank), _reduce_bfloat16):
+        assert found == [260.0] * 5  # 259 rounded once, to even
+
+
+def _wait_for_absent(communicator: _native.Communicator, rank: int) -> str:
+    if rank in (1, 3):
+        with pytest.raises(errors.CommunicatorTimeoutError) as caught:
+            while communicator.failure is None:
+                os.sched_yield()
+            communicator.barrier()
+        return str(caught.value)
+    with pytest.raises(errors.CommunicatorTimeoutError) as caught:
+        communicator.allreduce(np.zeros(1024, np.float32), timeout_s=0.3)
+    with pytest.raises(errors.CommunicatorTimeoutError):
+        communicator.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.timeout(60)
+def test_missed_deadline_names_the_absent_ranks_on_all_ranks() -> None:
+    for message in fork_ranks(World([0, 0, 0, 0]), _wait_for_absent):
+        assert "allreduce of 1024 float32 waited 0.3 s: ranks 1, 3 had not joined" in message
+
+
+def _die_while_others_wait(communicator: _native.Communicator, rank: int) -> tuple[str, float]:
+    communicator.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    array = np.zeros(100_000)
+    with pytest.raises(errors.RankLostError) as caught:
+        if rank == 0:
+            communicator.allreduce(array)
+        else:
+            communicator.allreduce_async(array).wait()
+    return str(caught.value), time.monotonic() - begun
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("host_of_rank", [[0, 0, 0], [0, 1, 2], [0, 0, 1, 1]], ids=str)
+def test_killed_rank_is_named_on_all_others_within_two_seconds(host_of_rank: list[int]) -> None:
+    for found in fork_ranks(World(host_of_rank), _die_while_others_wait, dies=[1]):
+        if found is not None:
+            message, seconds = found
+            assert "rank 1 was lost" in message
+            assert seconds < 2
+
+
+def _abort(communicator: _native.Communicator, rank: int) -> tuple[str, str | None]:
+    if rank == 2:
+        communicator.barrier_async()
+        communicator.abort("the loss is not finite — stopped")
+    with pytest.raises(errors.CommunicatorAbortedError) as caught:
+        communicator.allreduce(np.zeros(3, np.float32))
+    return str(caught.value), communicator.failure
+
+
+@pytest.mark.timeout(60)
+def test_abort_reaches_all_ranks_with_its_reason() -> None:
+    for message, failure in fork_ranks(World([0, 0, 1, 1]), _abort):
+        assert message == failure == "rank 2 aborted: the loss is not finite — stopped"
+
+
+def _disagree(communicator: _native.Communicator, rank: int) -> str:
+    with pytest.raises(errors.CommunicatorError) as caught:
+        communicator.allreduce(np.zeros(10 + rank, np.float32))
+    return str(caught.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1]], ids=str)
+def test_mismatch_says_what_the_ranks_said(host_of_rank: list[int]) -> None:
+    for message in fork_ranks(World(host_of_rank), _disagree):
+        assert "rank 0 said allreduce of 10 float32 by sum" in message
+        assert "rank 1 said allreduce of 11 float32 by sum" in message
+
+
+def _interrupt_oneself(communicator: _native.Communicator, rank: int) -> str | None:
+    if rank == 0:
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            communicator.allreduce(np.zeros(3, np.float32))
+    else:
+        with pytest.raises(errors.CommunicatorAbortedError):
+            while True:
+                communicator.allreduce_async(np.zeros(3, np.float32)).wait()
+                os.sched_yield()
+                communicator.barrier()
+    return communicator.failure
+
+
+@pytest.mark.timeout(60)
+def test_keyboard_interrupt_ends_a_blocked_operation_everywhere() -> None:
+    world = World([0, 0])
+
+    def absent(communicator: _native.Communicator, rank: int) -> str | None:
+        if rank == 0:
+            return _interrupt_oneself(communicator, rank)
+        while communicator.failure is None:
+            os.sched_yield()
+        return communicator.failure
+
+    for failure in fork_ranks(world, absent):
+        assert failure is not None
+        assert "rank 0 stopped: a signal interrupted allreduce of 3 float32" in failure
+
+
+def _drop_handle(communicator: _native.Communicator, rank: int) -> bool:
+    for _ in range(50):
+        communicator.allreduce_async(np.zeros(100_000, np.float32))
+    kept = np.ones(3, np.float32)
+    communicator.allreduce(kept)
+    return bool((kept == 2).all())
+
+
+@pytest.mark.timeout(60)
+def test_dropped_handles_keep_their_arrays_until_done() -> None:
+    assert fork_ranks(World([0, 0]), _drop_handle) == [True, True]
+
+
+def _leave_early(communicator: _native.Communicator, rank: int) -> str:
+    communicator.barrier()
+    if rank == 1:
+        communicator.close()
+        with pytest.raises(errors.CommunicatorError, match="closed"):
+            communicator.barrier()
+        return ""
+    with pytest.raises(errors.CommunicatorError) as caught:
+        communicator.allreduce(np.zeros(3, np.float32))
+    return str(caught.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("host_of_rank", [[0, 0], [0, 1], [0, 0, 1]], ids=str)
+def test_operation_after_a_peer_closed_says_so(host_of_rank: list[int]) -> None:
+    for rank, message in enumerate(fork_ranks(World(host_of_rank), _leave_early)):
+        if rank != 1:
+            assert "rank 1 closed the communicator before it took part in allreduce" in message
+
+
+@pytest.fixture
+def alone() -> _native.Communicator:
+    return World([0]).open(0)
+
+
+def test_bad_arguments_are_named_with_their_values(alone: _native.Communicator) -> None:
+    array = np.zeros(4, np.float32)
+    with pytest.raises(ValueError, match="op must be 'sum', .* got 'mean'"):
+        alone.allreduce(array, op="mean")
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        alone.allreduce(np.zeros((4, 4), np.float32).T)
+    with pytest.raises(ValueError, match="array is read-only"):
+        array.setflags(write=False)
+        alone.allreduce(array)
+    with pytest.raises(TypeError, match="unsupported dtype"):
+        alone.allreduce(np.zeros(4, np.complex64))
+    with pytest.raises(TypeError, match="int16 cannot be reduced"):
+        alone.allreduce(np.zeros(4, np.int16))
+    with pytest.raises(TypeError, match="array must be a NumPy array.* got <class 'list'>"):
+        alone.allreduce([1.0])
+    with pytest.raises(ValueError, match="root 1 is outside a world of 1 ranks"):
+        alone.broadcast(np.zeros(4), root=1)
+    with pytest.raises(ValueError, match="out must hold world_size = 1 times .*: 4, got 5"):
+        alone.allgather(np.zeros(4), np.zeros(5))
+    with pytest.raises(TypeError, match="array is float32, out is float64"):
+        alone.reduce_scatter(np.zeros(4, np.float32), np.zeros(4))
+    with pytest.raises(ValueError, match="timeout_s must be positive, got 0"):
+        alone.barrier(timeout_s=0)
+    assert alone.failure is None
+    alone.close()
+    alone.close()
+
+
+def test_descriptors_that_do_not_fit_the_topology_are_refused() -> None:
+    with pytest.raises(ValueError, match="segment_fd must be a file descriptor"):
+        _native.Communicator(
+            rank=0, host_of_rank=[0, 0], segment_fd=-1, lane_fds=(-1, -1), lifeline_fds=(-1, -1), timeout_s=1
+        )
+    with pytest.raises(ValueError, match="numbered? hosts by first appearance"):
+        _native.Communicator(
+            rank=0, host_of_rank=[1, 0], segment_fd=-1, lane_fds=(-1, -1), lifeline_fds=(-1, -1), timeout_s=1
+        )
+    small = os.memfd_create("small")
+    try:
+        first, second = socket.socketpair()
+        with first, second, pytest.raises(ValueError, match=r"has 0 bytes, 2 ranks need segment_bytes\(2\)"):
+            _native.Communicator(
+                rank=0,
+                host_of_rank=[0, 0],
+                segment_fd=small,
+                lane_fds=(-1, -1),
+                lifeline_fds=(first.fileno(), second.fileno()),
+                timeout_s=1,
+            )
+    finally:
+        os.close(small)
+
+
+def test_world_of_one_computes_alone(alone: _native.Communicator) -> None:
+    array = np.arange(6, dtype=np.float32)
+    out = np.empty(6, np.float32)
+    alone.allreduce(array, op="avg")
+    alone.reduce_scatter(array, out, op="avg")
+    np.testing.assert_array_equal(out, np.arange(6))
+    alone.allgather(array, out)
+    alone.broadcast_async(out, root=0).wait(timeout_s=5)
+    np.testing.assert_array_equal(out, np.arange(6))
+    alone.close()
+
+
+def test_idle_communicator_uses_no_processor_time(alone: _native.Communicator) -> None:
+    alone.barrier_async().wait()
+    before = time.process_time()
+    threading.Event().wait(0.3)
+    assert time.process_time() - before < 0.02
+    alone.close()

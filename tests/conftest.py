@@ -46,11 +46,11 @@ def spark(spark_mode: str) -> Iterator[SparkSession]:
         builder = builder.remote("local[2]")
     else:
         builder = builder.master("local[2]" if spark_mode == "local" else "local-cluster[2,1,1024]")
-        builder = builder.config("spark.driver.host", "127.0.0.1")
     session = (
         builder.config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()
     )
     yield session

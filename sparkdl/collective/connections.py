@@ -6,6 +6,7 @@ data. Runs on every rank while a communicator opens; afterwards nothing listens 
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ logger = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 10.0
 _MAX_HELLO_BYTES = 4096
 _WELCOME = b"welcome"
+_FAILURE_KEY = "connections/failure"
+_FAILURE_KINDS: tuple[type[Exception], ...] = (
+    AuthenticationError,
+    CommunicatorTimeoutError,
+    CommunicatorError,
+)
+"""From the special to the general."""
+
+_LOOK_AROUND_S = 0.5
+"""How long a rank waits for its neighbour before it looks whether some rank has given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,31 +97,69 @@ def connect_rings(
     rings = plan_rings(topology)
     if not rings:
         return {}
-    deadline = Deadline(timeout_s)
+    with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank)) as listener:
+        # A rank that gives up says so before its listener goes, or its neighbours would blame the network.
+        try:
+            return _connect(
+                rendezvous, listener, topology, rings, secret=secret, name=name, deadline=Deadline(timeout_s)
+            )
+        except (OSError, CommunicatorError) as error:
+            raise _first_failure(rendezvous, topology.rank, error) from error
+
+
+def _connect(
+    rendezvous: Rendezvous,
+    listener: AuthenticatedListener,
+    topology: Topology,
+    rings: Mapping[str, Ring],
+    *,
+    secret: bytes,
+    name: str,
+    deadline: Deadline,
+) -> dict[str, RingSockets]:
+    addresses = all_gather_bytes(
+        rendezvous,
+        key="connections/addresses",
+        rank=topology.rank,
+        world_size=topology.world_size,
+        value=listener.address.to_bytes(),
+        timeout_s=deadline.remaining_s(),
+    )
     with ExitStack() as stack:
-        listener = stack.enter_context(AuthenticatedListener(secret, purpose=_purpose(name, topology.rank)))
-        addresses = all_gather_bytes(
-            rendezvous,
-            key="connections/addresses",
-            rank=topology.rank,
-            world_size=topology.world_size,
-            value=listener.address.to_bytes(),
-            timeout_s=deadline.remaining_s(),
-        )
         outgoing = {}
         for kind, ring in rings.items():
             sock = _dial(Address.from_bytes(addresses[ring.next]), secret, name, ring.next, deadline)
             outgoing[kind] = stack.enter_context(sock)
             send_frame(sock, _hello(name, kind, topology.rank), deadline=deadline)
-        incoming = _accept_all(listener, name, rings, deadline)
-        for sock in incoming.values():
-            stack.enter_context(sock)
+        incoming: dict[str, socket.socket] = {}
+        stack.callback(_close_all, incoming)
+        _accept_all(rendezvous, listener, rings, incoming, name=name, deadline=deadline)
         for kind, ring in rings.items():
             _await_welcome(outgoing[kind], kind, ring.next, deadline)
-        sockets = {kind: RingSockets(to_next=outgoing[kind], from_previous=incoming[kind]) for kind in rings}
         stack.pop_all()
-        listener.close()
-    return sockets
+    return {kind: RingSockets(to_next=outgoing[kind], from_previous=incoming[kind]) for kind in rings}
+
+
+def _first_failure(rendezvous: Rendezvous, rank: int, error: Exception) -> Exception:
+    """Tell the other ranks why this one gives up; return the error of whichever rank gave up first."""
+    kind = next((kind for kind in _FAILURE_KINDS if isinstance(error, kind)), CommunicatorError)
+    own = json.dumps({"rank": rank, "kind": kind.__name__, "text": str(error)}).encode()
+    try:
+        first = rendezvous.compare_set(_FAILURE_KEY, b"", own)
+    except CommunicatorError:
+        return error
+    return _failure_of(first) if first != own else kind(str(error))
+
+
+def _failure_of(news: bytes) -> Exception:
+    failure = json.loads(news)
+    kinds = {kind.__name__: kind for kind in _FAILURE_KINDS}
+    return kinds[failure["kind"]](f"rank {failure['rank']} could not connect: {failure['text']}")
+
+
+def _close_all(sockets: Mapping[str, socket.socket]) -> None:
+    for sock in sockets.values():
+        sock.close()
 
 
 def _neighbours(ranks: tuple[int, ...], rank: int) -> Ring:
@@ -141,28 +190,35 @@ def _dial(address: Address, secret: bytes, name: str, rank: int, deadline: Deadl
 
 
 def _accept_all(
-    listener: AuthenticatedListener, name: str, rings: Mapping[str, Ring], deadline: Deadline
-) -> dict[str, socket.socket]:
+    rendezvous: Rendezvous,
+    listener: AuthenticatedListener,
+    rings: Mapping[str, Ring],
+    accepted: dict[str, socket.socket],
+    *,
+    name: str,
+    deadline: Deadline,
+) -> None:
+    """Fill ``accepted`` with the connection of the previous rank in each ring."""
     expected = {_hello(name, kind, ring.previous): kind for kind, ring in rings.items()}
-    accepted: dict[str, socket.socket] = {}
-    try:
-        while len(accepted) < len(rings):
-            sock = listener.accept(timeout_s=deadline.remaining_s())
-            kind = _hear_hello(sock, expected, deadline)
-            if kind is None or kind in accepted:
-                sock.close()
+    while len(accepted) < len(rings):
+        try:
+            sock = listener.accept(timeout_s=deadline.at_most(_LOOK_AROUND_S).timeout_s)
+        except TimeoutError as error:
+            if rendezvous.check([_FAILURE_KEY]):
+                raise _failure_of(rendezvous.get(_FAILURE_KEY, _LOOK_AROUND_S)) from error
+            if not deadline.expired:
                 continue
-            accepted[kind] = sock
-            send_frame(sock, _WELCOME, deadline=deadline)
-    except (OSError, TimeoutError) as error:
-        for sock in accepted.values():
+            missing = sorted({ring.previous for kind, ring in rings.items() if kind not in accepted})
+            raise CommunicatorTimeoutError(
+                f"ranks {missing} did not connect within {deadline.timeout_s:g} s."
+                " Check that a firewall lets ranks reach each other on any port."
+            ) from error
+        kind = _hear_hello(sock, expected, deadline)
+        if kind is None or kind in accepted:
             sock.close()
-        missing = sorted({ring.previous for kind, ring in rings.items() if kind not in accepted})
-        raise CommunicatorTimeoutError(
-            f"ranks {missing} did not connect within {deadline.timeout_s:g} s ({error})."
-            " Check that a firewall lets ranks reach each other on any port."
-        ) from error
-    return accepted
+            continue
+        accepted[kind] = sock
+        send_frame(sock, _WELCOME, deadline=deadline)
 
 
 def _hear_hello(sock: socket.socket, expected: Mapping[bytes, str], deadline: Deadline) -> str | None:

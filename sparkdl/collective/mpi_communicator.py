@@ -270,7 +270,8 @@ class MpiCommunicator(Communicator):
         mpi = self._mpi
         # An average is a sum that is divided afterwards.
         ops: dict[str, MPI.Op] = {"sum": mpi.SUM, "avg": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
-        return ops.get(op, mpi.PROD)
+        product: MPI.Op = mpi.PROD
+        return ops.get(op, product)
 
 
 def open_mpi_communicator(

@@ -6,6 +6,7 @@ Opening is done here (who shares a host, the segment, the connections); the data
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -167,14 +168,21 @@ def open_native_communicator(
             os.close(segment_fd)
         raise
     fds = {kind: pair.detach() for kind, pair in sockets.items()}
-    core = _native.Communicator(
-        rank=rank,
-        host_of_rank=list(topology.host_of_rank),
-        segment_fd=segment_fd,
-        lane_fds=fds.get("lane", (-1, -1)),
-        lifeline_fds=fds.get("lifeline", (-1, -1)),
-        timeout_s=timeout_s,
-    )
+    try:
+        core = _native.Communicator(
+            rank=rank,
+            host_of_rank=list(topology.host_of_rank),
+            segment_fd=segment_fd,
+            lane_fds=fds.get("lane", (-1, -1)),
+            lifeline_fds=fds.get("lifeline", (-1, -1)),
+            timeout_s=timeout_s,
+        )
+    except ValueError:
+        # The core takes the descriptors over unless it refuses them.
+        for fd in (segment_fd, *itertools.chain.from_iterable(fds.values())):
+            if fd >= 0:
+                os.close(fd)
+        raise
     return NativeCommunicator(
         core,
         topology=topology,

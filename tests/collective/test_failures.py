@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.collective import failure_scenes
+from tests.collective.eventually import eventually
 from tests.run_ranks import run_ranks
 
 WORLD_SIZE = 3
@@ -134,7 +135,9 @@ def test_killed_rank_is_named_by_all_others_within_two_seconds(transport: str) -
 @transports
 def test_nothing_stays_in_shared_memory(transport: str) -> None:
     seen(transport)
-    assert [path for path in Path("/dev/shm").iterdir() if "sparkdl" in path.name] == []
+    # Other jobs of this machine make such files too, but remove them soon.
+    assert eventually(lambda: not list(Path("/dev/shm").glob("sparkdl-*")))
+    assert eventually(lambda: not list(Path("/dev/shm").glob("mpich_*")))
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

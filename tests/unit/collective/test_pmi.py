@@ -16,6 +16,8 @@ from sparkdl.collective.pmi import process_mapping
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+from tests.collective.eventually import eventually
+
 SECRET = new_secret()
 
 HELLO = """
@@ -154,7 +156,7 @@ def test_shared_memory_of_a_killed_mpi_rank_is_removed(client: RendezvousClient)
             )
             theirs.close()
             stack.callback(process.wait, 60)
-    assert set(Path("/dev/shm").glob("mpich_*")) <= before
+    assert eventually(lambda: set(Path("/dev/shm").glob("mpich_*")) <= before)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ from sparkdl.collective import (
 from sparkdl.collective.messages import MAX_VALUE_BYTES
 from sparkdl.collective.rendezvous import post
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
+from tests.collective.eventually import eventually
 
 SECRET = new_secret()
 
@@ -255,7 +255,4 @@ def test_all_gather_names_the_missing_ranks(connect: Connect, present: list[int]
 def test_closing_the_coordinator_leaves_no_thread() -> None:
     with Coordinator(secret=SECRET, world_size=1) as coordinator:
         RendezvousClient.connect(coordinator.address, SECRET, 10.0).close()
-    deadline = time.monotonic() + 5.0
-    while names := [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkdl-")]:
-        assert time.monotonic() < deadline, names
-        threading.Event().wait(0.01)
+    assert eventually(lambda: not any(thread.name.startswith("sparkdl-") for thread in threading.enumerate()))

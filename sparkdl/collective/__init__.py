@@ -15,6 +15,7 @@ from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.dialing import connect_any, connect_authenticated
 from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.handle import Handle
+from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.pmi import PmiServer, pmi_environment
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
@@ -38,6 +39,7 @@ __all__ = [
     "connect_any",
     "connect_authenticated",
     "current_communicator",
+    "find_hosts",
     "listen",
     "local_addresses",
     "new_secret",

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.frames import receive_exactly
-from sparkdl.errors import AuthenticationError
+from sparkdl.errors import AuthenticationError, ParamError
 
 if TYPE_CHECKING:
     import socket
 
 SECRET_BYTES = 32
+MIN_SECRET_BYTES = 16
 HANDSHAKE_TIMEOUT_S = 10.0
 
 _MAGIC = b"sparkdl\x01"
@@ -41,6 +42,18 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
+def check_secret(secret: bytes) -> None:
+    """Refuse a secret that could be guessed.
+
+    Raises:
+        ParamError: if it has fewer than 16 bytes.
+    """
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ParamError(
+            f"the job's secret has {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed. Use new_secret()."
+        )
+
+
 def authenticate_client(
     sock: socket.socket, secret: bytes, *, purpose: bytes = b"", timeout_s: float = HANDSHAKE_TIMEOUT_S
 ) -> None:
@@ -56,6 +69,7 @@ def authenticate_client(
         AuthenticationError: if the listener refuses us, cannot prove itself, or is too slow.
         HandshakeCutError: if it hangs up instead of answering.
     """
+    check_secret(secret)
     deadline = Deadline(timeout_s)
     try:
         greeting = receive_exactly(sock, len(_MAGIC) + _NONCE_BYTES, deadline=deadline)
@@ -89,6 +103,7 @@ def authenticate_server(
     Raises:
         AuthenticationError: if the client cannot prove itself, hangs up, or is too slow.
     """
+    check_secret(secret)
     deadline = Deadline(timeout_s)
     server_nonce = secrets.token_bytes(_NONCE_BYTES)
     try:

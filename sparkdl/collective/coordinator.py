@@ -111,7 +111,10 @@ class Coordinator:
 
     def _welcome(self, sock: socket.socket) -> None:
         self._arrivals.put(sock)
-        self._wake_in.send(b"\0")
+        try:
+            self._wake_in.send(b"\0")
+        except OSError:  # closed while the peer proved itself
+            sock.close()
 
     def _serve(self) -> None:
         while not self._closed.is_set():
@@ -152,7 +155,7 @@ class Coordinator:
         try:
             while (frame := client.next_frame()) is not None:
                 self._handle(client, *unpack(frame))
-        except ValueError as error:
+        except (ValueError, IndexError) as error:  # what is in a frame is damaged, or fields are missing
             logger.warning("Dropping a client of the coordinator: %s", error)
             self._drop(client)
 

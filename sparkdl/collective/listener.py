@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.addresses import listen
-from sparkdl.collective.authentication import authenticate_server
+from sparkdl.collective.authentication import authenticate_server, check_secret
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.dialing import make_prompt
 from sparkdl.errors import AuthenticationError
@@ -54,6 +54,7 @@ class AuthenticatedListener:
         handshake_timeout_s: float = 5.0,
         max_strangers: int = 64,
     ) -> None:
+        check_secret(secret)
         self._secret = secret
         self._purpose = purpose
         self._handshake_timeout_s = handshake_timeout_s

@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER = Path("/dev/shm")  # noqa: S108
 
 _PREFIX = "sparkdl-"
-_LEFTOVER_AGE_S = 60.0
+_LEFTOVER_AGE_S = 10.0
 """Younger files are never taken for leftovers: their maker may not have locked them yet."""
 
 

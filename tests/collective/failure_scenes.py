@@ -19,11 +19,13 @@ import numpy as np
 
 from sparkdl.collective import Address, Communicator, new_secret, open_communicator
 from sparkdl.errors import SparkdlError
+from tests.collective.eventually import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.run_ranks import RankEnvironment
+
 
 Outcome = dict[str, Any]
 
@@ -196,6 +198,18 @@ def _reduce_at_once(communicators: list[Communicator | None]) -> list[float | No
     return totals
 
 
+def opened_many_times(environment: RankEnvironment) -> Outcome:
+    """Descriptors, threads and keys in the store after few and after many openings."""
+    counts = []
+    for number_of_openings in (3, 12):
+        for _ in range(number_of_openings):
+            with environment.open(name="many") as communicator:
+                communicator.barrier()
+        eventually(lambda: not any("peer-watch" in thread.name for thread in threading.enumerate()))
+        counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    return {"few": counts[0], "many": counts[1]}
+
+
 def absent_rank(environment: RankEnvironment) -> Outcome:
     if environment.rank == 1:
         environment.rendezvous.get("nobody came", 30.0)
@@ -227,6 +241,7 @@ SCENES: dict[str, Callable[[RankEnvironment], Outcome]] = {
     "left early": left_early,
     "closed": closed,
     "process sets": process_sets,
+    "many": opened_many_times,
     "absent": absent_rank,
     "killed": killed,
 }

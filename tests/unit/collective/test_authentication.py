@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdl.collective import authenticate_client, authenticate_server, new_secret
+from sparkdl.collective import Coordinator, authenticate_client, authenticate_server, new_secret
 from sparkdl.collective.authentication import HandshakeCutError
-from sparkdl.errors import AuthenticationError
+from sparkdl.errors import AuthenticationError, ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +59,12 @@ def shake_hands(
 def test_secret_is_new_each_time() -> None:
     assert len(new_secret()) == 32
     assert new_secret() != new_secret()
+
+
+@pytest.mark.parametrize("secret", [b"", b"password"])
+def test_secret_that_could_be_guessed_is_refused(secret: bytes) -> None:
+    with pytest.raises(ParamError, match="at least 16"):
+        Coordinator(secret=secret, world_size=1)
 
 
 def test_same_secret_and_purpose_are_accepted_and_leave_no_bytes_behind(

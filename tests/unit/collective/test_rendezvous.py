@@ -14,7 +14,8 @@ from sparkdl.collective import (
     connect_any,
     new_secret,
 )
-from sparkdl.collective.messages import MAX_VALUE_BYTES
+from sparkdl.collective.frames import HEADER
+from sparkdl.collective.messages import MAX_VALUE_BYTES, Operation, pack
 from sparkdl.collective.rendezvous import post
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
 from tests.collective.eventually import eventually
@@ -186,6 +187,7 @@ def test_coordinator_drops_a_client_that_breaks_the_protocol_and_serves_the_othe
     for damaged in (
         b"\xff\xff\xff\xff",
         b"\x00\x00\x00\x03abc",
+        HEADER.pack(11) + pack(1, Operation.SET, []),
         b"\x00\x00\x00\x0b" + b"\x00" * 10 + b"\x07",
     ):
         with connect_authenticated(client.address, SECRET, purpose=PURPOSE, timeout_s=5.0) as broken:

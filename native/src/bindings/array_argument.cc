@@ -51,7 +51,7 @@ std::optional<Dtype> FromDlpack(nb::dlpack::dtype dtype) {
   if (access == Access::kWrite && nb::try_cast(object, readable, false)) {
     Raise(StatusCode::kInvalidArgument, name, "is read-only; pass a writable array");
   }
-  const std::string type = nb::cast<std::string>(nb::str(nb::handle(object.type())));
+  const std::string type = nb::str(nb::handle(object.type())).c_str();
   Raise(StatusCode::kWrongType, name,
         "must be a NumPy array, a torch tensor without gradient or another buffer in CPU memory, got " +
             type);

@@ -1,0 +1,61 @@
+"""Data and estimators for the tests of the estimator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparkdl.estimators import TorchEstimator
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+NUM_ROWS = 203
+
+
+def make_frame(spark: SparkSession, num_rows: int = NUM_ROWS) -> DataFrame:
+    """Rows with four features and one of three classes that depends on them, in three partitions."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(num_rows, 4))
+    classes = (features.sum(axis=1) > 0).astype(int) + (features[:, 0] > 1)
+    rows = [
+        (index, [float(value) for value in row], int(label), float(row[0] - row[1]), f"row {index}")
+        for index, (row, label) in enumerate(zip(features, classes, strict=True))
+    ]
+    return spark.createDataFrame(
+        rows, "id long, image array<double>, digit int, target double, text string"
+    ).repartition(3, "id")
+
+
+def make_model(outputs: int = 3) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def make_estimator(folder: Path, **changes: Any) -> TorchEstimator:
+    """An estimator that writes to ``folder/store`` and is not tracked."""
+    params: dict[str, Any] = {
+        "model": make_model(),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+        "loss": nn.CrossEntropyLoss(),
+        "featuresCol": "image",
+        "labelCol": "digit",
+        "batchSize": 16,
+        "epochs": 8,
+        "numWorkers": 2,
+        "seed": 7,
+        "store": str(folder / "store"),
+        "tracking": "off",
+        "showProgress": False,
+    }
+    return TorchEstimator(**{**params, **changes})
+
+
+def store_is_empty(folder: Path) -> bool:
+    """Whether a fit has left nothing in its Store."""
+    return not (folder / "store").exists() or list((folder / "store").iterdir()) == []

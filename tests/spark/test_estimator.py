@@ -1,0 +1,225 @@
+"""TorchEstimator and TorchModel on a real session: classic, local cluster or Connect, as ``--spark`` says."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.feature import VectorAssembler
+from pyspark.sql import functions as F
+from torch import nn
+
+from sparkdl.errors import (
+    DataError,
+    LaunchError,
+    ParamError,
+    RankError,
+    SerializationError,
+    ShardingError,
+    StoreError,
+    TrainingError,
+)
+from sparkdl.estimators import TorchEstimator, TorchModel
+from tests.spark.estimator_examples import NUM_ROWS, make_estimator, make_frame, make_model, store_is_empty
+
+
+@pytest.fixture(scope="module")
+def frame(spark):
+    return make_frame(spark).cache()
+
+
+@pytest.fixture(scope="module")
+def fitted(frame, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    estimator = make_estimator(folder)
+    estimator.lock = threading.Lock()  # what Spark or the ranks receive must not hold the estimator
+    return estimator, estimator.fit(frame), folder
+
+
+def weights_of(model: TorchModel) -> list[np.ndarray]:
+    return [parameter.detach().numpy() for parameter in model.module.parameters()]
+
+
+def test_fit_learns_and_remembers_its_epochs(fitted, frame):
+    estimator, model, _ = fitted
+    assert [record.epoch for record in model.history] == list(range(1, 9))
+    assert all(record.rows == NUM_ROWS for record in model.history)
+    assert model.history[-1].loss < model.history[0].loss / 2
+    right = model.transform(frame).filter(F.col("prediction") == F.col("digit")).count()
+    assert right / NUM_ROWS > 0.9
+    assert model.getFeaturesCol() == estimator.getFeaturesCol()
+    assert model.uid != estimator.uid
+
+
+def test_fit_leaves_the_module_of_the_user_and_the_store_as_they_were(fitted):
+    estimator, _, folder = fitted
+    for before, after in zip(make_model().parameters(), estimator.getModel().parameters(), strict=True):
+        assert torch.equal(before, after)
+    assert store_is_empty(folder)
+
+
+def test_transform_keeps_columns_and_the_order_of_rows(fitted, frame):
+    _, model, _ = fitted
+    before, after = frame.collect(), model.transform(frame).collect()
+    assert [row.asDict() for row in before] == [
+        {name: value for name, value in row.asDict().items() if name != "prediction"} for row in after
+    ]
+    images = torch.tensor([row["image"] for row in before], dtype=torch.float32)
+    expected = model.module(images).argmax(dim=1).tolist()
+    assert [row["prediction"] for row in after] == expected
+
+
+def test_transform_gives_null_for_null_and_takes_empty_partitions(fitted, frame):
+    _, model, _ = fitted
+    holes = frame.withColumn("image", F.when(F.col("id") % 2 == 0, F.col("image"))).repartition(7)
+    for row in model.transform(holes).select("id", "prediction").collect():
+        assert (row["prediction"] is None) == (row["id"] % 2 == 1)
+    assert model.transform(frame.filter("id < 0")).count() == 0
+
+
+def test_transform_names_rows_of_another_length(fitted, frame):
+    _, model, _ = fitted
+    short = frame.withColumn("image", F.slice("image", 1, 3))
+    with pytest.raises(Exception, match=r"'image' has arrays of 3 to 3 elements; all must have 4"):
+        model.transform(short).collect()
+    with pytest.raises(DataError, match="There is no column 'image'"):
+        model.transform(frame.drop("image"))
+    with pytest.raises(ParamError, match="already has a column 'digit'"):
+        model.copy({model.predictionCol: "digit"}).transform(frame)
+
+
+def test_a_fit_repeats_to_the_bit(fitted, frame, tmp_path):
+    _, model, _ = fitted
+    again = make_estimator(tmp_path).fit(frame)
+    for one, other in zip(weights_of(model), weights_of(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [record.loss for record in again.history] == [record.loss for record in model.history]
+
+
+def test_two_ranks_reproduce_one_rank_with_twice_the_batch(frame, tmp_path):
+    whole = make_estimator(tmp_path, numWorkers=1, batchSize=NUM_ROWS, epochs=3).fit(frame)
+    halves = make_estimator(tmp_path, numWorkers=2, batchSize=NUM_ROWS // 2 + 1, epochs=3).fit(frame)
+    for one, other in zip(weights_of(whole), weights_of(halves), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+def test_saved_models_and_estimators_load_again(fitted, frame, tmp_path):
+    estimator, model, _ = fitted
+    path = str(tmp_path / "model")
+    model.write().overwrite().save(path)
+    model.write().overwrite().save(path)
+    loaded = TorchModel.load(path)
+    assert loaded.uid == model.uid
+    assert loaded.history == model.history
+    assert loaded.transform(frame).collect() == model.transform(frame).collect()
+    estimator.write().save(str(tmp_path / "estimator"))
+    same = TorchEstimator.load(str(tmp_path / "estimator"))
+    assert (same.uid, same.getEpochs(), same.getSeed()) == (estimator.uid, 8, 7)
+    assert isinstance(same.getLoss(), nn.CrossEntropyLoss)
+    assert isinstance(same.getOptimizer()(same.getModel().parameters()), torch.optim.SGD)
+
+
+def test_a_pipeline_with_vectors_and_a_regression_fits_saves_and_loads(frame, tmp_path):
+    parts = frame.select("target", *[F.col("image")[index].alias(f"x{index}") for index in range(4)])
+    assembler = VectorAssembler(inputCols=[f"x{index}" for index in range(4)], outputCol="vector")
+    estimator = make_estimator(
+        tmp_path, model=make_model(1), loss=nn.MSELoss(), featuresCol="vector", labelCol="target", epochs=4
+    ).setOptimizer(lambda parameters: torch.optim.Adam(parameters, lr=0.05))
+    model = Pipeline(stages=[assembler, estimator]).fit(parts)
+    predicted = model.transform(parts)
+    assert dict(predicted.dtypes)["prediction"] == "double"
+    error = predicted.select(F.avg((F.col("prediction") - F.col("target")) ** 2)).first()[0]
+    assert error < 0.3
+    path = f"file://{tmp_path}/pipeline"
+    model.write().overwrite().save(path)
+    loaded = PipelineModel.load(path)
+    assert loaded.transform(parts).select("prediction").collect() == predicted.select("prediction").collect()
+
+
+def test_a_loss_that_is_no_longer_finite_ends_the_fit_and_names_epoch_and_step(frame, tmp_path):
+    estimator = make_estimator(
+        tmp_path,
+        model=make_model(1),
+        loss=nn.MSELoss(),
+        labelCol="target",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e25),
+    )
+    with pytest.raises(RankError, match=r"The loss became (inf|nan) in epoch 1, step [23]") as caught:
+        estimator.fit(frame)
+    assert isinstance(caught.value.__cause__, TrainingError)
+    assert store_is_empty(tmp_path)
+
+
+BAD_DATA = {
+    "a missing column": ("1", {"featuresCol": "nowhere"}, DataError, "There is no column 'nowhere'"),
+    "strings as features": ("1", {"featuresCol": "text"}, DataError, "'text' holds string"),
+    "a null in a feature": (
+        "if(id != 5, image, null)",
+        {"featuresCol": "bad"},
+        DataError,
+        r"'bad' is null in 1 of 203 rows",
+    ),
+    "arrays of differing length": (
+        "if(id != 5, image, slice(image, 1, 3))",
+        {"featuresCol": "bad"},
+        DataError,
+        "'bad' has arrays of 3 to 4 elements",
+    ),
+    "labels outside the range": ("digit + 1", {"labelCol": "bad"}, DataError, r"Labels must lie in \[0, 3\)"),
+    "labels that are no whole numbers": (
+        "digit - 0.5d",
+        {"labelCol": "bad"},
+        DataError,
+        r"Labels must be whole numbers in \[0, 3\).*-0.5",
+    ),
+    "features that do not fit the model": (
+        "slice(image, 1, 3)",
+        {"featuresCol": "bad"},
+        DataError,
+        r"Column 'bad' does not fit the model Sequential: a batch of shape \(1, 3\)",
+    ),
+    "outputs that do not fit the loss": (
+        "1",
+        {"loss": nn.MSELoss()},
+        DataError,
+        r"labels of shape \(\) per row, and the model's output has \(3,\)",
+    ),
+    "fewer rows than ranks": ("1", {"numWorkers": 204}, ShardingError, "Lower numWorkers to 203"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_bad_data_is_named_before_any_rank_starts(frame, tmp_path, name):
+    expression, changes, error, message = BAD_DATA[name]
+    with pytest.raises(error, match=message):
+        make_estimator(tmp_path, **changes).fit(frame.withColumn("bad", F.expr(expression)))
+    assert store_is_empty(tmp_path)
+
+
+def test_more_ranks_than_slots_are_refused(frame, tmp_path):
+    with pytest.raises(LaunchError, match="numWorkers"):
+        make_estimator(tmp_path, numWorkers=50).fit(frame)
+    assert store_is_empty(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model", "loss", "optimizer"])
+def test_what_cannot_be_pickled_is_named(frame, tmp_path, name):
+    lock = threading.Lock()
+    model = make_model()
+    model.lock = lock
+    values = {
+        "model": model,
+        "loss": lambda outputs, labels: (lock, nn.functional.cross_entropy(outputs, labels))[1],
+        "optimizer": lambda parameters: (lock, torch.optim.SGD(parameters, lr=0.1))[1],
+    }
+    with pytest.raises(SerializationError, match=f"Param {name} cannot travel to the ranks.*lock"):
+        make_estimator(tmp_path, **{name: values[name]}).fit(frame)
+
+
+def test_a_store_that_cannot_be_written_is_named(frame, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        make_estimator(tmp_path, store=str(tmp_path / "file" / "store")).fit(frame)

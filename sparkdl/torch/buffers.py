@@ -87,12 +87,17 @@ def _parts(reduce_op: Any) -> tuple[Any, Any]:
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor in order, one-dimensional: a view where it is contiguous, else a copy."""
-    return tensor.detach().reshape(-1)
+    return tensor.detach().contiguous().view(-1)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor in order, one-dimensional: how any element type is moved without being read."""
     return flatten(tensor).view(torch.uint8)
+
+
+def export(tensor: torch.Tensor) -> Any:
+    """The tensor as the array that a communicator takes up fastest, over the same memory; it keeps the memory."""
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def is_flat(tensor: torch.Tensor) -> bool:
@@ -101,11 +106,13 @@ def is_flat(tensor: torch.Tensor) -> bool:
 
 
 def widen(tensor: torch.Tensor, op: str) -> torch.Tensor:
-    """The elements of a tensor, flat, in a type that the communicator reduces; a view where it can be.
+    """The elements of a tensor, contiguous, in a type that the communicator reduces; a view where it can be.
 
     Raises:
         ParamError: if no such type stands for the tensor's, or if its order is undefined for ``op``.
     """
+    if tensor.dtype in REDUCIBLE_DTYPES and is_flat(tensor):
+        return tensor.detach() if tensor.requires_grad else tensor
     flat = flatten(tensor.resolve_conj().resolve_neg())
     if flat.dtype in REDUCIBLE_DTYPES:
         return flat

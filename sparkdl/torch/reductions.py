@@ -56,7 +56,8 @@ class Reductions(Submission):
         if reduction.factor is not None:
             buffer.mul_(reduction.factor)
         handles += self._call("allreduce", opts, buffer, op=reduction.op)
-        finishes.append(lambda: restore(buffer, tensor))
+        if buffer is not tensor:
+            finishes.append(lambda: restore(buffer, tensor))
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import as_bytes, flatten
+from sparkdl.torch.buffers import as_bytes, export, flatten
 from sparkdl.torch.work import CollectiveWork, FutureCompleter, seconds
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ class Submission:
 
     def _call(self, name: str, opts: Any, *buffers: torch.Tensor, **arguments: Any) -> list[Handle]:
         """Run an operation of the communicator to its end, or queue it and return its handle."""
-        timeout_s = seconds(getattr(opts, "timeout", None)) or self._timeout_s
+        arguments["timeout_s"] = seconds(getattr(opts, "timeout", None)) or self._timeout_s
+        arrays = [export(buffer) for buffer in buffers]
         if getattr(opts, "asyncOp", True):
-            return [getattr(self._communicator, f"{name}_async")(*buffers, timeout_s=timeout_s, **arguments)]
-        getattr(self._communicator, name)(*buffers, timeout_s=timeout_s, **arguments)
+            return [getattr(self._communicator, f"{name}_async")(*arrays, **arguments)]
+        getattr(self._communicator, name)(*arrays, **arguments)
         return []
 
     def _gather_rows(

@@ -97,6 +97,11 @@ def claim_tensors_that_are_not_contiguous_are_written_in_place() -> None:
     torch.testing.assert_close(base.t()[:, ::2], everyones().sum(0))
     assert not base.t()[:, 1::2].any()
     dist.broadcast(view, size - 1)
+    row = torch.zeros(6)
+    row[::2] = rank + 1
+    dist.all_reduce(row[::2])
+    assert row.tolist() == [sum(range(size + 1)), 0] * 3
+    dist.all_gather([torch.empty(3) for _ in range(size)], row[::2])
     outputs = torch.empty(5 * size, 6)[:, ::2]
     dist.all_gather_into_tensor(outputs, tensor_of(rank, shape=(3, 5)).t())
     torch.testing.assert_close(outputs.reshape(size, 5, 3), everyones(shape=(3, 5)).transpose(1, 2))

@@ -1,0 +1,54 @@
+"""The report that every benchmark writes: one JSON object with the machine and a row per case and contender."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkdl.bench.machine import describe_machine
+
+Row = Mapping[str, Any]
+"""``case``, ``contender``, ``repetitions``, ``median_s``, ``p90_s``, and what the benchmark is about."""
+
+
+def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
+    """Write the report of a run.
+
+    Args:
+        path: the file; its folder must exist.
+        benchmark: the benchmark's name.
+        rows: one per case and contender.
+        missing: contenders that could not run, and why.
+    """
+    report = {
+        "benchmark": benchmark,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": describe_machine(),
+        "rows": list(rows),
+        "missing": dict(missing),
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, the first two aligned to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    )
+
+
+def format_time(time_s: float) -> str:
+    """A time with three digits and a unit, as ``"12.3 us"``."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if time_s * factor >= 1.0:
+            return f"{time_s * factor:.3g} {unit}"
+    return f"{time_s * 1e6:.2g} us"

@@ -1,0 +1,103 @@
+"""Sizes, tables, rows and the report of a benchmark, without measuring anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkdl.bench.allreduce import choose_contenders, format_rows, make_rows, percentile
+from sparkdl.bench.plot import plot_bandwidth
+from sparkdl.bench.report import format_table, format_time, write_report
+from sparkdl.bench.sizes import format_size, parse_size
+from sparkdl.errors import ParamError
+
+TIMES = {
+    "copy": {1024: [1e-6, 1e-6], 2**20: [1e-4, 3e-4]},
+    "native": {1024: [2e-6, 4e-6], 2**20: [4e-4, 4e-4]},
+    "torch": {1024: [4e-6, 8e-6], 2**20: [8e-4, 8e-4]},
+    "gloo": {1024: [3e-4, 3e-4], 2**20: [2e-3, 2e-3]},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("512B", 512), ("1KiB", 1024), ("64MiB", 2**26), ("2GiB", 2**31)]
+)
+def test_sizes_are_read_as_they_are_written(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+    assert format_size(num_bytes) == text
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1KiB", "1KB", "MiB", "1.5MiB"])
+def test_sizes_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ParamError, match="not understood"):
+        parse_size(text)
+
+
+def test_percentile_is_the_nearest_rank_above() -> None:
+    values = [float(value) for value in range(10, 0, -1)]
+    assert percentile(values, 0.9) == 9.0
+    assert percentile(values, 0.91) == 10.0
+    assert percentile([5.0], 0.9) == 5.0
+
+
+def test_rows_relate_every_contender_to_the_others_and_to_a_copy() -> None:
+    rows = {(row["contender"], row["bytes"]): row for row in make_rows(TIMES, 4)}
+    native = rows["native", 2**20]
+    assert native["case"] == "allreduce 1MiB"
+    assert native["repetitions"] == 2
+    assert native["percent_of_copy"] == pytest.approx(50.0)
+    assert native["ratio"]["gloo"] == pytest.approx(5.0)
+    assert native["bus_bandwidth_bytes_per_s"] == pytest.approx(2**20 / 4e-4 * 1.5)
+    assert rows["native", 1024]["p90_s"] == 4e-6
+
+
+def test_table_says_how_much_faster_ours_are() -> None:
+    lines = format_rows(make_rows(TIMES, 2)).splitlines()
+    assert lines[0].split()[:3] == ["size", "contender", "median"]
+    gloo = next(line for line in lines if line.startswith("1KiB") and "gloo" in line)
+    assert gloo.endswith("100.00x    50.00x")
+
+
+def test_columns_of_a_table_are_as_wide_as_their_widest_cell() -> None:
+    assert format_table(["a", "bb", "c"], [["long", "x", "12345"]]) == "a     bb      c\nlong  x   12345"
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4e-6, "4 us"), (2.7e-7, "0.27 us")]
+)
+def test_times_are_written_with_a_fitting_unit(time_s: float, text: str) -> None:
+    assert format_time(time_s) == text
+
+
+def test_unknown_contender_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ParamError, match=r"carrier-pigeon.*gloo, mpi"):
+        choose_contenders("gloo,carrier-pigeon")
+
+
+def test_contender_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
+    contenders, missing = choose_contenders("gloo,mpi")
+    assert contenders == ["native", "torch", "gloo", "gloo tuned"]
+    assert list(missing) == ["mpi"]
+    assert "sparkdl[mpi]" in missing["mpi"]
+
+
+def test_report_holds_command_machine_rows_and_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(path, "allreduce", make_rows(TIMES, 2), {"mpi": "mpi4py is not installed"})
+    report = json.loads(path.read_text())
+    assert set(report) == {"benchmark", "command", "machine", "rows", "missing"}
+    assert {"cores", "memory_bytes", "gpu", "versions"} <= set(report["machine"])
+    assert all(
+        {"case", "contender", "repetitions", "median_s", "p90_s"} <= set(row) for row in report["rows"]
+    )
+
+
+def test_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    plot_bandwidth(make_rows(TIMES, 2), tmp_path / "plot.svg")
+    assert "native" in (tmp_path / "plot.svg").read_text()

@@ -151,7 +151,8 @@ def _every_operation(world_size: int, communicator: _native.Communicator, rank: 
 @pytest.mark.parametrize("host_of_rank", TOPOLOGIES, ids=str)
 def test_every_operation_is_right_over_processes(host_of_rank: list[int]) -> None:
     world_size = len(host_of_rank)
-    for found in fork_ranks(World(host_of_rank), partial(_every_operation, world_size)):
+    results = fork_ranks(World(host_of_rank), partial(_every_operation, world_size))
+    for rank, found in enumerate(results):
         size = found["allreduce"].size
         expected = np.arange(size, dtype=np.float32) * world_size + sum(range(world_size))
         np.testing.assert_array_equal(found["allreduce"], expected)

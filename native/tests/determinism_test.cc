@@ -1,0 +1,64 @@
+// The same bits on every rank and in every repetition; one rounding for the narrow types.
+#include <bit>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "requests.h"
+#include "world.h"
+
+namespace sparkdl::tests {
+namespace {
+
+std::vector<float> RandomFloats(int rank, size_t count) {
+  std::mt19937 generator(static_cast<unsigned>(rank) + 1);
+  std::uniform_real_distribution<float> distribution(-1.0F, 1.0F);
+  std::vector<float> values(count);
+  for (float& value : values) value = distribution(generator);
+  return values;
+}
+
+TEST(AllReduceGivesTheSameBitsOnAllRanksAndEachTime) {
+  constexpr size_t kCount = 300'003;
+  for (const auto& hosts : Topologies()) {
+    World world(hosts);
+    world.OpenAll();
+    std::vector<std::vector<float>> results(hosts.size());
+    world.Run([&](Communicator& communicator, int rank) {
+      for (int repetition = 0; repetition < 3; ++repetition) {
+        std::vector<float> values = RandomFloats(rank, kCount);
+        CHECK_OK(communicator.Run(AllReduceOf(values.data(), kCount), kTimeout, nullptr));
+        if (repetition > 0) CHECK(values == results[rank]);
+        results[rank] = values;
+      }
+    });
+    for (const auto& result : results) CHECK(result == results[0]);
+  }
+}
+
+uint16_t Bfloat16(float exact) {
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(exact) >> 16);
+}
+
+// 256 + 1 + 1 + 1: each addition rounded on its own would stay at 256, whose successor is 258.
+TEST(Bfloat16AccumulatesInFloat32EndToEnd) {
+  for (const auto& hosts : {std::vector{0, 0, 0, 0}, std::vector{0, 1, 2, 3}, std::vector{0, 0, 1, 1},
+                            std::vector{0, 1, 0, 1}}) {
+    for (const size_t count : {5, 100'001}) {
+      World world(hosts);
+      world.OpenAll();
+      world.Run([&](Communicator& communicator, int rank) {
+        std::vector<uint16_t> values(count, Bfloat16(rank == 0 ? 256.0F : 1.0F));
+        auto* bytes = reinterpret_cast<std::byte*>(values.data());
+        CHECK_OK(communicator.Run(AllReduceOf(bytes, count, Dtype::kBfloat16), kTimeout, nullptr));
+        CHECK_EQ(values.front(), Bfloat16(260.0F));  // 259, rounded once, to even
+        CHECK_EQ(values.back(), Bfloat16(260.0F));
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sparkdl::tests
+
+TEST_MAIN()

@@ -1,4 +1,4 @@
-"""Communicators over MPI, by mpi4py: the one module that imports it. Runs on ranks.
+"""Communicators over MPI. Runs on ranks.
 
 The ranks must already stand in one MPI world: started by ``mpiexec``, or by sparkdl through PMI (see
 ``pmi``). Operations are non-blocking ones that are polled, so that each has a deadline and a death or an
@@ -9,7 +9,6 @@ are not authenticated.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import time
@@ -23,6 +22,7 @@ from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.flat_buffers import flatten
 from sparkdl.collective.host_groups import find_hosts
+from sparkdl.collective.mpi_library import check_places, load_mpi, unfinished
 from sparkdl.collective.peer_watch import PeerWatch
 from sparkdl.collective.reductions import OPS, narrow_into, widen
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
@@ -31,13 +31,11 @@ from sparkdl.errors import (
     CommunicatorError,
     CommunicatorTimeoutError,
     ParamError,
-    TransportUnavailableError,
 )
 from sparkdl.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType
 
     from mpi4py import MPI
 
@@ -50,9 +48,6 @@ _SPIN_S = 0.05
 _NAP_S = 2e-4
 _NUM_TAGS = 32768
 """How many tags every MPI library allows at least."""
-
-_unfinished: set[MpiCommunicator] = set()
-"""Communicators that are open or have failed: while there is one, MPI_Finalize could wait for ever."""
 
 
 class MpiCommunicator(Communicator):
@@ -87,7 +82,7 @@ class MpiCommunicator(Communicator):
         self._watch = PeerWatch(
             own_rendezvous, rank=self.rank, world_size=self.world_size, position=lambda: self._num_joined
         )
-        _unfinished.add(self)
+        unfinished.add(self)
 
     @property
     def transport(self) -> str:
@@ -160,7 +155,7 @@ class MpiCommunicator(Communicator):
         self._watch.leave()
         if self.failure is None:
             self._comm.Free()
-            _unfinished.discard(self)
+            unfinished.discard(self)
 
     def _operation(self, what: str, begin: Begin, timeout_s: float | None) -> Callable[[], None]:
         return partial(self._carry_out, what, begin, self.timeout_s if timeout_s is None else timeout_s)
@@ -329,63 +324,6 @@ def open_mpi_communicator(
         secret=secret,
         timeout_s=timeout_s,
     )
-
-
-def check_places(places: list[tuple[int, int]]) -> list[int]:
-    """Check that ranks stand in one MPI world; return the MPI rank of each.
-
-    Args:
-        places: MPI rank and size of the MPI world, as each rank sees them.
-
-    Raises:
-        CommunicatorError: if they do not.
-    """
-    members = [mpi_rank for mpi_rank, _ in places]
-    sizes = sorted({size for _, size in places})
-    if len(sizes) > 1 or len(set(members)) < len(members):
-        raise CommunicatorError(
-            f"{len(places)} ranks do not stand in one MPI world: their MPI ranks are {members},"
-            f" in worlds of {', '.join(map(str, sizes))}."
-            " Start them by sparkdl with transport='mpi', or by mpiexec."
-        )
-    return members
-
-
-def load_mpi() -> ModuleType:
-    """Import mpi4py and initialize MPI, once per process.
-
-    Raises:
-        TransportUnavailableError: if mpi4py or an MPI library is missing.
-        CommunicatorError: if MPI is of no use to several threads, or has been finalized.
-    """
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError, OSError) as error:
-        raise TransportUnavailableError(
-            f"transport='mpi' needs mpi4py and an MPI library ({error}). Run: pip install 'sparkdl[mpi]'"
-        ) from error
-    if MPI.Is_finalized():
-        raise CommunicatorError("MPI was finalized in this process and cannot be started again")
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(_finalize)
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise CommunicatorError(
-            f"{MPI.Get_library_version().splitlines()[0]} was not initialized for several threads"
-            " (MPI_THREAD_MULTIPLE). Let sparkdl initialize it, or use a build that supports it."
-        )
-    return MPI
-
-
-def _finalize() -> None:
-    from mpi4py import MPI
-
-    if not _unfinished and not MPI.Is_finalized():
-        MPI.Finalize()
 
 
 def _keep(*_buffers: object) -> None:

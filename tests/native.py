@@ -38,7 +38,7 @@ def configure(sanitize: str | None) -> Path:
         "cmake",
         *("-S", str(ROOT / "native"), "-B", str(build), "-G", "Ninja"),
         "-DSPARKDL_BUILD_TESTS=ON",
-        "-DSPARKDL_BUILD_BINDINGS=OFF",
+        "-DSPARKDL_BUILD_PYTHON=OFF",
         f"-DSPARKDL_SANITIZE={sanitize or ''}",
         f"-DCMAKE_BUILD_TYPE={'RelWithDebInfo' if sanitize else 'Release'}",
         "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",

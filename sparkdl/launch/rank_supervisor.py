@@ -131,6 +131,7 @@ class RankSupervisor:
     def _end(self, *, grace_s: float) -> None:
         if self._process.returncode is None:  # not reaped, so the number is still this process's
             end_process_group(self.pid, self._exited, grace_s=grace_s)
+            self._exited.wait()  # reaping it earlier would leave the waiting thread without a child
             self._guard.release()
             self._process.wait()
 

@@ -19,7 +19,9 @@ def run_python(code: str) -> str:
 
 @pytest.mark.parametrize("module", ["sparkdl", "sparkdl.collective", "sparkdl.cli"])
 def test_import_brings_neither_torch_nor_pyspark(module: str) -> None:
-    loaded = run_python(f"import sys, {module}; print([n for n in ('torch', 'pyspark', 'mlflow') if n in sys.modules])")
+    loaded = run_python(
+        f"import sys, {module}; print([n for n in ('torch', 'pyspark', 'mlflow') if n in sys.modules])"
+    )
     assert loaded == "[]"
 
 

@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **variables}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **variables,
+    }
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -72,22 +76,48 @@ def test_wheel_names_no_package_that_a_cluster_brings_itself(wheel: Path) -> Non
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         lines = archive.read(metadata).decode().splitlines()
     required = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
-    assert not [line for line in required if any(name in line for name in ("pyspark", "torch", "mlflow", "pandas"))]
+    assert not [
+        line for line in required if any(name in line for name in ("pyspark", "torch", "mlflow", "pandas"))
+    ]
 
 
 @pytest.mark.timeout(480)
-def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment(
+    wheel: Path, tmp_path: Path
+) -> None:
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
     # The dependencies are lent by this environment: a plain path, in which no .pth file (such as that of an editable
     # sparkdl) is followed.
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
     shutil.copytree(ROOT / "tests" / "unit", tmp_path / "tests" / "unit")
-    for name in ("conftest.py", "run_ranks.py"):
+    for name in ("conftest.py", "processes.py", "run_ranks.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests" / name)
     where = run(python, "-c", "import sparkdl._native; print(sparkdl._native.__file__)", cwd=tmp_path).strip()
     assert Path(where).is_relative_to(site), where
-    run(python, "-m", "pytest", "-q", "-x", "--import-mode=importlib", "-o", "pythonpath=.", "tests/unit", cwd=tmp_path)
+    run(
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--import-mode=importlib",
+        "-o",
+        "pythonpath=.",
+        "tests/unit",
+        cwd=tmp_path,
+    )

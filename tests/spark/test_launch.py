@@ -10,26 +10,11 @@ import pytest
 
 from sparkdl.errors import LaunchError, ParamError, RankError, SerializationError
 from sparkdl.launch import run_on_ranks
+from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def wait_until_gone(pids: list[int], timeout_s: float) -> list[int]:
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        pause.wait(0.05)
-    return left
 
 
 def test_every_rank_returns_its_value_in_order(spark: SparkSession) -> None:

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from sparkdl.collective.authentication import new_secret
+from sparkdl.collective.dialing import connect_authenticated
+from sparkdl.errors import AuthenticationError
+from sparkdl.launch.driver_channel import DriverChannel
+from sparkdl.launch.driver_link import PURPOSE, DriverLink
+from sparkdl.launch.messages import MessageConnection
+
+
+def test_lines_and_events_arrive_in_order_and_silence_follows() -> None:
+    secret = new_secret()
+    with DriverChannel(secret) as channel:
+        with DriverLink(channel.address, secret, rank=1, host="here") as link:
+            link.started()
+            link.line("one")
+            link.event({"loss": 0.5})
+        channel.wait_until_silent(10)
+        first, second = channel.next_message(0), channel.next_message(0)
+        assert first is not None
+        assert second is not None
+        assert (first.rank, first.line) == (1, "one")
+        assert second.event == {"loss": 0.5}
+        assert channel.started == {1}
+        assert channel.failures == []
+
+
+def test_task_that_falls_silent_without_goodbye_is_a_failure() -> None:
+    secret = new_secret()
+    with DriverChannel(secret) as channel:
+        sock = connect_authenticated(channel.address, secret, purpose=PURPOSE, timeout_s=10)
+        MessageConnection(sock).send({"kind": "hello", "rank": 3, "host": "far"})
+        sock.close()
+        channel.wait_until_silent(10)
+        (failure,) = channel.failures
+    assert (failure.rank, failure.host) == (3, "far")
+    assert "lost" in failure.error
+
+
+def test_cancel_reaches_tasks_that_are_there_and_those_that_come() -> None:
+    secret = new_secret()
+    reasons: list[str] = []
+    both = threading.Semaphore(0)
+
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        both.release()
+
+    with DriverChannel(secret) as channel, DriverLink(channel.address, secret, rank=0, host="a") as early:
+        early.watch(note)
+        channel.cancel("enough")
+        with DriverLink(channel.address, secret, rank=1, host="b") as late:
+            late.watch(note)
+            assert both.acquire(timeout=10)
+            assert both.acquire(timeout=10)
+    assert reasons == ["enough", "enough"]
+
+
+def test_stranger_is_not_heard() -> None:
+    with DriverChannel(new_secret()) as channel, pytest.raises(AuthenticationError):
+        connect_authenticated(channel.address, new_secret(), purpose=PURPOSE, timeout_s=10)
+
+
+def test_lines_are_kept_when_the_driver_is_out_of_reach() -> None:
+    secret = new_secret()
+    with DriverChannel(secret) as channel:
+        address = channel.address
+    with DriverLink(address, secret, rank=0, host="a") as link:
+        link.line("kept")
+        link.unsent.seek(0)
+        assert link.unsent.read() == b"kept\n"
+
+
+def test_message_larger_than_allowed_ends_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((1 << 31).to_bytes(4, "big"))
+        assert MessageConnection(ours).receive() is None

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkdl.errors import LaunchError
+from sparkdl.launch.rank_environment import assigned_gpus, rank_environment
+
+
+def task(addresses: list[str] | None) -> Any:
+    resources = {} if addresses is None else {"gpu": SimpleNamespace(addresses=addresses)}
+    return SimpleNamespace(resources=lambda: resources)
+
+
+def test_sparks_assignment_of_gpus_is_used() -> None:
+    assert assigned_gpus(task(["3", "5"]), 2, 0) == ["3", "5"]
+
+
+def test_too_few_assigned_gpus_name_the_setting() -> None:
+    with pytest.raises(LaunchError, match=r"spark\.task\.resource\.gpu\.amount to 2"):
+        assigned_gpus(task(["3"]), 2, 0)
+
+
+def test_ranks_of_a_host_take_its_gpus_in_turn_without_spark() -> None:
+    assert [assigned_gpus(task(None), 2, position) for position in (0, 1)] == [["0", "1"], ["2", "3"]]
+
+
+def test_visible_gpus_are_left_alone_when_none_are_asked_for() -> None:
+    assert assigned_gpus(task(None), 0, 1) is None
+    assert (
+        rank_environment({}, gpus=None, inherited={"CUDA_VISIBLE_DEVICES": "7"})["CUDA_VISIBLE_DEVICES"]
+        == "7"
+    )
+
+
+def test_users_variables_win_and_sparks_worker_secret_stays_behind() -> None:
+    inherited = {"PYTHON_WORKER_FACTORY_SECRET": "s", "PATH": "/bin", "MODE": "old"}
+    variables = rank_environment({"MODE": "new"}, gpus=["1"], inherited=inherited)
+    assert variables["MODE"] == "new"
+    assert variables["PATH"] == "/bin"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "1"
+    assert "PYTHON_WORKER_FACTORY_SECRET" not in variables

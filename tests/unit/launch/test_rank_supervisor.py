@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+
+from sparkdl.collective import Coordinator
+from sparkdl.collective.authentication import new_secret
+from sparkdl.launch.process_guard import ProcessGuard
+from sparkdl.launch.rank_environment import rank_environment
+from sparkdl.launch.rank_supervisor import RankSupervisor
+from tests.processes import wait_until_gone
+
+
+@contextmanager
+def supervised(function: Any, *args: Any) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
+    """One rank, with the lines and the events that it sends."""
+    secret, lines, events = new_secret(), [], []
+    with Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator:
+        order = {
+            "rank": 0,
+            "world_size": 1,
+            "secret": secret.hex(),
+            "coordinator": coordinator.address.to_bytes().decode(),
+            "transport": "auto",
+            "operation_timeout_s": 10.0,
+        }
+        with RankSupervisor(
+            order=order,
+            payload=cloudpickle.dumps((function, args, {})),
+            environment=rank_environment({}, gpus=None),
+            pass_fds=(),
+            on_line=lines.append,
+            on_event=events.append,
+        ) as supervisor:
+            yield supervisor, lines, events
+
+
+def value_of(supervisor: RankSupervisor) -> Any:
+    supervisor.result.seek(0)
+    return pickle.load(supervisor.result)
+
+
+def test_value_lines_and_events_of_a_rank_arrive() -> None:
+    def speak(context: Any, number: int) -> int:
+        print("a line without an end", end="")
+        context.report({"number": number})
+        return number + 1
+
+    with supervised(speak, 41) as (supervisor, lines, events):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == 42
+    assert lines == ["a line without an end"]
+    assert events == [{"number": 41}]
+
+
+def test_function_of_many_chunks_arrives_whole() -> None:
+    data = os.urandom((9 << 20) + 3)
+
+    with supervised(lambda context, sent: len(sent), data) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == len(data)
+
+
+def test_exception_is_told_with_its_traceback() -> None:
+    def fail(context: Any) -> None:
+        raise LookupError("in vain")
+
+    with supervised(fail) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "LookupError: in vain"
+    assert "in fail" in failure.traceback
+    assert isinstance(pickle.loads(failure.pickled), LookupError)
+    assert not failure.is_consequence
+
+
+def test_value_that_cannot_be_pickled_is_a_failure() -> None:
+    with supervised(lambda context: threading.Lock()) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "cannot pickle" in failure.error
+
+
+def test_exit_without_a_value_is_a_failure_with_the_last_lines() -> None:
+    def leave(context: Any) -> None:
+        print("last words", flush=True)
+        os._exit(3)
+
+    with supervised(leave) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "exited with status 3" in failure.error
+    assert failure.traceback == "last words\n"
+
+
+def test_native_crash_is_told_with_its_signal_and_python_stack() -> None:
+    with supervised(lambda context: os.kill(os.getpid(), signal.SIGSEGV)) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "SIGSEGV" in failure.error
+    assert "Segmentation fault" in failure.traceback
+
+
+def test_stopped_rank_ends_with_its_children_and_the_reason() -> None:
+    def hang(context: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        context.report({"child": child.pid})
+        threading.Event().wait(600)
+
+    with supervised(hang) as (supervisor, _, events):
+        reported = threading.Event()
+        while not events:
+            reported.wait(0.02)
+        supervisor.stop("rank 1 failed")
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "rank 1 failed"
+    assert failure.is_consequence
+    assert wait_until_gone([supervisor.pid, events[0]["child"]], 5) == []
+
+
+def test_guard_ends_the_group_when_its_starter_dies() -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    starter = (
+        "import os, sys; from sparkdl.launch.process_guard import ProcessGuard;"
+        f"guard = ProcessGuard({sleeper.pid}); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", starter], check=False, timeout=30)
+    assert sleeper.wait(10) == -signal.SIGKILL
+
+
+def test_released_guard_leaves_the_group_alone() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    ) as process:
+        ProcessGuard(process.pid).release()
+        process.communicate(b"\n", timeout=30)
+    assert process.returncode == 0

@@ -23,15 +23,19 @@ def _lose_rank_one(environment: RankEnvironment, where: str) -> str:
         if communicator.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(RankLostError, match="1") as caught:
-            if where == "all_reduce":
-                dist.all_reduce(torch.ones(4))
-            elif where == "wait":
-                dist.all_reduce(torch.ones(4), async_op=True).wait()
-            else:
-                with sparkdl.torch.collective_errors():
-                    module(torch.ones(1, 4)).sum().backward()
+            _fail(where, module)
         sparkdl.torch.destroy_process_group()
     return str(caught.value)
+
+
+def _fail(where: str, module: torch.nn.Module) -> None:
+    if where == "all_reduce":
+        dist.all_reduce(torch.ones(4))
+    elif where == "wait":
+        dist.all_reduce(torch.ones(4), async_op=True).wait()
+    else:
+        with sparkdl.torch.collective_errors():
+            module(torch.ones(1, 4)).sum().backward()
 
 
 @pytest.mark.parametrize("where", ["all_reduce", "wait", "backward"])

@@ -6,6 +6,7 @@ order.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 
 import pytest

@@ -160,6 +160,9 @@ def claim_distributed_checkpoints_bring_back_an_fsdp2_model() -> None:
         torch.testing.assert_close(
             full(parameter), reference_weights(dist.get_world_size())[name], **TOLERANCE
         )
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
 
 
 CLAIMS = claims_in(__name__)

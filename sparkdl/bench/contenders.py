@@ -67,7 +67,7 @@ def gloo(rendezvous: RendezvousClient, secret: bytes, rank: int, world_size: int
 @contextmanager
 def mpi(rendezvous: RendezvousClient, secret: bytes, rank: int, world_size: int) -> Iterator[Operation]:  # noqa: ARG001
     """The MPI library itself, through mpi4py."""
-    from sparkdl.collective.mpi_communicator import load_mpi
+    from sparkdl.collective.mpi_library import load_mpi
 
     library = load_mpi()
     world = library.COMM_WORLD

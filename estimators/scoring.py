@@ -6,6 +6,7 @@ it has loaded, so that a model is loaded once per process and not once per task.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator  # at run time, as Spark reads the annotations of the functions it runs
@@ -107,9 +108,8 @@ def score_column(predictor: Predictor, column: pa.Array) -> pa.Array:
     features = to_numpy(pa.chunked_array([present]), described)
     predictions = predictor.predict({signature.features: features})
     absent = np.asarray(column.is_null()) if column.null_count else None
-    return _to_arrow(
-        predictions.reshape(len(predictions), -1), absent, is_array=signature.prediction_shape != ()
-    )
+    rows = predictions.reshape(len(predictions), math.prod(signature.prediction_shape))
+    return _to_arrow(rows, absent, is_array=signature.prediction_shape != ())
 
 
 def _to_arrow(

@@ -15,6 +15,15 @@ def to_tensor(array: npt.NDArray[np.generic], dtype: torch.dtype, device: torch.
     return torch.from_numpy(writable).to(device=device, dtype=dtype, non_blocking=True)
 
 
+def to_features(array: npt.NDArray[np.generic], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return features as the model takes them: as :func:`to_tensor`, and scalars of a floating dtype as ``(N, 1)``.
+
+    A layer such as Linear would take ``(N,)`` for one row of N features; an embedding takes integers as ``(N,)``.
+    """
+    tensor = to_tensor(array, dtype, device)
+    return tensor.unsqueeze(1) if tensor.ndim == 1 and dtype.is_floating_point else tensor
+
+
 def parameter_dtype(module: nn.Module) -> torch.dtype:
     """Return the dtype of the first floating-point parameter; float32 for a module without one."""
     for parameter in module.parameters():

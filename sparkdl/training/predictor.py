@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparkdl.errors import DataError
-from sparkdl.training.columns import dtype_named, to_tensor
+from sparkdl.training.columns import dtype_named, to_features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Predictor:
         with torch.inference_mode():
             for start in range(0, len(features), self._batch_size):
                 stop = start + self._batch_size
-                outputs = self._module(to_tensor(features[start:stop], self._dtype, self._device))
+                outputs = self._module(to_features(features[start:stop], self._dtype, self._device))
                 predicted = decide(outputs, self.signature.prediction_kind).to("cpu", torch.float64).numpy()
                 predictions[start:stop] = predicted.reshape(-1, *shape)
         return predictions

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.columns import candidate_dtypes, parameter_dtype, to_tensor
+from sparkdl.training.columns import candidate_dtypes, parameter_dtype, to_features, to_tensor
 from sparkdl.training.losses import (
     LossFunction,
     compute_loss,
@@ -106,7 +106,7 @@ def _try_features(
     failures = []
     for dtype in candidate_dtypes(str(features.dtype), model):
         try:
-            outputs = model(to_tensor(features, dtype, _CPU))
+            outputs = model(to_features(features, dtype, _CPU))
         except Exception as error:
             failures.append(error)
             continue

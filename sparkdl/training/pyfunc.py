@@ -48,7 +48,11 @@ class PyfuncModel:
                 f"There is no column {name!r}. The columns are: {', '.join(map(str, frame.columns))}."
             )
         predictions = self._predictor.predict({name: self._stack(frame[name])})
-        values = predictions if predictions.ndim == 1 else list(predictions.reshape(len(predictions), -1))
+        values = (
+            predictions
+            if predictions.ndim == 1
+            else list(predictions.reshape(len(predictions), math.prod(predictions.shape[1:])))
+        )
         return pd.DataFrame({"prediction": values}, index=frame.index)
 
     def _stack(self, column: Any) -> npt.NDArray[np.generic]:
@@ -71,7 +75,7 @@ class PyfuncModel:
             raise DataError(
                 f"Column {signature.features!r} holds values that are not numbers: {error}"
             ) from error
-        return stacked.reshape(-1, *signature.features_shape)
+        return stacked.reshape(len(rows), *signature.features_shape)
 
 
 def _load_pyfunc(path: str) -> PyfuncModel:

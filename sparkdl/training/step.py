@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.training.columns import dtype_named, to_tensor
+from sparkdl.training.columns import dtype_named, to_features, to_tensor
 from sparkdl.training.finite import FiniteLossCheck
 from sparkdl.training.losses import (
     LossFunction,
@@ -101,7 +101,7 @@ class TrainingStep:
         return StepResult(term.mean.detach(), term.weight, rows)
 
     def _forward(self, batch: Batch) -> LossTerm:
-        features = to_tensor(batch[self._spec.features], self._features_dtype, self.device)
+        features = to_features(batch[self._spec.features], self._features_dtype, self.device)
         targets = to_tensor(batch[self._spec.label], self._label_dtype, self.device)
         weights = None
         if self._spec.weight is not None:

@@ -50,7 +50,7 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     requirements = mlflow.pyfunc.get_model_dependencies(model.summary.model_uri)
     with open(requirements, encoding="utf-8") as file:
         names = {line.split("==")[0].strip() for line in file}
-    assert names == {"cloudpickle", "numpy", "pandas", "safetensors", "sparkdl", "torch"}
+    assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "sparkdl", "torch"}
 
 
 def test_a_failed_fit_ends_its_run_as_failed(frame, tracked):

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.data import Store
+from sparkdl.errors import ParamError
+from sparkdl.estimators import TorchEstimator
+
+
+def make_estimator(**changes):
+    params = {"model": nn.Linear(2, 1), "loss": nn.MSELoss(), "optimizer": torch.optim.SGD, "epochs": 3}
+    params["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    return TorchEstimator(**{**params, **changes})
+
+
+def test_params_have_defaults_getters_setters_and_an_explanation():
+    estimator = make_estimator()
+    assert (estimator.getEpochs(), estimator.getBatchSize(), estimator.getNumWorkers()) == (3, 32, 1)
+    assert (estimator.getFeaturesCol(), estimator.getLabelCol(), estimator.getPredictionCol()) == (
+        "features",
+        "label",
+        "prediction",
+    )
+    assert estimator.setEpochs(5).setFeaturesCol("x").setSeed(9) is estimator
+    assert (estimator.getEpochs(), estimator.getFeaturesCol(), estimator.getSeed()) == (5, "x", 9)
+    assert (
+        "epochs: how often every row is visited (> 0) (default: 1, current: 5)" in estimator.explainParams()
+    )
+    for param in estimator.params:
+        name = param.name[0].upper() + param.name[1:]
+        assert hasattr(estimator, f"get{name}"), name
+        assert hasattr(estimator, f"set{name}"), name
+
+
+def test_a_copy_has_params_of_its_own():
+    estimator = make_estimator()
+    copy = estimator.copy({estimator.epochs: 7})
+    assert (estimator.getEpochs(), copy.getEpochs()) == (3, 7)
+    assert copy.getModel() is estimator.getModel()
+
+
+def test_a_store_may_be_an_object_or_a_url(tmp_path):
+    assert make_estimator(store=Store(tmp_path)).getStore().url == str(tmp_path)
+    assert make_estimator(store=str(tmp_path)).getStore().url == str(tmp_path)
+
+
+def test_the_constructor_takes_keywords_only_and_knows_its_params():
+    with pytest.raises(TypeError, match="positional"):
+        TorchEstimator(nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="batchsize"):
+        TorchEstimator(batchsize=3)
+    with pytest.raises(TypeError, match="'fast' is none of 'auto', 'native'"):
+        make_estimator(transport="fast")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": None}, "Param model is not set"),
+        ({"loss": None}, "Param loss is not set"),
+        ({"optimizer": None}, "Param optimizer is not set"),
+        ({"model": "resnet"}, "Param model is a str, not a torch.nn.Module"),
+        (
+            {"optimizer": torch.optim.SGD},
+            "Param optimizer is SGD: function that takes the model's parameters",
+        ),
+        ({"loss": nn.MSELoss}, "Param loss is MSELoss"),
+        ({"epochs": 0}, "Param epochs is 0"),
+        ({"batchSize": -1}, "Param batchSize is -1"),
+        ({"numWorkers": 0}, "Param numWorkers is 0"),
+        ({"gpusPerWorker": 2}, "Param gpusPerWorker is 2"),
+    ],
+)
+def test_values_that_cannot_work_are_named(changes, message):
+    with pytest.raises(ParamError, match=message):
+        make_estimator(**changes).check_values()

@@ -1,0 +1,116 @@
+"""Saving and loading without a Spark session, on a local disk and on another filesystem."""
+
+from __future__ import annotations
+
+import json
+
+import fsspec
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.estimators import TorchEstimator, TorchModel
+from sparkdl.estimators.torch_model import TrainingSummary
+from sparkdl.training.history import EpochRecord
+from sparkdl.training.saved_model import ModelSignature, SavedModel
+
+
+def make_model():
+    signature = ModelSignature(
+        features="x",
+        features_shape=(2,),
+        column_dtype="float32",
+        features_dtype="float32",
+        prediction_kind="class",
+        prediction_shape=(),
+    )
+    history = (EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0),)
+    summary = TrainingSummary(history=history, run_id="abc")
+    return (
+        TorchModel(SavedModel(nn.Linear(2, 3), signature), summary).setFeaturesCol("x").setPredictionCol("p")
+    )
+
+
+@pytest.fixture(params=["disk", "memory"])
+def place(request, tmp_path):
+    if request.param == "disk":
+        yield str(tmp_path / "deep" / "model")
+        return
+    url = f"memory://sparkdl-test-{tmp_path.name}/model"
+    yield url
+    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem.rm(path.rpartition("/")[0], recursive=True)
+
+
+def test_a_model_comes_back_as_it_was(place):
+    model = make_model()
+    model.save(place)
+    loaded = TorchModel.load(place)
+    assert (loaded.uid, loaded.getFeaturesCol(), loaded.getPredictionCol()) == (model.uid, "x", "p")
+    assert loaded.summary == model.summary
+    assert loaded.saved.signature == model.saved.signature
+    assert torch.equal(loaded.module.weight, model.module.weight)
+
+
+def test_only_overwrite_replaces_and_leaves_nothing_behind(place):
+    make_model().save(place)
+    with pytest.raises(SavedModelError, match=r"exists already. Use write\(\).overwrite\(\)"):
+        make_model().save(place)
+    newer = make_model()
+    newer.write().overwrite().save(place)
+    assert TorchModel.load(place).uid == newer.uid
+    filesystem, path = fsspec.core.url_to_fs(place)
+    assert [
+        entry.rstrip("/").rpartition("/")[2] for entry in filesystem.ls(path.rpartition("/")[0], detail=False)
+    ] == ["model"]
+
+
+def test_an_estimator_comes_back_with_lambdas_and_weights(place):
+    estimator = TorchEstimator(
+        model=nn.Linear(2, 3),
+        loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25),
+        epochs=4,
+    )
+    estimator.save(place)
+    loaded = TorchEstimator.load(place)
+    assert (loaded.uid, loaded.getEpochs()) == (estimator.uid, 4)
+    assert torch.equal(loaded.getModel().weight, estimator.getModel().weight)
+    assert loaded.getLoss().weight.tolist() == [1.0, 2.0, 3.0]
+    assert loaded.getOptimizer()(loaded.getModel().parameters()).defaults["lr"] == 0.25
+
+
+def test_what_cannot_be_saved_leaves_what_was_there(tmp_path):
+    path = str(tmp_path / "model")
+    model = make_model()
+    model.save(path)
+    broken = make_model()
+    broken.module.lock = __import__("threading").Lock()
+    with pytest.raises(SerializationError, match="lock"):
+        broken.write().overwrite().save(path)
+    assert TorchModel.load(path).uid == model.uid
+
+
+def test_what_is_no_model_is_named(tmp_path):
+    with pytest.raises(SavedModelError, match="nowhere does not exist"):
+        TorchModel.load(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SavedModelError, match="There is no readable TorchModel"):
+        TorchModel.load(str(tmp_path / "empty"))
+    make_model().save(str(tmp_path / "model"))
+    with pytest.raises(SavedModelError, match=r"holds a .*TorchModel, not a .*TorchEstimator"):
+        TorchEstimator.load(str(tmp_path / "model"))
+    (tmp_path / "model" / "module" / "weights.safetensors").unlink()
+    with pytest.raises(SavedModelError, match=r"model cannot be loaded. .*weights.safetensors is missing"):
+        TorchModel.load(str(tmp_path / "model"))
+
+
+def test_a_param_of_a_newer_version_is_named(tmp_path):
+    make_model().save(str(tmp_path / "model"))
+    path = tmp_path / "model" / "metadata" / "part-00000"
+    metadata = json.loads(path.read_text())
+    metadata["paramMap"]["warmUp"] = 3
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(SavedModelError, match=r"warmUp.*Install a newer sparkdl"):
+        TorchModel.load(str(tmp_path / "model"))

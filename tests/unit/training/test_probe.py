@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sparkdl.errors import DataError, ParamError
+from sparkdl.training.losses import as_module, prediction_kind
+from sparkdl.training.probe import probe
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def probe_one(model, loss, features, label, optimizer=sgd):
+    return probe(
+        model,
+        loss,
+        optimizer,
+        features=np.array([features]),
+        labels=np.array([label]),
+        names=("image", "digit"),
+    )
+
+
+class BagOfWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table(tokens).mean(dim=1)
+
+
+def test_floats_become_the_dtype_of_the_parameters():
+    found = probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1.0, 2.0], 2)
+    assert (found.features_dtype, found.label_dtype) == (torch.float32, torch.int64)
+    assert (found.num_classes, found.prediction_shape) == (3, ())
+    found = probe_one(nn.Linear(2, 3).double(), nn.MSELoss(), [1.0, 2.0], [1.0, 2.0, 3.0])
+    assert (found.features_dtype, found.label_dtype) == (torch.float64, torch.float64)
+    assert (found.num_classes, found.prediction_shape) == (None, (3,))
+
+
+def test_integers_stay_integers_for_an_embedding_and_become_floats_for_a_linear_layer():
+    assert probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 2], 0).features_dtype == torch.int64
+    assert probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1, 2], 0).features_dtype == torch.float32
+
+
+def test_scalars_enter_a_linear_layer_as_one_feature_and_an_embedding_as_they_are():
+    table = nn.Sequential(nn.Embedding(10, 3))
+    assert probe_one(nn.Linear(1, 3), nn.CrossEntropyLoss(), 0.5, 2).features_dtype == torch.float32
+    assert probe_one(nn.Linear(1, 3), nn.CrossEntropyLoss(), 5, 2).features_dtype == torch.float32
+    assert probe_one(table, nn.CrossEntropyLoss(), 5, 2).features_dtype == torch.int64
+
+
+def test_parameters_without_a_gradient_are_noticed():
+    assert probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 2], 0).has_unused_parameters
+    assert not probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1, 2], 0).has_unused_parameters
+
+
+def test_class_labels_may_be_doubles():
+    assert probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1.0, 2.0], 2.0).label_dtype == torch.int64
+
+
+def test_a_function_gets_the_label_dtype_that_it_can_use():
+    def binary(outputs, labels):
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), labels)
+
+    def entropy(outputs, labels):
+        return F.cross_entropy(outputs, labels)
+
+    assert probe_one(nn.Linear(2, 1), binary, [1.0, 2.0], 1).label_dtype == torch.float32
+    assert probe_one(nn.Linear(2, 3), entropy, [1.0, 2.0], 2).label_dtype == torch.int64
+
+
+def test_the_model_does_not_change():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    probe_one(model, nn.CrossEntropyLoss(), [1.0, 2.0], 2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+    assert model[0].weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "error", "message"),
+    [
+        (
+            nn.Linear(5, 3),
+            nn.CrossEntropyLoss(),
+            DataError,
+            r"'image' does not fit the model Linear.*\(1, 2\)",
+        ),
+        (nn.Linear(2, 3), nn.MSELoss(), DataError, r"labels of shape \(\) per row.*output has \(3,\)"),
+        (
+            nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)),
+            nn.NLLLoss(),
+            ParamError,
+            r"one score per class.*\(1,\)",
+        ),
+        (nn.LSTM(2, 3), nn.MSELoss(), ParamError, "it returned tuple"),
+        (nn.LazyLinear(3), nn.MSELoss(), ParamError, "lazy layers"),
+        (nn.Flatten(), nn.MSELoss(), ParamError, "nothing to train"),
+        (
+            nn.Linear(2, 1),
+            lambda outputs: outputs.sum(),
+            DataError,
+            "'digit' does not fit the loss.*TypeError",
+        ),
+        (nn.Linear(2, 1), F.mse_loss, DataError, r"'digit' does not fit the loss.*\(1, 1\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(model, loss, error, message):
+    with pytest.raises(error, match=message):
+        probe_one(model, loss, [1.0, 2.0], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [(lambda parameters: 3, "it returned int"), (lambda: None, "failed when called.*TypeError")],
+)
+def test_an_optimizer_that_is_none_is_named(factory, message):
+    with pytest.raises(ParamError, match=f"Param optimizer.*{message}"):
+        probe_one(nn.Linear(2, 1), nn.MSELoss(), [1.0, 2.0], 1.0, factory)
+
+
+def test_functions_of_torch_are_taken_for_their_modules():
+    assert prediction_kind(as_module(F.cross_entropy)) == "class"
+    assert prediction_kind(as_module(F.binary_cross_entropy_with_logits)) == "binary_logit"
+    assert prediction_kind(as_module(F.binary_cross_entropy)) == "binary_probability"
+    assert prediction_kind(as_module(F.mse_loss)) == "value"
+    assert prediction_kind(as_module(lambda outputs, labels: outputs)) == "value"

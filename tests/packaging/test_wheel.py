@@ -104,9 +104,7 @@ def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment
     # sparkdl) is followed.
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
-    shutil.copytree(ROOT / "tests" / "unit", tmp_path / "tests" / "unit")
-    for name in ("conftest.py", "processes.py", "run_ranks.py"):
-        shutil.copy(ROOT / "tests" / name, tmp_path / "tests" / name)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     where = run(python, "-c", "import sparkdl._native; print(sparkdl._native.__file__)", cwd=tmp_path).strip()
     assert Path(where).is_relative_to(site), where
     run(

@@ -16,7 +16,7 @@ from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
-from sparkdl.launch import run_on_ranks
+from sparkdl.launch import check_cluster, run_on_ranks
 from sparkdl.tracking import FitRun, LoggedModelSpec, TrackingMode, open_run
 from sparkdl.training.architecture import unpack_module
 from sparkdl.training.columns import dtype_name, parameter_dtype
@@ -126,6 +126,9 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
     def _fit(self, dataset: DataFrame) -> TorchModel:
         self.check_values()
         check_picklable(self)
+        check_cluster(
+            dataset.sparkSession, num_ranks=self.getNumWorkers(), gpus_per_rank=self.getGpusPerWorker()
+        )
         with self._materialized(dataset) as parquet:
             inputs = prepare_fit(self, parquet)
             mode = cast("TrackingMode", self.getTracking())

@@ -47,7 +47,9 @@ def configure(sanitize: str | None) -> Path:
 
 
 def tidy(build: Path) -> int:
-    sources = sorted(str(path) for path in (ROOT / "native" / "src").rglob("*.cc") if "bindings" not in path.parts)
+    sources = sorted(
+        str(path) for path in (ROOT / "native" / "src").rglob("*.cc") if "bindings" not in path.parts
+    )
     checks = subprocess.run(
         ["clang-tidy", "--quiet", "-p", str(build), *sources],
         env=ENVIRONMENT,

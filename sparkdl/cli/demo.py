@@ -13,7 +13,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import SparkdlError
 
@@ -159,6 +159,6 @@ def _accuracy_of_logged_model(uri: str | None, test: DataFrame) -> float:
     import mlflow
 
     assert uri is not None, "the demo always tracks"
-    frame = test.toPandas()
+    frame: Any = test.toPandas()
     predicted = mlflow.pyfunc.load_model(uri).predict(frame[["image"]])
     return float((predicted["prediction"].to_numpy() == frame["digit"].to_numpy()).mean())

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.errors import ParamError
+from sparkdl.torch import collective_errors, destroy_process_group, init_process_group
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.progress import ProgressReporter, Report
@@ -58,7 +60,9 @@ def train(
         CommunicatorError: if another rank failed or was lost.
     """
     try:
-        return _train(spec, communicator, dataset, report or _report_nothing)
+        # DistributedDataParallel would otherwise hide which rank was lost behind a plain RuntimeError.
+        with collective_errors():
+            return _train(spec, communicator, dataset, report or _report_nothing)
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
         raise
@@ -126,10 +130,6 @@ def _distribute(
     """Wrap the module so that backward averages gradients; rank 0's weights become everyone's."""
     if communicator.world_size == 1:
         return module
-    from torch.nn.parallel import DistributedDataParallel
-
-    from sparkdl.torch import init_process_group
-
     init_process_group(communicator)
     return DistributedDataParallel(
         module,
@@ -141,8 +141,6 @@ def _distribute(
 
 def _leave_process_group(communicator: Communicator) -> None:
     if communicator.world_size > 1:
-        from sparkdl.torch import destroy_process_group
-
         destroy_process_group()
 
 

@@ -49,9 +49,7 @@ class World:
         if len(ranks) == 1:
             return {}
         pairs = [socket.socketpair() for _ in ranks]
-        return {
-            rank: (pairs[i][0].detach(), pairs[i - 1][1].detach()) for i, rank in enumerate(ranks)
-        }
+        return {rank: (pairs[i][0].detach(), pairs[i - 1][1].detach()) for i, rank in enumerate(ranks)}
 
     def open(self, rank: int) -> _native.Communicator:
         """Open one rank's communicator and close the descriptors of the others."""

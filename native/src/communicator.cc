@@ -16,16 +16,17 @@ constexpr std::chrono::milliseconds kSlice{100};
 Status Communicator::Validate(const Operation& operation) const {
   if ((operation.kind == OpKind::kAllReduce || operation.kind == OpKind::kReduceScatter) &&
       FindReduceKernels(operation.dtype, operation.reduce_op) == nullptr) {
-    return Status(StatusCode::kWrongType,
-                  std::string(NameOf(operation.dtype)) +
-                      " cannot be reduced; use float32, float64, bfloat16, float16, int32, int64 or "
-                      "uint8");
+    return Status(
+        StatusCode::kWrongType,
+        std::string(NameOf(operation.dtype)) +
+            " cannot be reduced; use float32, float64, bfloat16, float16, int32, int64 or "
+            "uint8");
   }
   if (operation.kind == OpKind::kBroadcast &&
       (operation.root < 0 || operation.root >= world_size())) {
-    return Status(StatusCode::kInvalidArgument,
-                  "root " + std::to_string(operation.root) + " is outside a world of " +
-                      std::to_string(world_size()) + " ranks");
+    return Status(StatusCode::kInvalidArgument, "root " + std::to_string(operation.root) +
+                                                    " is outside a world of " +
+                                                    std::to_string(world_size()) + " ranks");
   }
   return {};
 }
@@ -53,7 +54,8 @@ Status Communicator::Run(const Operation& operation, double timeout_s,
   bool is_interrupted = false;
   while (!pending->done()) {
     pending->WaitFor(kSlice);
-    // The buffers are the caller's again when this returns, so an interrupt ends the operation first.
+    // The buffers are the caller's again when this returns, so an interrupt ends the operation
+    // first.
     if (!is_interrupted && interrupt_check != nullptr && interrupt_check()) {
       is_interrupted = true;
       static_cast<void>(
@@ -104,9 +106,9 @@ Status Communicator::Wait(const PendingOperation& pending, double timeout_s,
   while (!pending.done()) {
     const auto left = deadline.Left();
     if (left.count() == 0) {
-      return Status(StatusCode::kTimeout,
-                    Describe(SignatureOf(pending.operation(), 0)) + " was not done after " +
-                        std::to_string(timeout_s) + " s; it goes on, wait for it again");
+      return Status(StatusCode::kTimeout, Describe(SignatureOf(pending.operation(), 0)) +
+                                              " was not done after " + std::to_string(timeout_s) +
+                                              " s; it goes on, wait for it again");
     }
     pending.WaitFor(std::min(left, kSlice));
     if (!pending.done() && interrupt_check != nullptr && interrupt_check()) {
@@ -117,7 +119,8 @@ Status Communicator::Wait(const PendingOperation& pending, double timeout_s,
 }
 
 void Communicator::Abort(const std::string& reason) {
-  const Status status(StatusCode::kAborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
+  const Status status(StatusCode::kAborted,
+                      "rank " + std::to_string(rank()) + " aborted: " + reason);
   if (failure_.Set(status)) lifeline_.Spread(status);
 }
 

@@ -24,19 +24,19 @@ Status CheckPair(const char* what, int first_fd, int second_fd, bool is_needed) 
   const bool is_there = first_fd >= 0 && second_fd >= 0;
   const bool is_absent = first_fd == -1 && second_fd == -1;
   if (is_needed ? is_there : is_absent) return {};
-  return Invalid(std::string(what) + (is_needed ? " must be two connected sockets" : " must be (-1, -1)") +
-                 " for this rank, got (" + std::to_string(first_fd) + ", " +
-                 std::to_string(second_fd) + ")");
+  return Invalid(
+      std::string(what) + (is_needed ? " must be two connected sockets" : " must be (-1, -1)") +
+      " for this rank, got (" + std::to_string(first_fd) + ", " + std::to_string(second_fd) + ")");
 }
 
 std::optional<Ring> MakeRing(const Topology& topology, const CommunicatorOptions& options) {
   if (!topology.owns_lane()) return std::nullopt;
   const int previous = topology.previous_on_lane();
   const bool previous_is_alone = topology.ranks_on(topology.host_of(previous)).size() == 1;
-  return Ring(DuplexStream(UniqueFd(options.lane_to_next_fd),
-                           UniqueFd(options.lane_from_previous_fd), topology.next_on_lane(),
-                           previous, previous_is_alone),
-              topology.rank(), topology.host(), topology.num_hosts());
+  return Ring(
+      DuplexStream(UniqueFd(options.lane_to_next_fd), UniqueFd(options.lane_from_previous_fd),
+                   topology.next_on_lane(), previous, previous_is_alone),
+      topology.rank(), topology.host(), topology.num_hosts());
 }
 
 Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
@@ -51,8 +51,7 @@ Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
   SPARKDL_RETURN_IF_ERROR(CheckPair("lane_fds", options.lane_to_next_fd,
                                     options.lane_from_previous_fd, topology.owns_lane()));
   SPARKDL_RETURN_IF_ERROR(CheckPair("lifeline_fds", options.lifeline_to_next_fd,
-                                    options.lifeline_from_previous_fd,
-                                    topology.world_size() > 1));
+                                    options.lifeline_from_previous_fd, topology.world_size() > 1));
   if (topology.owns_lane()) {
     SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lane_to_next_fd, "lane_fds[0]"));
     SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lane_from_previous_fd, "lane_fds[1]"));

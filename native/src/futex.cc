@@ -19,7 +19,8 @@ FutexWake FutexWait(const std::atomic<uint32_t>& word, uint32_t expected,
   const auto milliseconds = longest.count();
   timespec wait{};
   wait.tv_sec = static_cast<time_t>(milliseconds / 1000);
-  wait.tv_nsec = static_cast<long>((milliseconds % 1000) * 1'000'000);  // NOLINT(google-runtime-int)
+  wait.tv_nsec =
+      static_cast<long>((milliseconds % 1000) * 1'000'000);  // NOLINT(google-runtime-int)
   // Not FUTEX_PRIVATE_FLAG: the word may lie in a segment that other processes map elsewhere.
   const auto rc = ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &wait, nullptr, 0);
   if (rc == 0 || errno == EAGAIN) return FutexWake::kWokenOrChanged;

@@ -78,7 +78,8 @@ Signature SignatureOf(const Operation& operation, uint64_t sequence) {
 std::string Describe(const Signature& signature) {
   std::string text(NameOf(signature.kind));
   if (signature.kind == OpKind::kBarrier) return text;
-  return text + " of " + std::to_string(signature.count) + " " + std::string(NameOf(signature.dtype));
+  return text + " of " + std::to_string(signature.count) + " " +
+         std::string(NameOf(signature.dtype));
 }
 
 std::string DescribeFully(const Signature& signature) {

@@ -8,8 +8,8 @@
 namespace sparkdl {
 namespace {
 
-// Nothing else wakes a sleeper when news comes: a slice bounds how late it learns of it. The progress
-// thread has the lifelines to pass on, hop by hop, so its slices are shorter.
+// Nothing else wakes a sleeper when news comes: a slice bounds how late it learns of it. The
+// progress thread has the lifelines to pass on, hop by hop, so its slices are shorter.
 constexpr std::chrono::milliseconds kSlice{50};
 constexpr std::chrono::milliseconds kProgressThreadSlice{20};
 constexpr std::chrono::milliseconds kInterruptInterval{100};
@@ -43,8 +43,7 @@ Status OperationGuard::Check() {
       signal_noted_ = false;
       next_interrupt_check_ = now + kInterruptInterval;
       if (runner_.interrupt_check()) {
-        return Status(StatusCode::kInterrupted,
-                      "a signal interrupted " + Describe(signature_));
+        return Status(StatusCode::kInterrupted, "a signal interrupted " + Describe(signature_));
       }
     }
   }
@@ -61,8 +60,8 @@ std::array<int, 2> OperationGuard::WatchFds() {
 }
 
 Status OperationGuard::TimedOut(const std::string& who) const {
-  return Status(StatusCode::kTimeout, Describe(signature_) + " waited " +
-                                          Seconds(deadline_.timeout_s()) + ": " + who);
+  return Status(StatusCode::kTimeout,
+                Describe(signature_) + " waited " + Seconds(deadline_.timeout_s()) + ": " + who);
 }
 
 Status OperationGuard::TimedOutUnlessTold(const std::string& who) { return NewsOr(TimedOut(who)); }

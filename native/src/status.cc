@@ -15,8 +15,7 @@ Status Status::FromErrno(std::string what, int errno_value) {
 Status Status::Within(std::string what) const {
   if (ok()) return *this;
   Status outer;
-  outer.detail_ =
-      std::make_shared<const Detail>(Detail{detail_->code, std::move(what), detail_});
+  outer.detail_ = std::make_shared<const Detail>(Detail{detail_->code, std::move(what), detail_});
   return outer;
 }
 

@@ -41,8 +41,7 @@ TEST(SynchronousOperationComesAfterWhatWasQueued) {
   world.Run([](Communicator& communicator, int) {
     for (int round = 0; round < 200; ++round) {
       std::vector<float> data(10, 1.0F);
-      const auto pending =
-          communicator.Submit(AllReduceOf(data.data(), data.size()), kTimeout);
+      const auto pending = communicator.Submit(AllReduceOf(data.data(), data.size()), kTimeout);
       CHECK_OK(communicator.Run(AllReduceOf(data.data(), data.size()), kTimeout, nullptr));
       CHECK(pending->done());
       CHECK_EQ(data[9], 4.0F);

@@ -7,19 +7,24 @@
 #include <mutex>
 #include <sstream>
 #include <string>
-#include <vector>
 
 namespace sparkdl::tests {
 
+// One test, linked to the one registered before: registration before main() must not allocate.
 struct Test {
+  Test(const char* its_name, void (*its_run)()) noexcept
+      : name(its_name), run(its_run), previous(Latest()) {
+    Latest() = this;
+  }
+  static Test*& Latest() noexcept {
+    static Test* latest = nullptr;
+    return latest;
+  }
+
   const char* name;
   void (*run)();
+  Test* previous;
 };
-
-inline std::vector<Test>& AllTests() {
-  static std::vector<Test> tests;
-  return tests;
-}
 
 inline std::atomic<int>& NumFailures() {
   static std::atomic<int> failures{0};
@@ -33,15 +38,11 @@ inline void ReportFailure(const char* file, int line, const std::string& text) {
   if (NumFailures().fetch_add(1) < 20) std::printf("%s:%d: %s\n", file, line, text.c_str());
 }
 
-struct Registration {
-  Registration(const char* name, void (*run)()) { AllTests().push_back({name, run}); }
-};
-
 inline int RunAllTests() {
-  for (const Test& test : AllTests()) {
+  for (const Test* test = Test::Latest(); test != nullptr; test = test->previous) {
     const int before = NumFailures();
-    test.run();
-    std::printf("%s %s\n", NumFailures() == before ? "ok    " : "FAILED", test.name);
+    test->run();
+    std::printf("%s %s\n", NumFailures() == before ? "ok    " : "FAILED", test->name);
     std::fflush(stdout);
   }
   return NumFailures() == 0 ? 0 : 1;
@@ -63,13 +64,13 @@ inline void CheckContains(const std::string& text, const std::string& part, cons
 
 }  // namespace sparkdl::tests
 
-#define TEST(name)                                                          \
-  static void name();                                                       \
-  static const ::sparkdl::tests::Registration registration_##name(#name, &name); \
+#define TEST(name)                                                 \
+  static void name(); /* NOLINT(bugprone-macro-parentheses) */     \
+  static ::sparkdl::tests::Test registration_##name(#name, &name); \
   static void name()
 
-#define CHECK(condition)                                                       \
-  do {                                                                         \
+#define CHECK(condition)                                                               \
+  do {                                                                                 \
     if (!(condition)) ::sparkdl::tests::ReportFailure(__FILE__, __LINE__, #condition); \
   } while (false)
 #define CHECK_EQ(a, b) ::sparkdl::tests::CheckEqual((a), (b), #a " == " #b, __FILE__, __LINE__)

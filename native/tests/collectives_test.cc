@@ -1,4 +1,5 @@
 // Every operation against a plain reference, on every topology.
+#include <algorithm>
 #include <string>
 
 #include "check.h"
@@ -28,14 +29,13 @@ void CheckReduceScatter(Communicator& communicator, Dtype dtype, ReduceOp op, si
   const auto world_size = static_cast<size_t>(communicator.world_size());
   const auto rank = static_cast<size_t>(communicator.rank());
   const Bytes whole = Elements(dtype, communicator.rank(), 0, count * world_size);
-  Bytes kept = whole;
   Bytes out(count * BytesOf(dtype));
-  CHECK_OK(communicator.Run(ReduceScatterOf(kept.data(), out.data(), count, dtype, op), kTimeout,
+  CHECK_OK(communicator.Run(ReduceScatterOf(whole.data(), out.data(), count, dtype, op), kTimeout,
                             nullptr));
   CheckSame(out.data(), Reduced(dtype, op, communicator.world_size(), rank * count, count),
             "reduce_scatter of " + std::to_string(count) + " " + std::string(NameOf(dtype)) +
                 " by " + std::string(NameOf(op)));
-  CHECK(kept == whole);
+  CHECK(whole == Elements(dtype, communicator.rank(), 0, whole.size() / BytesOf(dtype)));
 }
 
 void CheckAllGather(Communicator& communicator, Dtype dtype, size_t count) {
@@ -53,7 +53,7 @@ void CheckAllGather(Communicator& communicator, Dtype dtype, size_t count) {
 
   Bytes in_place(bytes * world_size);
   std::byte* const block = in_place.data() + bytes * static_cast<size_t>(communicator.rank());
-  std::copy(mine.begin(), mine.end(), block);
+  std::ranges::copy(mine, block);
   CHECK_OK(communicator.Run(AllGatherOf(block, in_place.data(), count, dtype), kTimeout, nullptr));
   CheckSame(in_place.data(), expected, "allgather in place of " + std::to_string(count));
 }
@@ -91,18 +91,19 @@ TEST(EveryOperationIsRightForEveryDtypeAndReduction) {
 
 TEST(SizesAroundTilesAndSlicesAreRight) {
   constexpr size_t kTileFloats = Segment::kSlotBytes / sizeof(float);
-  for (const auto& hosts : Topologies()) {
+  for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 0, 0}, std::vector{0, 0, 0, 1},
+                            std::vector{0, 1, 0, 1}}) {
     World world(hosts);
     world.OpenAll();
     world.Run([](Communicator& communicator, int) {
-      for (const size_t count : {size_t{4096}, size_t{4097}, kTileFloats - 1, kTileFloats,
-                                 kTileFloats + 1, 2 * kTileFloats + 33}) {
+      for (const size_t count :
+           {size_t{4096}, size_t{4097}, kTileFloats - 1, kTileFloats, kTileFloats + 1}) {
         CheckAllReduce(communicator, Dtype::kFloat32, ReduceOp::kSum, count);
-        CheckReduceScatter(communicator, Dtype::kBfloat16, ReduceOp::kAvg, count);
       }
-      CheckAllReduce(communicator, Dtype::kBfloat16, ReduceOp::kSum, 2 * kTileFloats + 1);
+      CheckAllReduce(communicator, Dtype::kBfloat16, ReduceOp::kSum, 4 * kTileFloats + 33);
+      CheckReduceScatter(communicator, Dtype::kBfloat16, ReduceOp::kAvg, kTileFloats + 1);
       CheckAllGather(communicator, Dtype::kUint8, Segment::kSlotBytes + 1);
-      CheckBroadcast(communicator, Dtype::kUint8, Segment::kSlotBytes * 2 + 1);
+      CheckBroadcast(communicator, Dtype::kUint8, Segment::kSlotBytes + 1);
     });
   }
 }
@@ -141,7 +142,7 @@ TEST(ReduceScatterMayWriteIntoItsOwnBlock) {
     World world(hosts);
     world.OpenAll();
     world.Run([](Communicator& communicator, int rank) {
-      constexpr size_t kCount = 150'001;
+      constexpr size_t kCount = 70'001;
       const auto world_size = static_cast<size_t>(communicator.world_size());
       Bytes whole = Elements(Dtype::kFloat32, rank, 0, kCount * world_size);
       std::byte* const block = whole.data() + static_cast<size_t>(rank) * kCount * sizeof(float);

@@ -42,8 +42,8 @@ uint16_t Bfloat16(float exact) {
 
 // 256 + 1 + 1 + 1: each addition rounded on its own would stay at 256, whose successor is 258.
 TEST(Bfloat16AccumulatesInFloat32EndToEnd) {
-  for (const auto& hosts : {std::vector{0, 0, 0, 0}, std::vector{0, 1, 2, 3}, std::vector{0, 0, 1, 1},
-                            std::vector{0, 1, 0, 1}}) {
+  for (const auto& hosts : {std::vector{0, 0, 0, 0}, std::vector{0, 1, 2, 3},
+                            std::vector{0, 0, 1, 1}, std::vector{0, 1, 0, 1}}) {
     for (const size_t count : {5, 100'001}) {
       World world(hosts);
       world.OpenAll();

@@ -19,7 +19,8 @@ double SecondsSince(Clock::time_point begin) {
 }
 
 // Half of the ranks wait in a queued operation, half in a synchronous one.
-Status AllReduceSomehow(Communicator& communicator, size_t count = 1024, double timeout_s = kTimeout) {
+Status AllReduceSomehow(Communicator& communicator, size_t count = 1024,
+                        double timeout_s = kTimeout) {
   std::vector<float> data(count);
   const Operation operation = AllReduceOf(data.data(), data.size());
   if (communicator.rank() % 2 == 0) return communicator.Run(operation, timeout_s, nullptr);
@@ -74,8 +75,7 @@ TEST(AbortEndsBlockedOperationsOnAllRanksWithItsReason) {
       if (rank == aborter) communicator.Abort("out of patience");
       const Status status = AllReduceSomehow(communicator, 100'000);
       CHECK(status.code() == StatusCode::kAborted);
-      CHECK_EQ(status.ToString(),
-               "rank " + std::to_string(aborter) + " aborted: out of patience");
+      CHECK_EQ(status.ToString(), "rank " + std::to_string(aborter) + " aborted: out of patience");
     });
     CHECK(SecondsSince(begin) < 2);
   }
@@ -117,8 +117,8 @@ TEST(HostsThatDisagreeAreToldWhoSaidWhat) {
   world.OpenAll();
   world.Run([](Communicator& communicator, int rank) {
     std::vector<std::byte> data(64);
-    const Status status = communicator.Run(BroadcastOf(data.data(), 64, Dtype::kUint8, rank),
-                                           kTimeout, nullptr);
+    const Status status =
+        communicator.Run(BroadcastOf(data.data(), 64, Dtype::kUint8, rank), kTimeout, nullptr);
     CHECK(status.code() == StatusCode::kFailed);
     CHECK_CONTAINS(status.ToString(), "rank 0 said broadcast of 64 uint8 from rank 0");
     CHECK_CONTAINS(status.ToString(), "rank 1 said broadcast of 64 uint8 from rank 1");

@@ -10,7 +10,8 @@ namespace {
 
 TEST(CursorWalksOverPiecesAndSkipsEmptyOnes) {
   std::array<std::byte, 10> memory{};
-  const Pieces pieces = {{memory.data(), 0}, {memory.data(), 3}, {nullptr, 0}, {memory.data() + 5, 4}};
+  const Pieces pieces = {
+      {memory.data(), 0}, {memory.data(), 3}, {nullptr, 0}, {memory.data() + 5, 4}};
   PieceCursor<std::byte> cursor(pieces);
   CHECK_EQ(cursor.remaining(), 7U);
   CHECK_EQ(cursor.Peek(100).bytes, 3U);

@@ -12,7 +12,8 @@ namespace sparkdl::tests {
 
 using Bytes = std::vector<std::byte>;
 
-// Small whole numbers, negative ones too unless unsigned: sums and products of a few are exact in float32.
+// Small whole numbers, negative ones too unless unsigned: sums and products of a few are exact in
+// float32.
 double ValueAt(Dtype dtype, int rank, size_t index);
 
 // Writes a number as an element, rounded to nearest even; integers wrap.

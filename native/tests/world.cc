@@ -18,7 +18,7 @@ World::World(std::vector<int> host_of_rank, double timeout_s, Mapping mapping)
       options_(host_of_rank_.size()),
       has_descriptors_(host_of_rank_.size(), true),
       communicators_(host_of_rank_.size()) {
-  const int num_hosts = *std::max_element(host_of_rank_.begin(), host_of_rank_.end()) + 1;
+  const int num_hosts = *std::ranges::max_element(host_of_rank_) + 1;
   std::vector<std::vector<int>> ranks_on(num_hosts);
   std::vector<int> everyone;
   size_t num_lanes = host_of_rank_.size();
@@ -107,8 +107,8 @@ void World::Run(const std::function<void(Communicator&, int)>& function) {
 }
 
 std::vector<std::vector<int>> Topologies() {
-  return {{0},       {0, 0},       {0, 0, 0, 0},    {0, 1},    {0, 1, 2},
-          {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1}, {0, 1, 1, 2, 0, 1}};
+  return {{0},          {0, 0},       {0, 0, 0, 0},      {0, 1}, {0, 1, 2}, {0, 0, 1, 1},
+          {0, 0, 0, 1}, {0, 1, 0, 1}, {0, 1, 1, 2, 0, 1}};
 }
 
 std::string NameOf(const std::vector<int>& host_of_rank) {

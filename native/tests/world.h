@@ -11,7 +11,8 @@
 namespace sparkdl::tests {
 
 enum class Mapping : uint8_t {
-  // One mapping for all ranks of a host: ThreadSanitizer, which knows addresses, sees their accesses
+  // One mapping for all ranks of a host: ThreadSanitizer, which knows addresses, sees their
+  // accesses
   // to one another's slots.
   kShared,
   // One mapping per rank at its own address, as between processes.

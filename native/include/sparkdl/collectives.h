@@ -37,12 +37,12 @@ class Collectives {
 
   Status AllReduceChunk(std::byte* data, size_t count, const ReduceKernels& kernels,
                         OperationGuard& guard);
-  Status AllReduceOnLane(const Piece& part, std::byte* accumulators, const ReduceKernels& kernels,
-                         OperationGuard& guard);
+  Status AllReduceOnLane(Ring& lane, const Piece& part, std::byte* accumulators,
+                         const ReduceKernels& kernels, OperationGuard& guard);
   Status ReduceScatterInside(const Operation& operation, OperationGuard& guard);
   Status ReduceScatterChunk(const Operation& operation, const Part& range,
                             const ReduceKernels& kernels, OperationGuard& guard);
-  Status ReduceScatterOnLane(size_t block_elements, std::vector<std::byte>& reduced,
+  Status ReduceScatterOnLane(Ring& lane, size_t block_elements, std::vector<std::byte>& reduced,
                              const ReduceKernels& kernels, OperationGuard& guard);
   // Each lane's owner has its part of data; afterwards all ranks of this host have all of it.
   Status GatherLanes(std::byte* data, size_t bytes, size_t unit, OperationGuard& guard);

@@ -39,8 +39,8 @@ struct CommunicatorOptions {
   std::shared_ptr<Segment> segment;
 };
 
-// All methods may be called by any thread. Operations of one thread run in the order of its calls, which
-// must be the same on every rank.
+// All methods may be called by any thread. Operations of one thread run in the order of its calls,
+// which must be the same on every rank.
 class Communicator {
  public:
   // Takes the descriptors over if the options are valid; otherwise the caller still has them.
@@ -58,8 +58,8 @@ class Communicator {
   // Ok if this rank can take part in the operation; says what is wrong otherwise.
   Status Validate(const Operation& operation) const;
 
-  // Runs a validated operation and returns when its buffers are free again: on the calling thread if
-  // nothing is queued.
+  // Runs a validated operation and returns when its buffers are free again: on the calling thread
+  // if nothing is queued.
   Status Run(const Operation& operation, double timeout_s, InterruptCheck interrupt_check);
 
   // Queues a validated operation for the progress thread.

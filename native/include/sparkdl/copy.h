@@ -7,8 +7,8 @@
 
 namespace sparkdl {
 
-// memcpy that takes null pointers with no bytes, which memcpy itself may not be given. The ranges must
-// not overlap, unless they are the same.
+// memcpy that takes null pointers with no bytes, which memcpy itself may not be given. The ranges
+// must not overlap, unless they are the same.
 inline void CopyBytes(void* destination, const void* source, size_t bytes) {
   if (bytes != 0 && destination != source) std::memcpy(destination, source, bytes);
 }

@@ -16,9 +16,9 @@ namespace sparkdl {
 // What one pass over the ring sends and receives, both known in full beforehand.
 struct DuplexTransfer {
   ConstPieces outgoing;
-  // So many bytes may leave at once; each byte that arrived (and was reduced) frees one more. A ring
-  // step's outgoing data is the step before's incoming data, so the passes of a ring overlap by
-  // themselves, at any grain.
+  // So many bytes may leave at once; each byte that arrived (and was reduced) frees one more. A
+  // ring step's outgoing data is the step before's incoming data, so the passes of a ring overlap
+  // by themselves, at any grain.
   size_t outgoing_credit = 0;
   Pieces incoming;
   // Null: incoming bytes are stored. Otherwise they are accumulators to combine with what is there.

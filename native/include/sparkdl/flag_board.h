@@ -20,8 +20,9 @@ class FlagBoard {
   // Writes down what this rank is about to do. The first Sync() afterwards tells the others.
   void Begin(const Signature& signature);
 
-  // Returns when all ranks of this host have called it as often as this one. What they wrote before,
-  // this rank can read afterwards. The first time in an operation it compares the signatures.
+  // Returns when all ranks of this host have called it as often as this one. What they wrote
+  // before, this rank can read afterwards. The first time in an operation it compares the
+  // signatures.
   Status Sync(OperationGuard& guard);
 
   // Syncs if the operation has not done so yet: every operation must, to keep step.

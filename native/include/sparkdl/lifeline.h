@@ -16,8 +16,9 @@
 
 namespace sparkdl {
 
-// A connection that ends without a goodbye means that the neighbour died. Whoever learns of a failure
-// first tells both neighbours, who pass it on, so it reaches everyone in at most half the ring.
+// A connection that ends without a goodbye means that the neighbour died. Whoever learns of a
+// failure first tells both neighbours, who pass it on, so it reaches everyone in at most half the
+// ring.
 //
 // Service() belongs to the progress thread; the other methods may be called by any thread.
 class Lifeline {
@@ -51,7 +52,7 @@ class Lifeline {
   static constexpr size_t kMaxReasonBytes = 1024;
   static constexpr uint32_t kMagic = 0x53504c31;  // "SPL1"
 
-  enum class MessageType : uint8_t { kGoodbye = 1, kFailure = 2 };
+  enum class MessageType : uint8_t { kGoodbye = 0, kFailure = 1 };
 
   // The wire format; followed by text_bytes of text.
   struct Header {

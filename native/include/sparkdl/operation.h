@@ -1,4 +1,5 @@
-// What one collective operation is: its kind, buffers and parameters, and what all ranks must agree on.
+// What one collective operation is: its kind, buffers and parameters, and what all ranks must agree
+// on.
 #ifndef SPARKDL_OPERATION_H_
 #define SPARKDL_OPERATION_H_
 

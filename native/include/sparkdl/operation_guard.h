@@ -18,8 +18,8 @@ namespace sparkdl {
 // True if a signal wants the calling thread back.
 using InterruptCheck = bool (*)();
 
-// The thread that runs an operation: the progress thread itself must look after the lifelines while it
-// is busy; a caller's thread has the progress thread doing so, and has signals to heed.
+// The thread that runs an operation: the progress thread itself must look after the lifelines while
+// it is busy; a caller's thread has the progress thread doing so, and has signals to heed.
 struct Runner {
   bool is_progress_thread = false;
   InterruptCheck interrupt_check = nullptr;

@@ -12,8 +12,8 @@
 
 namespace sparkdl {
 
-// Shared by the submitter and the thread that runs it. Once done() is true nobody touches the buffers
-// any more, whatever the outcome.
+// Shared by the submitter and the thread that runs it. Once done() is true nobody touches the
+// buffers any more, whatever the outcome.
 class PendingOperation {
  public:
   PendingOperation(const Operation& operation, double timeout_s)

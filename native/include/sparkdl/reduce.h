@@ -10,18 +10,18 @@
 
 namespace sparkdl {
 
-// The loops for one dtype and one reduction. Pointers need no alignment. A destination may be one of
-// the sources, not overlap one partly.
+// The loops for one dtype and one reduction. Pointers need no alignment. A destination may be one
+// of the sources, not overlap one partly.
 //
-// bfloat16 and float16 accumulate in float32; the average of uint8 and int32 accumulates in twice the
-// bits or more, so that it cannot wrap; everything else accumulates in its own type. Partial results
-// between hosts travel as accumulators and are rounded once, to nearest even.
+// bfloat16 and float16 accumulate in float32; the average of uint8 and int32 accumulates in twice
+// the bits or more, so that it cannot wrap; everything else accumulates in its own type. Partial
+// results between hosts travel as accumulators and are rounded once, to nearest even.
 struct ReduceKernels {
   size_t element_bytes;
   size_t accumulator_bytes;
 
-  // destination[i] = sources[0][i] op sources[1][i] op ..., in this order. divisor is what an average
-  // divides by; the other reductions ignore it.
+  // destination[i] = sources[0][i] op sources[1][i] op ..., in this order. divisor is what an
+  // average divides by; the other reductions ignore it.
   void (*reduce)(void* destination, const void* const* sources, size_t num_sources, size_t count,
                  uint64_t divisor);
   // The same, left as accumulators and not yet divided.

@@ -13,9 +13,9 @@
 
 namespace sparkdl {
 
-// What one rank tells the others, in one cache line so that a small operation costs one miss per peer.
-// Signatures alternate by the parity of the sequence number: the next but one is only written when
-// everybody has read this one.
+// What one rank tells the others, in one cache line so that a small operation costs one miss per
+// peer. Signatures alternate by the parity of the sequence number: the next but one is only written
+// when everybody has read this one.
 struct alignas(64) FlagLine {
   std::atomic<uint32_t> phase;     // counts the rank's synchronisations, wraps
   std::atomic<uint32_t> sleepers;  // how many sleep on phase
@@ -24,8 +24,8 @@ struct alignas(64) FlagLine {
 static_assert(sizeof(FlagLine) == 64);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Layout: one FlagLine per rank, 128 bytes apart (two lines are fetched together), then two slots of
-// kSlotBytes per rank. A zero-filled segment is ready to use.
+// Layout: one FlagLine per rank, 128 bytes apart (two lines are fetched together), then two slots
+// of kSlotBytes per rank. A zero-filled segment is ready to use.
 class Segment {
  public:
   // A tile of this size in both slots of a rank stays in a core's second-level cache.

@@ -15,9 +15,10 @@
 
 namespace sparkdl {
 
-// All methods are collective over the ranks of the host and must be called alike on each. A rank's two
-// slots take turns, so that one Sync() between writing and reading is enough: who writes a slot for the
-// second time has seen everybody Sync() in the turn between, hence be done with reading the first.
+// All methods are collective over the ranks of the host and must be called alike on each. A rank's
+// two slots take turns, so that one Sync() between writing and reading is enough: who writes a slot
+// for the second time has seen everybody Sync() in the turn between, hence be done with reading the
+// first.
 class ShmGroup {
  public:
   ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks);

@@ -58,8 +58,9 @@ class [[nodiscard]] Result {
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  T& value() & { return *value_; }
-  T&& value() && { return *std::move(value_); }
+  // Only if ok().
+  T& value() & { return *value_; }               // NOLINT(bugprone-unchecked-optional-access)
+  T&& value() && { return *std::move(value_); }  // NOLINT(bugprone-unchecked-optional-access)
 
  private:
   Status status_;
@@ -68,10 +69,10 @@ class [[nodiscard]] Result {
 
 }  // namespace sparkdl
 
-#define SPARKDL_RETURN_IF_ERROR(expression)        \
-  do {                                             \
-    ::sparkdl::Status status_of_ = (expression);   \
-    if (!status_of_.ok()) return status_of_;       \
+#define SPARKDL_RETURN_IF_ERROR(expression)      \
+  do {                                           \
+    ::sparkdl::Status status_of_ = (expression); \
+    if (!status_of_.ok()) return status_of_;     \
   } while (false)
 
 #endif  // SPARKDL_STATUS_H_

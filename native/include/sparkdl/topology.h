@@ -8,8 +8,8 @@
 
 namespace sparkdl {
 
-// One rank's view of the world. With num_lanes = the smallest number of ranks on a host, lane i is a
-// ring over all hosts made of the ranks with local_rank i; it carries 1 / num_lanes of the data.
+// One rank's view of the world. With num_lanes = the smallest number of ranks on a host, lane i is
+// a ring over all hosts made of the ranks with local_rank i; it carries 1 / num_lanes of the data.
 class Topology {
  public:
   // host_of_rank: index of the host of every rank, hosts numbered by first appearance.

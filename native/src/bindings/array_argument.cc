@@ -53,7 +53,8 @@ std::optional<Dtype> FromDlpack(nb::dlpack::dtype dtype) {
   }
   const std::string type = nb::str(nb::handle(object.type())).c_str();
   Raise(StatusCode::kWrongType, name,
-        "must be a NumPy array, a torch tensor without gradient or another buffer in CPU memory, got " +
+        "must be a NumPy array, a torch tensor without gradient or another buffer in CPU memory, "
+        "got " +
             type);
 }
 
@@ -83,13 +84,15 @@ ArrayArgument Convert(const char* name, const Array& array) {
   }
   const auto dtype = FromDlpack(array.dtype());
   if (!dtype.has_value()) {
-    Raise(StatusCode::kWrongType, name,
-          "has an unsupported dtype; use float32, float64, bfloat16, float16, int32, int64 or uint8");
+    Raise(
+        StatusCode::kWrongType, name,
+        "has an unsupported dtype; use float32, float64, bfloat16, float16, int32, int64 or uint8");
   }
   ArrayArgument argument;
   argument.count = CountContiguous(name, array);
   argument.dtype = *dtype;
-  argument.data = static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));
+  argument.data =
+      static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));
   argument.reference = nb::ndarray<nb::ro>(array.handle());
   return argument;
 }

@@ -13,8 +13,8 @@ namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-// An array in CPU memory, C-contiguous, and the reference that keeps the memory alive. To be made and
-// destroyed with the GIL held.
+// An array in CPU memory, C-contiguous, and the reference that keeps the memory alive. To be made
+// and destroyed with the GIL held.
 struct ArrayArgument {
   std::byte* data = nullptr;
   size_t count = 0;

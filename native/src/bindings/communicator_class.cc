@@ -82,9 +82,9 @@ Request Between(OpKind kind, nb::handle array_object, nb::handle out_object, int
   const size_t block = scatters ? out.count : array.count;
   const size_t whole = scatters ? array.count : out.count;
   if (whole != block * static_cast<size_t>(world_size)) {
-    RaiseValueError(std::string(scatters ? "array" : "out") + " must hold world_size = " +
-                    std::to_string(world_size) + " times the elements of " +
-                    (scatters ? "out" : "array") + ": " +
+    RaiseValueError(std::string(scatters ? "array" : "out") +
+                    " must hold world_size = " + std::to_string(world_size) +
+                    " times the elements of " + (scatters ? "out" : "array") + ": " +
                     std::to_string(block * static_cast<size_t>(world_size)) + ", got " +
                     std::to_string(whole));
   }
@@ -173,7 +173,7 @@ class CommunicatorObject {
 using Self = CommunicatorObject;
 
 void DefineSynchronous(nb::class_<Self>& type) {
-  using namespace nb::literals;
+  using nb::literals::operator""_a;
   type.def(
           "allreduce",
           [](Self& self, nb::handle array, std::string_view op, Timeout timeout_s) {
@@ -189,7 +189,8 @@ void DefineSynchronous(nb::class_<Self>& type) {
             self.Run(request, timeout_s);
           },
           "array"_a, "out"_a, "op"_a = "sum", "timeout_s"_a = nb::none(),
-          "Reduce array, world_size blocks as large as out, over all ranks; block r goes to rank r's "
+          "Reduce array, world_size blocks as large as out, over all ranks; block r goes to rank "
+          "r's "
           "out. out may be that block of array.")
       .def(
           "allgather",
@@ -197,7 +198,8 @@ void DefineSynchronous(nb::class_<Self>& type) {
             self.Run(Between(OpKind::kAllGather, array, out, self.world_size()), timeout_s);
           },
           "array"_a, "out"_a, "timeout_s"_a = nb::none(),
-          "Gather every rank's array into out, world_size blocks in order of ranks. array may be this "
+          "Gather every rank's array into out, world_size blocks in order of ranks. array may be "
+          "this "
           "rank's block of out.")
       .def(
           "broadcast",
@@ -212,7 +214,7 @@ void DefineSynchronous(nb::class_<Self>& type) {
 }
 
 void DefineAsynchronous(nb::class_<Self>& type) {
-  using namespace nb::literals;
+  using nb::literals::operator""_a;
   type.def(
           "allreduce_async",
           [](Self& self, nb::handle array, std::string_view op, Timeout timeout_s) {
@@ -249,25 +251,28 @@ void DefineAsynchronous(nb::class_<Self>& type) {
 }  // namespace
 
 void DefineCommunicator(nb::module_& module) {
-  using namespace nb::literals;
+  using nb::literals::operator""_a;
   nb::class_<Self> type(
       module, "Communicator",
       "The open group of ranks, seen from one of them.\n\n"
-      "Arrays are C-contiguous buffers in CPU memory: NumPy arrays, torch tensors and whatever else "
+      "Arrays are C-contiguous buffers in CPU memory: NumPy arrays, torch tensors and whatever "
+      "else "
       "speaks DLPack or the buffer protocol. float32, float64, bfloat16, float16, int32, int64 and "
       "uint8 can be reduced, by 'sum', 'avg', 'min', 'max' or 'product'; bfloat16 and float16 "
       "accumulate in float32, integer sums wrap, integer averages round toward zero.\n\n"
-      "timeout_s, in seconds, replaces the communicator's own for one operation. After an operation "
+      "timeout_s, in seconds, replaces the communicator's own for one operation. After an "
+      "operation "
       "failed, all later ones raise the same error.");
-  type.def(nb::init<int, const std::vector<int>&, int, std::pair<int, int>, std::pair<int, int>,
-                    double>(),
-           nb::kw_only(), "rank"_a, "host_of_rank"_a, "segment_fd"_a, "lane_fds"_a,
-           "lifeline_fds"_a, "timeout_s"_a,
-           "Take over the descriptors of one rank; a ValueError leaves them with the caller.\n\n"
-           "host_of_rank has the host of every rank, numbered by first appearance. segment_fd is -1 if "
-           "the rank is alone on its host, lane_fds (to the next host, from the previous one) are "
-           "(-1, -1) if it owns no lane, lifeline_fds (to the next rank, from the previous one) in a "
-           "world of one. timeout_s is the default deadline of every operation, in seconds.");
+  type.def(
+      nb::init<int, const std::vector<int>&, int, std::pair<int, int>, std::pair<int, int>,
+               double>(),
+      nb::kw_only(), "rank"_a, "host_of_rank"_a, "segment_fd"_a, "lane_fds"_a, "lifeline_fds"_a,
+      "timeout_s"_a,
+      "Take over the descriptors of one rank; a ValueError leaves them with the caller.\n\n"
+      "host_of_rank has the host of every rank, numbered by first appearance. segment_fd is -1 if "
+      "the rank is alone on its host, lane_fds (to the next host, from the previous one) are "
+      "(-1, -1) if it owns no lane, lifeline_fds (to the next rank, from the previous one) in a "
+      "world of one. timeout_s is the default deadline of every operation, in seconds.");
   DefineSynchronous(type);
   DefineAsynchronous(type);
   type.def("abort", &Self::Abort, "reason"_a,

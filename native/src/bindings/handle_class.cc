@@ -15,9 +15,8 @@ void WaitFor(const Handle& handle, std::optional<double> timeout_s) {
   {
     const nb::gil_scoped_release release;
     // Every operation has a deadline of its own, so that without one this ends, too.
-    status = Communicator::Wait(*handle.pending,
-                                timeout_s.value_or(std::numeric_limits<double>::infinity()),
-                                &HasSignal);
+    status = Communicator::Wait(
+        *handle.pending, timeout_s.value_or(std::numeric_limits<double>::infinity()), &HasSignal);
   }
   handle.held->LetGoOfDone();
   RaiseIfError(status);
@@ -31,12 +30,13 @@ bool HasSignal() {
 }
 
 void DefineHandle(nb::module_& module) {
-  using namespace nb::literals;
+  using nb::literals::operator""_a;
   nb::class_<Handle>(module, "Handle",
                      "An operation that was submitted. Its arrays stay alive until it is done.")
       .def("wait", &WaitFor, "timeout_s"_a = nb::none(),
            "Return once the operation is done, and raise its error if it failed.\n\n"
-           "Raises CommunicatorTimeoutError if it is not done after timeout_s seconds; it then goes on "
+           "Raises CommunicatorTimeoutError if it is not done after timeout_s seconds; it then "
+           "goes on "
            "and can be waited for again.")
       .def(
           "done", [](const Handle& handle) { return handle.pending->done(); },

@@ -19,8 +19,8 @@ namespace nb = nanobind;
 using Arguments = std::array<std::optional<ArrayArgument>, 2>;
 
 // Holds the arrays of submitted operations until these are done, also when the user has dropped the
-// handle. They are let go by the next call from Python, not by the progress thread: it never needs the
-// GIL, so it can never wait for it. All methods need the GIL.
+// handle. They are let go by the next call from Python, not by the progress thread: it never needs
+// the GIL, so it can never wait for it. All methods need the GIL.
 class HeldArrays {
  public:
   void Hold(std::shared_ptr<PendingOperation> pending, Arguments arguments) {

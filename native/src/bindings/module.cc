@@ -26,9 +26,11 @@ NB_MODULE(_native, module) {
   using nanobind::literals::operator""_a;
   module.doc() =
       "The data path of the collectives: shared memory inside a host, TCP rings across hosts.\n\n"
-      "It opens no sockets and resolves no names: it is handed connected, authenticated descriptors.";
+      "It opens no sockets and resolves no names: it is handed connected, authenticated "
+      "descriptors.";
   sparkdl::bindings::DefineHandle(module);
   sparkdl::bindings::DefineCommunicator(module);
-  module.def("segment_bytes", &SegmentBytes, "local_size"_a,
-             "How many bytes the zero-filled segment must have that local_size ranks of a host share.");
+  module.def(
+      "segment_bytes", &SegmentBytes, "local_size"_a,
+      "How many bytes the zero-filled segment must have that local_size ranks of a host share.");
 }

@@ -1,6 +1,7 @@
-// The reduction loops. Each kernels_*.cc compiles this file for one instruction set, in a namespace of
-// its own. Nothing here may have external linkage or call an inline function of the standard library:
-// the linker would merge copies of it, and a machine without AVX could be given the AVX copy.
+// The reduction loops. Each kernels_*.cc compiles this file for one instruction set, in a namespace
+// of its own. Nothing here may have external linkage or call an inline function of the standard
+// library: the linker would merge copies of it, and a machine without AVX could be given the AVX
+// copy.
 #ifndef SPARKDL_KERNEL_NAMESPACE
 #error "define SPARKDL_KERNEL_NAMESPACE to the name of the instruction set"
 #endif
@@ -9,10 +10,16 @@
 #include "sparkdl/reduce.h"
 
 namespace sparkdl::SPARKDL_KERNEL_NAMESPACE {
-namespace {
+namespace {  // NOLINT(google-build-namespaces): internal linkage is the point
 
-// Elements per round of the loops over more than two sources: the accumulators stay in the L1 cache.
+// Elements per round of the loops over more than two sources: the accumulators stay in the L1
+// cache.
 constexpr size_t kRound = 1024;
+
+// memcpy takes no null pointers, not even with no bytes.
+inline void Copy(void* destination, const void* source, size_t bytes) {
+  if (bytes != 0 && destination != source) __builtin_memcpy(destination, source, bytes);
+}
 
 struct Sum {
   template <typename A>
@@ -56,7 +63,8 @@ struct Kernels {
     for (size_t s = 1; s < num_sources; ++s) {
       In source = static_cast<In>(sources[s]) + offset;
       if constexpr (kPlain) {
-        for (size_t i = 0; i < n; ++i) accumulators[i] = Op::Apply(accumulators[i], A{source[i].value});
+        for (size_t i = 0; i < n; ++i)
+          accumulators[i] = Op::Apply(accumulators[i], A{source[i].value});
       } else {
         A decoded[kRound];
         Decode(source, decoded, n);
@@ -83,8 +91,8 @@ struct Kernels {
     }
   }
 
-  static void Reduce(void* destination, const void* const* sources, size_t num_sources, size_t count,
-                     uint64_t divisor) {
+  static void Reduce(void* destination, const void* const* sources, size_t num_sources,
+                     size_t count, uint64_t divisor) {
     auto* out = static_cast<Loose<T>*>(destination);
     if constexpr (kPlain) {
       if (num_sources == 2) {
@@ -101,13 +109,11 @@ struct Kernels {
     }
   }
 
-  static void ReduceToAccumulators(void* destination, const void* const* sources, size_t num_sources,
-                                   size_t count) {
+  static void ReduceToAccumulators(void* destination, const void* const* sources,
+                                   size_t num_sources, size_t count) {
     if constexpr (kPlain) {
       if (num_sources == 1) {
-        if (destination != sources[0]) {
-          __builtin_memcpy(destination, sources[0], count * sizeof(T));
-        }
+        Copy(destination, sources[0], count * sizeof(T));
         return;
       }
       if (num_sources == 2 && !kDivides) {
@@ -129,14 +135,14 @@ struct Kernels {
     auto* into = static_cast<Loose<A>*>(accumulators);
     const auto* from = static_cast<const Loose<A>*>(partial);
 #pragma GCC ivdep
-    for (size_t i = 0; i < count; ++i) into[i].value = Op::Apply(A{from[i].value}, A{into[i].value});
+    for (size_t i = 0; i < count; ++i)
+      into[i].value = Op::Apply(A{from[i].value}, A{into[i].value});
   }
 
-  static void Finalize(void* destination, const void* accumulators, size_t count, uint64_t divisor) {
+  static void Finalize(void* destination, const void* accumulators, size_t count,
+                       uint64_t divisor) {
     if constexpr (kPlain && !kDivides) {
-      if (destination != accumulators) {
-        __builtin_memcpy(destination, accumulators, count * sizeof(T));
-      }
+      Copy(destination, accumulators, count * sizeof(T));
       return;
     }
     const auto* from = static_cast<const Loose<A>*>(accumulators);

@@ -12,7 +12,7 @@
 #endif
 
 namespace sparkdl::SPARKDL_KERNEL_NAMESPACE {
-namespace {
+namespace {  // NOLINT(google-build-namespaces): internal linkage is the point, see kernels.h
 
 // A T at any address, aliasing anything: buffers come from outside as bytes.
 template <typename T>
@@ -67,7 +67,7 @@ void Encode(const A* values, Loose<T>* out, size_t n) {
 
 inline void Decode(const Loose<Bfloat16>* source, float* out, size_t n) {
   for (size_t i = 0; i < n; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(source[i].value.bits) << 16;
+    const auto bits = static_cast<uint32_t>(source[i].value.bits) << 16;
     out[i] = __builtin_bit_cast(float, bits);
   }
 }
@@ -75,7 +75,7 @@ inline void Decode(const Loose<Bfloat16>* source, float* out, size_t n) {
 // Rounds to nearest even; a NaN becomes a quiet NaN of the same sign.
 inline void Encode(const float* values, Loose<Bfloat16>* out, size_t n) {
   for (size_t i = 0; i < n; ++i) {
-    const uint32_t bits = __builtin_bit_cast(uint32_t, values[i]);
+    const auto bits = __builtin_bit_cast(uint32_t, values[i]);
     const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
     const uint32_t quiet = (bits >> 16) | 0x40U;
     const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;
@@ -95,8 +95,8 @@ inline float DecodeFloat16(uint16_t half) {
   } else if (exponent == 0) {
     constexpr uint32_t kMagic = 113U << 23;
     bits += 1U << 23;
-    bits = __builtin_bit_cast(
-        uint32_t, __builtin_bit_cast(float, bits) - __builtin_bit_cast(float, kMagic));
+    bits = __builtin_bit_cast(uint32_t,
+                              __builtin_bit_cast(float, bits) - __builtin_bit_cast(float, kMagic));
   }
   bits |= (half & 0x8000U) << 16;
   return __builtin_bit_cast(float, bits);
@@ -108,7 +108,7 @@ inline uint16_t EncodeFloat16(float value) {
   constexpr uint32_t kTooLarge = (127U + 16U) << 23;
   constexpr uint32_t kSmallestNormal = 113U << 23;
   constexpr uint32_t kSubnormalMagic = ((127U - 15U) + (23U - 10U) + 1U) << 23;
-  uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  auto bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t sign = bits & 0x80000000U;
   bits ^= sign;
   uint32_t half = 0;

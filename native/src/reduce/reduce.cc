@@ -58,7 +58,9 @@ const InstructionSet& Widest() {
 
 }  // namespace
 
-const ReduceKernels* FindReduceKernels(Dtype dtype, ReduceOp op) { return Widest().find(dtype, op); }
+const ReduceKernels* FindReduceKernels(Dtype dtype, ReduceOp op) {
+  return Widest().find(dtype, op);
+}
 
 const char* ReduceInstructionSet() { return Widest().name; }
 

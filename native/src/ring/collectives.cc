@@ -62,15 +62,12 @@ Status Collectives::GatherLanes(std::byte* data, size_t bytes, size_t unit, Oper
 
 Status Collectives::AllGather(const Operation& operation, OperationGuard& guard) {
   const size_t bytes = operation.bytes();
-  const auto block = [&](int rank) {
-    return operation.output + static_cast<size_t>(rank) * bytes;
-  };
+  const auto block = [&](int rank) { return operation.output + static_cast<size_t>(rank) * bytes; };
   CopyBytes(block(topology_.rank()), operation.input, bytes);
 
   std::vector<Pieces> inside_blocks;
   for (const int rank : topology_.local_ranks()) inside_blocks.push_back({{block(rank), bytes}});
-  SPARKDL_RETURN_IF_ERROR(
-      inside_.Gather({{operation.input, bytes}}, inside_blocks, guard));
+  SPARKDL_RETURN_IF_ERROR(inside_.Gather({{operation.input, bytes}}, inside_blocks, guard));
   if (!spans_hosts()) return {};
 
   // Lane i carries part i of every rank's block.
@@ -118,8 +115,7 @@ Status Collectives::Broadcast(const Operation& operation, OperationGuard& guard)
   }
   if (!spans_hosts()) return {};
   if (lane_.has_value()) {
-    const Part part =
-        PartOf(bytes, num_lanes(), static_cast<size_t>(topology_.local_rank()));
+    const Part part = PartOf(bytes, num_lanes(), static_cast<size_t>(topology_.local_rank()));
     SPARKDL_RETURN_IF_ERROR(
         lane_->Broadcast({operation.output + part.begin, part.size}, root_host, guard));
   }

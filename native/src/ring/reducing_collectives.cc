@@ -45,8 +45,7 @@ Status Collectives::AllReduceChunk(std::byte* data, size_t count, const ReduceKe
   if (lane_.has_value()) {
     const Part mine = PartOf(bytes, num_lanes(), static_cast<size_t>(topology_.local_rank()), unit);
     part = {data + mine.begin, mine.size};
-    const size_t accumulator_bytes =
-        mine.size / kernels.element_bytes * kernels.accumulator_bytes;
+    const size_t accumulator_bytes = mine.size / kernels.element_bytes * kernels.accumulator_bytes;
     // Accumulators of the element type need no memory of their own.
     std::byte* accumulators = part.data;
     if (kernels.accumulator_bytes != kernels.element_bytes) {
@@ -57,12 +56,12 @@ Status Collectives::AllReduceChunk(std::byte* data, size_t count, const ReduceKe
   }
   SPARKDL_RETURN_IF_ERROR(inside_.ReduceScatter(streams, target, kernels, guard));
   if (lane_.has_value()) {
-    SPARKDL_RETURN_IF_ERROR(AllReduceOnLane(part, target.output[0].data, kernels, guard));
+    SPARKDL_RETURN_IF_ERROR(AllReduceOnLane(*lane_, part, target.output[0].data, kernels, guard));
   }
   return GatherLanes(data, bytes, unit, guard);
 }
 
-Status Collectives::AllReduceOnLane(const Piece& part, std::byte* accumulators,
+Status Collectives::AllReduceOnLane(Ring& lane, const Piece& part, std::byte* accumulators,
                                     const ReduceKernels& kernels, OperationGuard& guard) {
   const size_t count = part.bytes / kernels.element_bytes;
   std::vector<Pieces> partial;
@@ -77,18 +76,18 @@ Status Collectives::AllReduceOnLane(const Piece& part, std::byte* accumulators,
     finished.push_back(
         {{part.data + block.begin * kernels.element_bytes, block.size * kernels.element_bytes}});
   }
-  SPARKDL_RETURN_IF_ERROR(lane_->ReduceScatter(partial, kernels, guard));
+  SPARKDL_RETURN_IF_ERROR(lane.ReduceScatter(partial, kernels, guard));
   kernels.finalize(part.data + mine.begin * kernels.element_bytes,
                    accumulators + mine.begin * kernels.accumulator_bytes, mine.size,
                    static_cast<uint64_t>(topology_.world_size()));
-  return lane_->AllGather(finished, guard);
+  return lane.AllGather(finished, guard);
 }
 
 Status Collectives::ReduceScatter(const Operation& operation, OperationGuard& guard) {
   if (!spans_hosts()) return ReduceScatterInside(operation, guard);
   const ReduceKernels& kernels = *FindReduceKernels(operation.dtype, operation.reduce_op);
-  const size_t per_block = kLaneChunkBytes / kernels.accumulator_bytes /
-                           static_cast<size_t>(topology_.world_size());
+  const size_t per_block =
+      kLaneChunkBytes / kernels.accumulator_bytes / static_cast<size_t>(topology_.world_size());
   const size_t chunk = std::max(per_block, kUnitElements) * num_lanes();
   for (size_t done = 0; done < operation.count; done += chunk) {
     SPARKDL_RETURN_IF_ERROR(ReduceScatterChunk(
@@ -144,12 +143,12 @@ Status Collectives::ReduceScatterChunk(const Operation& operation, const Part& r
   // What this lane has reduced for each rank of this host, one after the other.
   std::vector<std::byte> reduced;
   if (lane_.has_value()) {
-    SPARKDL_RETURN_IF_ERROR(ReduceScatterOnLane(my_part, reduced, kernels, guard));
+    SPARKDL_RETURN_IF_ERROR(ReduceScatterOnLane(*lane_, my_part, reduced, kernels, guard));
     const Part part = part_of(static_cast<size_t>(topology_.local_rank()));
-    CopyBytes(operation.output + part.begin * element_bytes,
-              reduced.data() +
-                  static_cast<size_t>(topology_.local_rank()) * part.size * element_bytes,
-              part.size * element_bytes);
+    CopyBytes(
+        operation.output + part.begin * element_bytes,
+        reduced.data() + static_cast<size_t>(topology_.local_rank()) * part.size * element_bytes,
+        part.size * element_bytes);
   }
   std::vector<Pieces> destinations(static_cast<size_t>(inside_.size()));
   for (size_t lane = 0; lane < num_lanes(); ++lane) {
@@ -164,7 +163,8 @@ Status Collectives::ReduceScatterChunk(const Operation& operation, const Part& r
   return inside_.Gather({{reduced.data(), reduced.size()}}, destinations, guard);
 }
 
-Status Collectives::ReduceScatterOnLane(size_t block_elements, std::vector<std::byte>& reduced,
+Status Collectives::ReduceScatterOnLane(Ring& lane, size_t block_elements,
+                                        std::vector<std::byte>& reduced,
                                         const ReduceKernels& kernels, OperationGuard& guard) {
   std::vector<Pieces> blocks;
   size_t offset = 0;
@@ -176,7 +176,7 @@ Status Collectives::ReduceScatterOnLane(size_t block_elements, std::vector<std::
     blocks.push_back({{accumulators_.data() + offset, bytes}});
     offset += bytes;
   }
-  SPARKDL_RETURN_IF_ERROR(lane_->ReduceScatter(blocks, kernels, guard));
+  SPARKDL_RETURN_IF_ERROR(lane.ReduceScatter(blocks, kernels, guard));
   const size_t count = static_cast<size_t>(inside_.size()) * block_elements;
   reduced.resize(count * kernels.element_bytes);
   kernels.finalize(reduced.data(), accumulators_.data() + my_offset, count,

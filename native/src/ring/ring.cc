@@ -45,9 +45,8 @@ Status Ring::Begin(OperationGuard& guard) {
   }
   if (theirs.signature == guard.signature()) return {};
   return Status(StatusCode::kFailed,
-                "the ranks disagree about operation " +
-                    std::to_string(guard.signature().sequence) + ": rank " +
-                    std::to_string(stream_.previous_rank()) + " said " +
+                "the ranks disagree about operation " + std::to_string(guard.signature().sequence) +
+                    ": rank " + std::to_string(stream_.previous_rank()) + " said " +
                     DescribeFully(theirs.signature) + "; rank " + std::to_string(rank_) + " said " +
                     DescribeFully(guard.signature()));
 }

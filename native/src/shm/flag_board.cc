@@ -9,7 +9,8 @@
 namespace sparkdl {
 namespace {
 
-// About 50 us of spinning: longer than the peers' skew within a tile, and than a futex's round trip.
+// About 50 us of spinning: longer than the peers' skew within a tile, and than a futex's round
+// trip.
 constexpr int kSpins = 4000;
 // With more ranks than cores the one waited for may need this very core.
 constexpr int kSpinsWhenCrowded = 20;

@@ -24,7 +24,7 @@ size_t Segment::BytesFor(int local_size) {
 
 Result<std::shared_ptr<Segment>> Segment::Attach(int fd, int local_size) {
   const size_t bytes = BytesFor(local_size);
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd, &info) != 0) {
     return Status::FromErrno("cannot read the size of the shared segment", errno);
   }

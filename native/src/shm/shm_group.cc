@@ -34,7 +34,8 @@ Status ShmGroup::AllReduce(std::byte* data, size_t count, const ReduceKernels& k
   if (bytes * static_cast<size_t>(size_) <= 2 * kOneRoundBytes) {
     return ReduceInOneRound(data, count, kernels, divisor, guard);
   }
-  // The last slice of a tile is the one that rounding up leaves shorter, so all slices fit the slot.
+  // The last slice of a tile is the one that rounding up leaves shorter, so all slices fit the
+  // slot.
   const size_t tile = Segment::kSlotBytes / kernels.element_bytes;
   for (size_t done = 0; done < count; done += tile) {
     SPARKDL_RETURN_IF_ERROR(ReduceTile(data + done * kernels.element_bytes,
@@ -54,8 +55,8 @@ Status ShmGroup::ReduceInOneRound(std::byte* data, size_t count, const ReduceKer
   return {};
 }
 
-// Two-shot: each rank reduces one slice of the tile, reading its own part where it is, and pushes the
-// result into its slot, from where the others fetch it.
+// Two-shot: each rank reduces one slice of the tile, reading its own part where it is, and pushes
+// the result into its slot, from where the others fetch it.
 Status ShmGroup::ReduceTile(std::byte* tile, size_t count, const ReduceKernels& kernels,
                             uint64_t divisor, OperationGuard& guard) {
   const size_t element_bytes = kernels.element_bytes;

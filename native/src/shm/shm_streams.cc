@@ -62,9 +62,8 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
         const Piece to = output.Peek(from.bytes / element_bytes * out_bytes);
         const size_t count = to.bytes / out_bytes;
         for (int other = 0; other < size_; ++other) {
-          sources_[other] = other == local_rank_
-                                ? static_cast<const void*>(from.data)
-                                : static_cast<const void*>(slot(other) + offset);
+          sources_[other] = other == local_rank_ ? static_cast<const void*>(from.data)
+                                                 : static_cast<const void*>(slot(other) + offset);
         }
         if (target.to_accumulators) {
           kernels.reduce_to_accumulators(to.data, sources_.data(), sources_.size(), count);

@@ -35,7 +35,8 @@ size_t FillVectors(PieceCursor<Byte> cursor, size_t longest, std::array<iovec, k
 bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 Status Lost(int rank, const std::string& how, OperationGuard& guard) {
-  return guard.NewsOr(Status(StatusCode::kRankLost, "rank " + std::to_string(rank) + " was lost during " +
+  return guard.NewsOr(Status(StatusCode::kRankLost, "rank " + std::to_string(rank) +
+                                                        " was lost during " +
                                                         Describe(guard.signature()) + ": " + how));
 }
 
@@ -107,7 +108,8 @@ Status DuplexStream::ReceiveInto(Pieces& window, OperationGuard& guard, size_t& 
   const ssize_t got = ::recvmsg(from_previous_.get(), &message, 0);
   if (got < 0) {
     if (WouldBlock() || errno == EINTR) return {};
-    return Lost(previous_rank_, std::string("receiving from it failed: ") + std::strerror(errno), guard);
+    return Lost(previous_rank_, std::string("receiving from it failed: ") + std::strerror(errno),
+                guard);
   }
   if (got == 0) return Lost(previous_rank_, "it closed its connection", guard);
   received = static_cast<size_t>(got);
@@ -119,7 +121,8 @@ Status DuplexStream::ReceiveSome(Progress& progress, OperationGuard& guard, bool
   Pieces window;
   if (progress.combine_with == nullptr) {
     PieceCursor<std::byte> ahead = progress.incoming;
-    for (size_t left = kCallBytes; left > 0 && ahead.remaining() > 0 && window.size() < kMaxVectors;) {
+    for (size_t left = kCallBytes;
+         left > 0 && ahead.remaining() > 0 && window.size() < kMaxVectors;) {
       window.push_back(ahead.Peek(left));
       left -= window.back().bytes;
       ahead.Advance(window.back().bytes);
@@ -182,8 +185,8 @@ Status DuplexStream::Missed(const Progress& progress, OperationGuard& guard) con
     return guard.TimedOutUnlessTold("rank " + std::to_string(next_rank_) + " took no more data");
   }
   if (!progress.begins_operation) {
-    return guard.TimedOutUnlessTold(previous +
-                                    " had joined, but sent no more; a rank beyond it may be missing");
+    return guard.TimedOutUnlessTold(
+        previous + " had joined, but sent no more; a rank beyond it may be missing");
   }
   if (previous_is_alone_) return guard.TimedOut(previous + " had not joined");
   return guard.TimedOutUnlessTold(previous + " or another rank of its host had not joined");

@@ -68,15 +68,14 @@ void Lifeline::Drain(Link& link) {
   }
 }
 
-// Takes one whole message from the front of the link's buffer. Nothing that a peer wrote is used as a
-// size before it was compared with the buffer's own.
+// Takes one whole message from the front of the link's buffer. Nothing that a peer wrote is used as
+// a size before it was compared with the buffer's own.
 bool Lifeline::Parse(Link& link) {
   if (!link.fd.valid() || link.filled < sizeof(Header)) return false;
   Header header{};
   std::memcpy(&header, link.buffer.data(), sizeof(header));
-  const bool is_known =
-      header.type == MessageType::kGoodbye ||
-      (header.type == MessageType::kFailure && IsFailure(header.code));
+  const bool is_known = header.type == MessageType::kGoodbye ||
+                        (header.type == MessageType::kFailure && IsFailure(header.code));
   if (header.magic != kMagic || header.text_bytes > kMaxReasonBytes || !is_known) {
     Lost(link, "it sent something that is no lifeline message");
     return false;

@@ -12,13 +12,12 @@ namespace sparkdl {
 namespace {
 
 // A host that vanished without closing its connections (power, cable) is given up after about
-// kKeepaliveIdleS + kKeepaliveProbes * kKeepaliveIntervalS seconds. A process that died is noticed at
-// once; this must only be longer than a network's hiccup.
+// kKeepaliveIdleS + kKeepaliveProbes * kKeepaliveIntervalS seconds. A process that died is noticed
+// at once; this must only be longer than a network's hiccup.
 constexpr int kKeepaliveIdleS = 5;
 constexpr int kKeepaliveIntervalS = 2;
 constexpr int kKeepaliveProbes = 5;
-constexpr int kUnacknowledgedMs =
-    1000 * (kKeepaliveIdleS + kKeepaliveProbes * kKeepaliveIntervalS);
+constexpr int kUnacknowledgedMs = 1000 * (kKeepaliveIdleS + kKeepaliveProbes * kKeepaliveIntervalS);
 
 bool SetOption(int fd, int level, int option, int value) {
   return ::setsockopt(fd, level, option, &value, sizeof(value)) == 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -23,7 +24,15 @@ from sparkdl.errors import (
     TrainingError,
 )
 from sparkdl.estimators import TorchEstimator, TorchModel
-from tests.spark.estimator_examples import NUM_ROWS, make_estimator, make_frame, make_model, store_is_empty
+from tests.processes import wait_until_gone
+from tests.spark.estimator_examples import (
+    NUM_ROWS,
+    LossThatKillsRankOne,
+    make_estimator,
+    make_frame,
+    make_model,
+    store_is_empty,
+)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +162,17 @@ def test_a_loss_that_is_no_longer_finite_ends_the_fit_and_names_epoch_and_step(f
     assert store_is_empty(tmp_path)
 
 
+def test_killed_rank_ends_the_fit_within_ten_seconds_and_leaves_nothing(frame, tmp_path):
+    estimator = make_estimator(tmp_path, loss=LossThatKillsRankOne(tmp_path), epochs=500)
+    with pytest.raises(RankError, match="SIGKILL") as caught:
+        estimator.fit(frame)
+    assert time.time() - (tmp_path / "killed").stat().st_mtime < 10
+    assert caught.value.rank == 1
+    pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in (0, 1)]
+    assert wait_until_gone(pids, 5) == []
+    assert store_is_empty(tmp_path)
+
+
 BAD_DATA = {
     "a missing column": ("1", {"featuresCol": "nowhere"}, DataError, "There is no column 'nowhere'"),
     "strings as features": ("1", {"featuresCol": "text"}, DataError, "'text' holds string"),
@@ -187,7 +207,6 @@ BAD_DATA = {
         DataError,
         r"labels of shape \(\) per row, and the model's output has \(3,\)",
     ),
-    "fewer rows than ranks": ("1", {"numWorkers": 204}, ShardingError, "Lower numWorkers to 203"),
 }
 
 
@@ -196,6 +215,12 @@ def test_bad_data_is_named_before_any_rank_starts(frame, tmp_path, name):
     expression, changes, error, message = BAD_DATA[name]
     with pytest.raises(error, match=message):
         make_estimator(tmp_path, **changes).fit(frame.withColumn("bad", F.expr(expression)))
+    assert store_is_empty(tmp_path)
+
+
+def test_fewer_rows_than_ranks_are_named(frame, tmp_path):
+    with pytest.raises(ShardingError, match="1 rows cannot be shared by 2 ranks.*Lower numWorkers to 1"):
+        make_estimator(tmp_path, numWorkers=2).fit(frame.limit(1))
     assert store_is_empty(tmp_path)
 
 

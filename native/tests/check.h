@@ -64,10 +64,12 @@ inline void CheckContains(const std::string& text, const std::string& part, cons
 
 }  // namespace sparkdl::tests
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a declared name takes none
 #define TEST(name)                                                 \
-  static void name(); /* NOLINT(bugprone-macro-parentheses) */     \
+  static void name();                                              \
   static ::sparkdl::tests::Test registration_##name(#name, &name); \
   static void name()
+// NOLINTEND(bugprone-macro-parentheses)
 
 #define CHECK(condition)                                                               \
   do {                                                                                 \

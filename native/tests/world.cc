@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <string>
 #include <thread>
 
 #include "check.h"
@@ -109,12 +108,6 @@ void World::Run(const std::function<void(Communicator&, int)>& function) {
 std::vector<std::vector<int>> Topologies() {
   return {{0},          {0, 0},       {0, 0, 0, 0},      {0, 1}, {0, 1, 2}, {0, 0, 1, 1},
           {0, 0, 0, 1}, {0, 1, 0, 1}, {0, 1, 1, 2, 0, 1}};
-}
-
-std::string NameOf(const std::vector<int>& host_of_rank) {
-  std::string name = "hosts";
-  for (const int host : host_of_rank) name += " " + std::to_string(host);
-  return name;
 }
 
 }  // namespace sparkdl::tests

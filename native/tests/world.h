@@ -54,9 +54,6 @@ class World {
 // The shapes that every collective must work on.
 std::vector<std::vector<int>> Topologies();
 
-// "hosts 0 0 1".
-std::string NameOf(const std::vector<int>& host_of_rank);
-
 }  // namespace sparkdl::tests
 
 #endif  // SPARKDL_TESTS_WORLD_H_

@@ -94,7 +94,7 @@ def fork_ranks(world: World, function: RankFunction, *, dies: Sequence[int] = ()
         pipes.append(receiver)
         processes.append(process)
     world.close()
-    results = []
+    results: list[Any] = []
     try:
         for rank, pipe in enumerate(pipes):
             if rank in dies:

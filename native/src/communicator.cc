@@ -13,7 +13,15 @@ constexpr std::chrono::milliseconds kSlice{100};
 
 }  // namespace
 
+Status Communicator::CheckProcess() const {
+  if (ForkGeneration() == fork_generation_) return {};
+  return Status(StatusCode::kFailed,
+                "this process was forked from the rank that opened the communicator; only the rank "
+                "itself can use it");
+}
+
 Status Communicator::Validate(const Operation& operation) const {
+  SPARKDL_RETURN_IF_ERROR(CheckProcess());
   if ((operation.kind == OpKind::kAllReduce || operation.kind == OpKind::kReduceScatter) &&
       FindReduceKernels(operation.dtype, operation.reduce_op) == nullptr) {
     return Status(

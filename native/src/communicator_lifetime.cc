@@ -7,6 +7,7 @@
 
 #include "sparkdl/communicator.h"
 #include "sparkdl/deadline.h"
+#include "sparkdl/fork_guard.h"
 #include "sparkdl/socket.h"
 
 namespace sparkdl {
@@ -33,10 +34,10 @@ std::optional<Ring> MakeRing(const Topology& topology, const CommunicatorOptions
   if (!topology.owns_lane()) return std::nullopt;
   const int previous = topology.previous_on_lane();
   const bool previous_is_alone = topology.ranks_on(topology.host_of(previous)).size() == 1;
-  return Ring(
-      DuplexStream(UniqueFd(options.lane_to_next_fd), UniqueFd(options.lane_from_previous_fd),
-                   topology.next_on_lane(), previous, previous_is_alone),
-      topology.rank(), topology.host(), topology.num_hosts());
+  return Ring(DuplexStream(GuardedSocket(options.lane_to_next_fd),
+                           GuardedSocket(options.lane_from_previous_fd), topology.next_on_lane(),
+                           previous, previous_is_alone),
+              topology.rank(), topology.host(), topology.num_hosts());
 }
 
 Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
@@ -98,11 +99,16 @@ Communicator::Communicator(Topology topology, const CommunicatorOptions& options
     : topology_(std::move(topology)),
       timeout_s_(options.timeout_s),
       lifeline_(topology_.rank(), topology_.next_rank(), topology_.previous_rank(),
-                UniqueFd(options.lifeline_to_next_fd), UniqueFd(options.lifeline_from_previous_fd),
-                failure_),
+                GuardedSocket(options.lifeline_to_next_fd),
+                GuardedSocket(options.lifeline_from_previous_fd), failure_),
       collectives_(topology_, std::move(segment), MakeRing(topology_, options)) {}
 
 Communicator::~Communicator() {
+  if (ForkGeneration() != fork_generation_) {
+    // The thread was not forked along; neither joining nor detaching it is possible here.
+    static_cast<void>(new std::thread(std::move(progress_thread_)));
+    return;
+  }
   const std::scoped_lock lock(close_mutex_);
   if (is_closed_) return;
   is_closing_ = true;
@@ -113,6 +119,7 @@ Communicator::~Communicator() {
 }
 
 Status Communicator::Close(InterruptCheck interrupt_check) {
+  SPARKDL_RETURN_IF_ERROR(CheckProcess());
   const std::scoped_lock lock(close_mutex_);
   if (is_closed_) return {};
   {

@@ -224,6 +224,38 @@ def test_killed_rank_is_named_on_all_others_within_two_seconds(host_of_rank: lis
             assert seconds < 2
 
 
+def _leave_a_forked_child(communicator: _native.Communicator, rank: int) -> str:
+    if rank == 1:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                communicator.barrier()
+            except errors.CommunicatorError as error:
+                os.write(writer, str(error).encode())
+            signal.pause()
+        message = os.read(reader, 1000).decode()
+        assert "only the rank itself can use it" in message
+        communicator.allreduce_async(np.array([child], np.int64)).wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    child_of_peer = np.zeros(1, np.int64)
+    communicator.allreduce_async(child_of_peer).wait()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(errors.RankLostError) as caught:
+            communicator.barrier()
+        assert time.monotonic() - begun < 2
+        return str(caught.value)
+    finally:
+        os.kill(int(child_of_peer[0]), signal.SIGKILL)
+
+
+@pytest.mark.timeout(60)
+def test_death_is_noticed_though_a_forked_child_of_the_rank_lives_on() -> None:
+    message, _ = fork_ranks(World([0, 0]), _leave_a_forked_child, dies=[1])
+    assert "rank 1 was lost" in message
+
+
 def _abort(communicator: _native.Communicator, rank: int) -> tuple[str, str | None]:
     if rank == 2:
         communicator.abort("the loss is not finite — stopped")

@@ -14,6 +14,7 @@
 
 #include "sparkdl/collectives.h"
 #include "sparkdl/failure_latch.h"
+#include "sparkdl/fork_guard.h"
 #include "sparkdl/lifeline.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
@@ -82,6 +83,8 @@ class Communicator {
   Communicator(Topology topology, const CommunicatorOptions& options,
                std::shared_ptr<Segment> segment);
 
+  // Not ok in a process that was forked from the one that opened the communicator.
+  Status CheckProcess() const;
   void ProgressLoop();
   bool RunNextQueued();
   void SleepUntilNews();
@@ -95,6 +98,7 @@ class Communicator {
 
   const Topology topology_;
   const double timeout_s_;
+  const uint64_t fork_generation_ = ForkGeneration();
   FailureLatch failure_;
   Lifeline lifeline_;
   Collectives collectives_;

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <vector>
 
+#include "sparkdl/fork_guard.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/pieces.h"
 #include "sparkdl/reduce.h"
 #include "sparkdl/status.h"
-#include "sparkdl/unique_fd.h"
 
 namespace sparkdl {
 
@@ -31,7 +31,7 @@ class DuplexStream {
  public:
   // Takes the sockets over; they must be non-blocking. previous_is_alone: no other rank of its host
   // can be the reason that the previous one does not join.
-  DuplexStream(UniqueFd to_next, UniqueFd from_previous, int next_rank, int previous_rank,
+  DuplexStream(GuardedSocket to_next, GuardedSocket from_previous, int next_rank, int previous_rank,
                bool previous_is_alone);
 
   Status Run(const DuplexTransfer& transfer, OperationGuard& guard);
@@ -49,8 +49,8 @@ class DuplexStream {
   Status Sleep(const Progress& progress, OperationGuard& guard);
   Status Missed(const Progress& progress, OperationGuard& guard) const;
 
-  UniqueFd to_next_;
-  UniqueFd from_previous_;
+  GuardedSocket to_next_;
+  GuardedSocket from_previous_;
   const int next_rank_;
   const int previous_rank_;
   const bool previous_is_alone_;

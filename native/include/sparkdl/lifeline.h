@@ -11,8 +11,8 @@
 #include <string>
 
 #include "sparkdl/failure_latch.h"
+#include "sparkdl/fork_guard.h"
 #include "sparkdl/status.h"
-#include "sparkdl/unique_fd.h"
 
 namespace sparkdl {
 
@@ -30,8 +30,8 @@ class Lifeline {
   };
 
   // Takes the sockets over. For a world of one both are invalid.
-  Lifeline(int rank, int next_rank, int previous_rank, UniqueFd to_next, UniqueFd from_previous,
-           FailureLatch& failure);
+  Lifeline(int rank, int next_rank, int previous_rank, GuardedSocket to_next,
+           GuardedSocket from_previous, FailureLatch& failure);
 
   // Reads what has come, without blocking; sets the failure latch and passes news on.
   void Service();
@@ -67,7 +67,7 @@ class Lifeline {
   static_assert(sizeof(Header) == 24);
 
   struct Link {
-    UniqueFd fd;
+    GuardedSocket fd;
     int peer = -1;
     bool said_goodbye = false;
     size_t filled = 0;

@@ -6,8 +6,8 @@
 
 namespace sparkdl {
 
-// Makes the socket non-blocking; on TCP, sends at once and lets the kernel notice a silent peer.
-// Fails if fd is not a stream socket.
+// Makes the socket non-blocking and private to this program; on TCP, sends at once and lets the
+// kernel notice a silent peer. Fails if fd is not a stream socket.
 Status PrepareSocket(int fd, const char* what);
 
 }  // namespace sparkdl

@@ -166,8 +166,9 @@ class CommunicatorObject {
     return seconds;
   }
 
-  std::unique_ptr<Communicator> core_;
+  // The arrays must outlive the core, whose thread works on them: declared first, destroyed last.
   std::shared_ptr<HeldArrays> held_ = std::make_shared<HeldArrays>();
+  std::unique_ptr<Communicator> core_;
 };
 
 using Self = CommunicatorObject;

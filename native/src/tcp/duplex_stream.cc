@@ -61,7 +61,7 @@ struct DuplexStream::Progress {
   size_t staged = 0;
 };
 
-DuplexStream::DuplexStream(UniqueFd to_next, UniqueFd from_previous, int next_rank,
+DuplexStream::DuplexStream(GuardedSocket to_next, GuardedSocket from_previous, int next_rank,
                            int previous_rank, bool previous_is_alone)
     : to_next_(std::move(to_next)),
       from_previous_(std::move(from_previous)),

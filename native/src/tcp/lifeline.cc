@@ -25,8 +25,8 @@ bool IsFailure(StatusCode code) {
 
 }  // namespace
 
-Lifeline::Lifeline(int rank, int next_rank, int previous_rank, UniqueFd to_next,
-                   UniqueFd from_previous, FailureLatch& failure)
+Lifeline::Lifeline(int rank, int next_rank, int previous_rank, GuardedSocket to_next,
+                   GuardedSocket from_previous, FailureLatch& failure)
     : rank_(rank), failure_(failure) {
   links_[0].fd = std::move(to_next);
   links_[0].peer = next_rank;

@@ -37,7 +37,8 @@ Status PrepareSocket(int fd, const char* what) {
                   name + " must be a stream socket, its type is " + std::to_string(type));
   }
   const int flags = ::fcntl(fd, F_GETFL);
-  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
     return Status::FromErrno("cannot make " + name + " non-blocking", errno);
   }
   int domain = 0;

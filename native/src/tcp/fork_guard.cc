@@ -1,0 +1,69 @@
+#include "sparkdl/fork_guard.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+
+namespace sparkdl {
+namespace {
+
+// Never destroyed: a communicator may outlive the static objects of this file.
+struct Registry {
+  std::mutex mutex;
+  std::set<int> fds;  // guarded by mutex
+  std::atomic<uint64_t> generation{0};
+};
+
+Registry& TheRegistry() {
+  static auto* registry = new Registry;
+  return *registry;
+}
+
+void BeforeFork() { TheRegistry().mutex.lock(); }
+void InParent() { TheRegistry().mutex.unlock(); }
+
+// Only calls that are safe between fork and exec. The numbers stay taken, so that closing them
+// later closes nothing else.
+void InChild() {
+  Registry& registry = TheRegistry();
+  registry.generation.fetch_add(1, std::memory_order_relaxed);
+  const int null_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (const int fd : registry.fds) {
+    if (null_fd >= 0) {
+      ::dup3(null_fd, fd, O_CLOEXEC);
+    } else {
+      ::close(fd);
+    }
+  }
+  if (null_fd >= 0) ::close(null_fd);
+  registry.mutex.unlock();
+}
+
+}  // namespace
+
+uint64_t ForkGeneration() { return TheRegistry().generation.load(std::memory_order_relaxed); }
+
+GuardedSocket::GuardedSocket(int fd) : fd_(fd) {
+  if (fd < 0) return;
+  static const int is_registered = ::pthread_atfork(&BeforeFork, &InParent, &InChild);
+  static_cast<void>(is_registered);
+  Registry& registry = TheRegistry();
+  const std::scoped_lock lock(registry.mutex);
+  registry.fds.insert(fd);
+}
+
+void GuardedSocket::Reset() {
+  if (!fd_.valid()) return;
+  {
+    Registry& registry = TheRegistry();
+    const std::scoped_lock lock(registry.mutex);
+    registry.fds.erase(fd_.get());
+  }
+  fd_.Reset();
+}
+
+}  // namespace sparkdl

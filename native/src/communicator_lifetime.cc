@@ -2,6 +2,7 @@
 #include <sys/eventfd.h>
 
 #include <cerrno>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -106,7 +107,7 @@ Communicator::Communicator(Topology topology, const CommunicatorOptions& options
 Communicator::~Communicator() {
   if (ForkGeneration() != fork_generation_) {
     // The thread was not forked along; neither joining nor detaching it is possible here.
-    static_cast<void>(new std::thread(std::move(progress_thread_)));
+    static_cast<void>(new (std::nothrow) std::thread(std::move(progress_thread_)));
     return;
   }
   const std::scoped_lock lock(close_mutex_);

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/array_argument.h"
 #include "bindings/errors.h"
 #include "bindings/handle_class.h"
+#include "bindings/request.h"
 #include "bindings/text.h"
 #include "sparkdl/communicator.h"
 
@@ -24,80 +24,6 @@ namespace sparkdl::bindings {
 namespace {
 
 using Timeout = std::optional<double>;
-
-[[noreturn]] void RaiseValueError(const std::string& text) {
-  RaiseIfError(Status(StatusCode::kInvalidArgument, text));
-  throw nb::python_error();
-}
-
-ReduceOp ToReduceOp(std::string_view name) {
-  for (int i = 0; i < kNumReduceOps; ++i) {
-    const auto op = static_cast<ReduceOp>(i);
-    if (NameOf(op) == name) return op;
-  }
-  RaiseValueError("op must be 'sum', 'avg', 'min', 'max' or 'product', got '" + std::string(name) +
-                  "'");
-}
-
-// An operation and the arrays that it works on.
-struct Request {
-  Operation operation;
-  Arguments arguments;
-};
-
-Request InPlace(OpKind kind, nb::handle object) {
-  ArrayArgument array = ToArray("array", object, Access::kWrite);
-  Request request;
-  request.operation.kind = kind;
-  request.operation.dtype = array.dtype;
-  request.operation.count = array.count;
-  request.operation.input = array.data;
-  request.operation.output = array.data;
-  request.arguments[0] = std::move(array);
-  return request;
-}
-
-Request AllReduce(nb::handle object, std::string_view op) {
-  Request request = InPlace(OpKind::kAllReduce, object);
-  request.operation.reduce_op = ToReduceOp(op);
-  return request;
-}
-
-Request Broadcast(nb::handle object, int root) {
-  Request request = InPlace(OpKind::kBroadcast, object);
-  request.operation.root = root;
-  return request;
-}
-
-// reduce_scatter and allgather: one array holds world_size times as many elements as the other.
-Request Between(OpKind kind, nb::handle array_object, nb::handle out_object, int world_size) {
-  ArrayArgument array = ToArray("array", array_object, Access::kRead);
-  ArrayArgument out = ToArray("out", out_object, Access::kWrite);
-  if (array.dtype != out.dtype) {
-    RaiseIfError(Status(StatusCode::kWrongType, "array is " + std::string(NameOf(array.dtype)) +
-                                                    ", out is " + std::string(NameOf(out.dtype)) +
-                                                    "; they must be alike"));
-  }
-  const bool scatters = kind == OpKind::kReduceScatter;
-  const size_t block = scatters ? out.count : array.count;
-  const size_t whole = scatters ? array.count : out.count;
-  if (whole != block * static_cast<size_t>(world_size)) {
-    RaiseValueError(std::string(scatters ? "array" : "out") +
-                    " must hold world_size = " + std::to_string(world_size) +
-                    " times the elements of " + (scatters ? "out" : "array") + ": " +
-                    std::to_string(block * static_cast<size_t>(world_size)) + ", got " +
-                    std::to_string(whole));
-  }
-  Request request;
-  request.operation.kind = kind;
-  request.operation.dtype = array.dtype;
-  request.operation.count = block;
-  request.operation.input = array.data;
-  request.operation.output = out.data;
-  request.arguments[0] = std::move(array);
-  request.arguments[1] = std::move(out);
-  return request;
-}
 
 class CommunicatorObject {
  public:
@@ -160,7 +86,8 @@ class CommunicatorObject {
   double Check(const Request& request, Timeout timeout_s) const {
     const double seconds = timeout_s.value_or(core_->timeout_s());
     if (!(seconds > 0)) {
-      RaiseValueError("timeout_s must be positive, got " + std::to_string(seconds));
+      RaiseIfError(Status(StatusCode::kInvalidArgument,
+                          "timeout_s must be positive, got " + std::to_string(seconds)));
     }
     RaiseIfError(core_->Validate(request.operation));
     return seconds;
@@ -178,16 +105,14 @@ void DefineSynchronous(nb::class_<Self>& type) {
   type.def(
           "allreduce",
           [](Self& self, nb::handle array, std::string_view op, Timeout timeout_s) {
-            self.Run(AllReduce(array, op), timeout_s);
+            self.Run(AllReduceRequest(array, op), timeout_s);
           },
           "array"_a, "op"_a = "sum", "timeout_s"_a = nb::none(),
           "Reduce array over all ranks, in place; every rank gets the same bits.")
       .def(
           "reduce_scatter",
           [](Self& self, nb::handle array, nb::handle out, std::string_view op, Timeout timeout_s) {
-            Request request = Between(OpKind::kReduceScatter, array, out, self.world_size());
-            request.operation.reduce_op = ToReduceOp(op);
-            self.Run(request, timeout_s);
+            self.Run(ReduceScatterRequest(array, out, op, self.world_size()), timeout_s);
           },
           "array"_a, "out"_a, "op"_a = "sum", "timeout_s"_a = nb::none(),
           "Reduce array, world_size blocks as large as out, over all ranks; block r goes to rank "
@@ -196,7 +121,7 @@ void DefineSynchronous(nb::class_<Self>& type) {
       .def(
           "allgather",
           [](Self& self, nb::handle array, nb::handle out, Timeout timeout_s) {
-            self.Run(Between(OpKind::kAllGather, array, out, self.world_size()), timeout_s);
+            self.Run(AllGatherRequest(array, out, self.world_size()), timeout_s);
           },
           "array"_a, "out"_a, "timeout_s"_a = nb::none(),
           "Gather every rank's array into out, world_size blocks in order of ranks. array may be "
@@ -205,7 +130,7 @@ void DefineSynchronous(nb::class_<Self>& type) {
       .def(
           "broadcast",
           [](Self& self, nb::handle array, int root, Timeout timeout_s) {
-            self.Run(Broadcast(array, root), timeout_s);
+            self.Run(BroadcastRequest(array, root), timeout_s);
           },
           "array"_a, "root"_a, "timeout_s"_a = nb::none(),
           "Copy rank root's array to all ranks, in place.")
@@ -219,29 +144,26 @@ void DefineAsynchronous(nb::class_<Self>& type) {
   type.def(
           "allreduce_async",
           [](Self& self, nb::handle array, std::string_view op, Timeout timeout_s) {
-            return self.Submit(AllReduce(array, op), timeout_s);
+            return self.Submit(AllReduceRequest(array, op), timeout_s);
           },
           "array"_a, "op"_a = "sum", "timeout_s"_a = nb::none(),
           "Queue allreduce; operations run in the order of submission.")
       .def(
           "reduce_scatter_async",
           [](Self& self, nb::handle array, nb::handle out, std::string_view op, Timeout timeout_s) {
-            Request request = Between(OpKind::kReduceScatter, array, out, self.world_size());
-            request.operation.reduce_op = ToReduceOp(op);
-            return self.Submit(std::move(request), timeout_s);
+            return self.Submit(ReduceScatterRequest(array, out, op, self.world_size()), timeout_s);
           },
           "array"_a, "out"_a, "op"_a = "sum", "timeout_s"_a = nb::none(), "Queue reduce_scatter.")
       .def(
           "allgather_async",
           [](Self& self, nb::handle array, nb::handle out, Timeout timeout_s) {
-            return self.Submit(Between(OpKind::kAllGather, array, out, self.world_size()),
-                               timeout_s);
+            return self.Submit(AllGatherRequest(array, out, self.world_size()), timeout_s);
           },
           "array"_a, "out"_a, "timeout_s"_a = nb::none(), "Queue allgather.")
       .def(
           "broadcast_async",
           [](Self& self, nb::handle array, int root, Timeout timeout_s) {
-            return self.Submit(Broadcast(array, root), timeout_s);
+            return self.Submit(BroadcastRequest(array, root), timeout_s);
           },
           "array"_a, "root"_a, "timeout_s"_a = nb::none(), "Queue broadcast.")
       .def(

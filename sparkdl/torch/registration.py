@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 
@@ -34,6 +34,9 @@ _given: list[tuple[Communicator, Rendezvous, RendezvousStore]] = []
 
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
+# Worlds that leave CUDA alone, and their sub-groups with them.
+_cpu_only: WeakSet[Communicator] = WeakSet()
+
 
 def register() -> None:
     """Make the backend ``"sparkdl"`` known to torch.distributed. Doing it again changes nothing."""
@@ -41,7 +44,9 @@ def register() -> None:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def init_process_group(communicator: Communicator, *, timeout_s: float | None = None) -> None:
+def init_process_group(
+    communicator: Communicator, *, timeout_s: float | None = None, cuda: bool = True
+) -> None:
     """Initialize torch.distributed over an open communicator, whose rendezvous also becomes c10d's store.
 
     CPU tensors travel over the communicator; CUDA tensors over NCCL, where every rank has a GPU of its own.
@@ -50,6 +55,8 @@ def init_process_group(communicator: Communicator, *, timeout_s: float | None = 
     Args:
         communicator: the world; every rank of it makes this call.
         timeout_s: deadline of a collective that names none, 300 s by default.
+        cuda: whether CUDA tensors are to travel, too. Finding out a rank's GPU initializes CUDA there and takes
+            hundreds of MiB of its memory; False leaves the GPUs alone. The same on every rank.
 
     Raises:
         ParamError: if torch.distributed is initialized already.
@@ -60,6 +67,10 @@ def init_process_group(communicator: Communicator, *, timeout_s: float | None = 
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     rendezvous = _fresh_keys(communicator)
     store = RendezvousStore(rendezvous, timeout_s=timeout_s)
+    if cuda:
+        _cpu_only.discard(communicator)
+    else:
+        _cpu_only.add(communicator)
     _given.append((communicator, rendezvous, store))
     try:
         dist.init_process_group(
@@ -96,7 +107,9 @@ def _create(options: Any, _: object) -> SparkdlProcessGroup:
         timeout_s=timeout_s,
         owns_communicator=given is None,
         base_store=base_store,
-        accelerator=nccl_group(communicator, rendezvous, options.store, timeout_s),
+        accelerator=nccl_group(communicator, rendezvous, options.store, timeout_s)
+        if _serves_cuda(communicator)
+        else None,
     )
 
 
@@ -118,9 +131,12 @@ def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicato
         rank=rank,
         world_size=options.group_size,
         secret=parent.secret if parent is not None else _shared_secret(rendezvous, rank, timeout_s),
-        transport=parent.transport if parent is not None else "auto",
+        transport=parent.requested_transport if parent is not None else "auto",
         timeout_s=timeout_s,
         name=f"group {options.group_id}",
+        host_of_rank=world.communicator.hosts_of(options.global_ranks_in_group)
+        if world is not None
+        else None,
     )
 
 
@@ -128,6 +144,12 @@ def _world() -> SparkdlProcessGroup | None:
     """The default group, if it is ours."""
     group = dist.group.WORLD if dist.is_initialized() else None
     return group if isinstance(group, SparkdlProcessGroup) else None
+
+
+def _serves_cuda(communicator: Communicator) -> bool:
+    """Whether the default group that this communicator makes or belongs to was asked to serve CUDA tensors."""
+    world = _world()
+    return (communicator if world is None else world.communicator) not in _cpu_only
 
 
 def _fresh_keys(communicator: Communicator) -> Rendezvous:

@@ -130,7 +130,7 @@ def _distribute(
     """Wrap the module so that backward averages gradients; rank 0's weights become everyone's."""
     if communicator.world_size == 1:
         return module
-    init_process_group(communicator)
+    init_process_group(communicator, cuda=device.type == "cuda")
     return DistributedDataParallel(
         module,
         device_ids=None if device.type == "cpu" else [device],

@@ -15,6 +15,7 @@ from tests.unit.training.training_scenes import (
     make_model,
     make_spec,
     train_all,
+    train_beside_gpus,
     train_in_one_process,
     write_dataset,
 )
@@ -103,6 +104,11 @@ def test_one_rank_equals_plain_torch(tmp_path):
     expected = train_in_one_process(make_spec(), dataset, world_size=1)
     for key, value in outcomes[0].weights.items():
         np.testing.assert_allclose(value, expected[key], rtol=0, atol=TOLERANCE)
+
+
+def test_a_fit_on_cpu_leaves_gpus_alone(tmp_path):
+    for (outcome,) in run_ranks(2, train_beside_gpus, make_spec(epochs=1), write_dataset(tmp_path, 20)):
+        assert outcome.history[0].rows == 20
 
 
 def test_a_batch_norm_takes_one_row_and_no_rows(tmp_path):

@@ -87,6 +87,19 @@ def train_all(
     return outcomes
 
 
+def train_beside_gpus(
+    environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset
+) -> list[Outcome]:
+    """Train on a rank of a machine with GPUs, which fails when its GPU is asked for: that would initialize CUDA."""
+
+    def initialize_cuda(*_: object) -> None:
+        raise AssertionError("CUDA was initialized")
+
+    torch.cuda.is_available = torch.distributed.is_nccl_available = lambda: True
+    torch.cuda.current_device = torch.cuda.get_device_properties = initialize_cuda
+    return train_all(environment, [(spec, dataset)])
+
+
 def train_in_one_process(
     spec: TrainingSpec, dataset: ParquetDataset, world_size: int
 ) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.errors import SerializationError, ShardingError
 from sparkdl.estimators.labels import check_class_labels
+from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
 from sparkdl.training.columns import dtype_name
 from sparkdl.training.losses import as_module, ignored_label, prediction_kind
@@ -40,10 +41,12 @@ class FitInputs:
 
 def column_names(params: _TorchEstimatorParams) -> list[str]:
     """Return the columns that a fit reads: features, label and, where it is set, weight."""
-    names = [params.getFeaturesCol(), params.getLabelCol()]
-    if params.isSet(params.weightCol):
-        names.append(params.getWeightCol())
-    return names
+    names = (params.getFeaturesCol(), params.getLabelCol(), _weight_column(params))
+    return [name for name in names if name is not None]
+
+
+def _weight_column(params: _TorchEstimatorParams) -> str | None:
+    return params.getWeightCol() if params.isSet(params.weightCol) else None
 
 
 def check_picklable(params: _TorchEstimatorParams) -> None:
@@ -75,15 +78,17 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
-        DataError: if features do not fit the model, or labels the loss.
-        ParamError: if the model's output or the optimizer cannot be used.
+        DataError: if features do not fit the model or labels the loss, or weights are no weights.
+        ParamError: if the model's output, the optimizer, or the loss with weights cannot be used.
     """
     if dataset.num_rows < params.getNumWorkers():
         raise ShardingError(
             f"{dataset.num_rows} rows cannot be shared by {params.getNumWorkers()} ranks: each rank needs at least "
             f"one. Lower numWorkers to {dataset.num_rows}."
         )
-    features, label = params.getFeaturesCol(), params.getLabelCol()
+    features, label, weight = params.getFeaturesCol(), params.getLabelCol(), _weight_column(params)
+    if weight is not None:
+        check_row_weights(dataset, weight)
     loss = as_module(params.getLoss())
     row = _first_row(dataset, (features, label))
     found = probe(
@@ -93,6 +98,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         features=row[features],
         labels=row[label],
         names=(features, label),
+        weighted=weight is not None,
     )
     if found.num_classes is not None and dtype_name(found.label_dtype) == "int64":
         check_class_labels(dataset, label, found.num_classes, ignored_label(loss))
@@ -117,7 +123,7 @@ def _make_spec(
         optimizer=params.getOptimizer(),
         features=params.getFeaturesCol(),
         label=params.getLabelCol(),
-        weight=params.getWeightCol() if params.isSet(params.weightCol) else None,
+        weight=_weight_column(params),
         features_dtype=dtype_name(found.features_dtype),
         label_dtype=dtype_name(found.label_dtype),
         label_shape=dataset.column(params.getLabelCol()).shape,

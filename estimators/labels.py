@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparkdl.data import ParquetDataset, check_labels
-from sparkdl.data.filesystems import open_location
 from sparkdl.errors import DataError
+from sparkdl.estimators.stored_values import stored_values
 
 
 def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ignored: int | None) -> None:
@@ -25,18 +23,8 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
         return
     # A row of several labels often pads with torch's own ignore_index.
     allowed = ignored if ignored is not None or not column.shape else -100
-    location = open_location(dataset.url)
-    for path in dict.fromkeys(row_group.path for row_group in dataset.row_groups):
-        with location.open_file(f"{location.path}/{path}") as file:
-            table = pq.ParquetFile(file).read(columns=[name])
-        _check_values(_flat_values(table.column(name)), name, num_classes, allowed)
-
-
-def _flat_values(values: pa.ChunkedArray) -> np.ndarray:
-    array = values.combine_chunks()
-    while isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
-        array = array.flatten()
-    return np.asarray(array.to_numpy(zero_copy_only=False))
+    for values in stored_values(dataset, name):
+        _check_values(values, name, num_classes, allowed)
 
 
 def _check_values(values: np.ndarray, name: str, num_classes: int, allowed: int | None) -> None:

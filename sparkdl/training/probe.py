@@ -63,6 +63,7 @@ def probe(
     features: npt.NDArray[np.generic],
     labels: npt.NDArray[np.generic],
     names: tuple[str, str],
+    weighted: bool = False,
 ) -> ProbeResult:
     """Pass one row through a copy of the model and its loss.
 
@@ -73,11 +74,12 @@ def probe(
         features: ``(1, *shape)``, a row of the data.
         labels: ``(1, *shape)``, the label of that row.
         names: names of the feature and the label column, for messages.
+        weighted: whether rows will have weights, for which the loss has to tell one value per row.
 
     Raises:
         DataError: if the model cannot take such features, or the loss such labels.
-        ParamError: if the model's output is no tensor with one entry per row, or the factory makes no
-        optimizer.
+        ParamError: if the model's output is no tensor with one entry per row, the factory makes no optimizer,
+            or rows are weighted and the loss reduces over them.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ParamError(
@@ -88,7 +90,7 @@ def probe(
     features_dtype, outputs = _try_features(trial, features, names[0])
     make_optimizer(optimizer, trial)
     num_classes = _count_classes(loss, outputs)
-    label_dtype, has_unused = _try_labels(trial, loss, outputs, labels, names[1])
+    label_dtype, has_unused = _try_labels(trial, loss, outputs, labels, names[1], weighted)
     predicted = decide(outputs.detach(), prediction_kind(loss))
     shape = tuple(predicted.shape[1:])
     return ProbeResult(
@@ -135,9 +137,18 @@ def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
 
 
 def _try_labels(
-    model: nn.Module, loss: LossFunction, outputs: Tensor, labels: npt.NDArray[np.generic], name: str
+    model: nn.Module,
+    loss: LossFunction,
+    outputs: Tensor,
+    labels: npt.NDArray[np.generic],
+    name: str,
+    weighted: bool,
 ) -> tuple[torch.dtype, bool]:
     failures = []
+    row_weights = None
+    if weighted:  # the row twice, as one row does not tell a value per row from a mean of shape (1,)
+        outputs, labels = torch.cat([outputs, outputs]), np.concatenate([labels, labels])
+        row_weights = torch.ones(2)
     for dtype in _label_dtypes(model, loss, labels):
         targets = match_targets(loss, outputs, to_tensor(labels, dtype, _CPU))
         if is_torch_loss(loss) and not is_class_loss(loss) and targets.shape != outputs.shape:
@@ -149,7 +160,9 @@ def _try_labels(
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # a broadcast between rows
-                compute_loss(loss, outputs, targets).mean.backward(retain_graph=True)
+                compute_loss(loss, outputs, targets, row_weights).mean.backward(retain_graph=True)
+        except ParamError:
+            raise
         except Exception as error:
             failures.append(error)
             continue

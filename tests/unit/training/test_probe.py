@@ -15,7 +15,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def probe_one(model, loss, features, label, optimizer=sgd):
+def probe_one(model, loss, features, label, optimizer=sgd, *, weighted=False):
     return probe(
         model,
         loss,
@@ -23,6 +23,7 @@ def probe_one(model, loss, features, label, optimizer=sgd):
         features=np.array([features]),
         labels=np.array([label]),
         names=("image", "digit"),
+        weighted=weighted,
     )
 
 
@@ -126,6 +127,28 @@ def test_what_does_not_fit_is_named(model, loss, error, message):
 def test_an_optimizer_that_is_none_is_named(factory, message):
     with pytest.raises(ParamError, match=f"Param optimizer.*{message}"):
         probe_one(nn.Linear(2, 1), nn.MSELoss(), [1.0, 2.0], 1.0, factory)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss(), nn.CrossEntropyLoss(), lambda outputs, labels: (outputs[:, 0] - labels) ** 2]
+)
+def test_a_loss_with_a_value_per_row_takes_weights(loss):
+    probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 0.0, weighted=True)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, labels: ((outputs[:, 0] - labels) ** 2).mean(),
+        lambda outputs, labels: ((outputs[:, 0] - labels) ** 2).mean(dim=0, keepdim=True),
+    ],
+)
+def test_a_loss_that_reduces_is_refused_with_weights(loss):
+    probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0)
+    with pytest.raises(
+        ParamError, match=r"weightCol needs one loss value per row.*returned shape \(1?,?\) for 2"
+    ):
+        probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted=True)
 
 
 def test_functions_of_torch_are_taken_for_their_modules():

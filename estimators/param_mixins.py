@@ -156,7 +156,7 @@ class HasShuffle(Params):
         return self.getOrDefault(self.shuffle)
 
     def setShuffle(self: P, value: bool) -> P:
-        """Set the whether rows are shuffled."""
+        """Set whether rows are shuffled."""
         return self._set(shuffle=value)
 
 
@@ -254,7 +254,7 @@ class HasShowProgress(Params):
         return self.getOrDefault(self.showProgress)
 
     def setShowProgress(self: P, value: bool) -> P:
-        """Set the whether fit shows its progress."""
+        """Set whether fit shows its progress."""
         return self._set(showProgress=value)
 
 

@@ -1,14 +1,11 @@
 """A trained model as a folder: three files, none of which holds weights in a pickle.
 
-==========================
-=============================================================================================
-``sparkdl_model.json``      format version, versions of sparkdl and torch, the input column with shape and
-dtype, what a
-                            prediction is, and name, size and SHA-256 of the other two files
-``weights.safetensors``     every tensor of the module, by name
-``architecture.pkl``        the module without its tensors (:mod:`sparkdl.training.architecture`)
-==========================
-=============================================================================================
+=======================  ============================================================================
+``sparkdl_model.json``   format version, versions of sparkdl and torch, the input column with shape and
+                         dtype, what a prediction is, and size and SHA-256 of the other two files
+``weights.safetensors``  every tensor of the module, by name
+``architecture.pkl``     the module without its tensors (:mod:`sparkdl.training.architecture`)
+=======================  ============================================================================
 
 The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch,
 NumPy, safetensors and cloudpickle, no Spark. The architecture is a pickle: load only models that you trust.

@@ -14,9 +14,9 @@ you trust.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.ml.param import Params
+
+_logger = logging.getLogger(__name__)
 
 _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
@@ -203,21 +205,46 @@ def _carry(folder: Path, url: str, *, overwrite: bool) -> None:
     parent, _, name = path.rpartition("/")
     token = uuid.uuid4().hex[:8]
     aside, old = f"{parent}/.{name}-{token}.new", f"{parent}/.{name}-{token}.old"
+    is_cleared = False
     try:
         filesystem.makedirs(parent, exist_ok=True)
         filesystem.put(f"{folder}/", f"{aside}/", recursive=True)
         if filesystem.exists(path):
             filesystem.mv(path, old, recursive=True)
+        is_cleared = True
         filesystem.mv(aside, path, recursive=True)
-    except Exception as error:
-        with suppress(Exception):
-            filesystem.rm(aside, recursive=True)
-        with suppress(Exception):
-            if filesystem.exists(old) and not filesystem.exists(path):
-                filesystem.mv(old, path, recursive=True)
+    except BaseException as error:  # Ctrl-C as well
+        try:
+            _put_back(filesystem, path, aside=aside, old=old, is_cleared=is_cleared)
+        except Exception as failure:
+            _logger.warning("What was at %s may now lie in %s: %s", url, old, failure)
+        if not isinstance(error, Exception):
+            raise
         raise SavedModelError(f"{url} cannot be written: {type(error).__name__}: {error}") from error
+    try:
+        if filesystem.exists(old):
+            filesystem.rm(old, recursive=True)
+    except Exception as error:
+        _logger.warning("%s is written; what was there before stays in %s: %s", url, old, error)
+
+
+def _put_back(filesystem: Any, path: str, *, aside: str, old: str, is_cleared: bool) -> None:
+    """Restore what was at ``path``, wherever the moving stopped.
+
+    A move is one step on some filesystems; others copy all files and then remove them.
+    """
+    filesystem.invalidate_cache()
+    # Before the place was cleared, files are missing there only if their copies were complete.
+    is_moved = is_cleared or len(filesystem.find(path)) < len(filesystem.find(old))
+    if is_moved and filesystem.exists(path):
+        filesystem.rm(path, recursive=True)
     if filesystem.exists(old):
-        filesystem.rm(old, recursive=True)
+        if is_moved:
+            filesystem.mv(old, path, recursive=True)
+        else:
+            filesystem.rm(old, recursive=True)
+    if filesystem.exists(aside):
+        filesystem.rm(aside, recursive=True)
 
 
 def _with_local_folder(path: str, load: Callable[[Path], Any]) -> Any:

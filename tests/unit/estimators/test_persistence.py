@@ -60,10 +60,80 @@ def test_only_overwrite_replaces_and_leaves_nothing_behind(place):
     newer = make_model()
     newer.write().overwrite().save(place)
     assert TorchModel.load(place).uid == newer.uid
+    assert names_beside(place) == ["model"]
+
+
+def stop_in_move(monkeypatch, filesystem, *, number, where):
+    """Press Ctrl-C in the move of that number, at a place that a move by copying and removing goes through."""
+    original = type(filesystem).mv
+    moves = []
+
+    def move(self, source, target, **options):
+        moves.append(source)
+        if len(moves) != number:
+            return original(self, source, target, **options)
+        file = self.find(source)[0]
+        if where == "half copied":
+            self.makedirs((target + file[len(source) :]).rpartition("/")[0], exist_ok=True)
+            self.copy(file, target + file[len(source) :])
+        elif where == "moved":
+            original(self, source, target, **options)
+        else:
+            self.copy(f"{source}/", f"{target}/", recursive=True)
+        if where == "half removed":
+            self.rm(file)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(filesystem), "mv", move)
+
+
+def names_beside(place):
     filesystem, path = fsspec.core.url_to_fs(place)
-    assert [
-        entry.rstrip("/").rpartition("/")[2] for entry in filesystem.ls(path.rpartition("/")[0], detail=False)
-    ] == ["model"]
+    entries = filesystem.ls(path.rpartition("/")[0], detail=False)
+    return [entry.rstrip("/").rpartition("/")[2] for entry in entries]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("where", ["half copied", "copied", "half removed", "moved"])
+def test_an_interrupted_overwrite_leaves_what_was_there(place, monkeypatch, number, where):
+    model = make_model()
+    model.save(place)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_in_move(patch, fsspec.core.url_to_fs(place)[0], number=number, where=where)
+        make_model().write().overwrite().save(place)
+    assert TorchModel.load(place).uid == model.uid
+    assert names_beside(place) == ["model"]
+
+
+@pytest.mark.parametrize("where", ["half copied", "copied", "half removed", "moved"])
+def test_an_interrupted_first_save_leaves_nothing(place, monkeypatch, where):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_in_move(patch, fsspec.core.url_to_fs(place)[0], number=1, where=where)
+        make_model().save(place)
+    assert names_beside(place) == []
+
+
+def test_an_old_model_that_cannot_be_removed_costs_a_warning(place, monkeypatch, caplog):
+    make_model().save(place)
+    newer = make_model()
+
+    def refuse(self, path, **options):
+        raise PermissionError(f"{path} is held")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(fsspec.core.url_to_fs(place)[0]), "rm", refuse)
+        patch.setattr("fsspec.implementations.memory.MemoryFileSystem.mv", rename_in_memory)
+        newer.write().overwrite().save(place)
+    assert TorchModel.load(place).uid == newer.uid
+    assert "what was there before stays in" in caplog.text
+
+
+def rename_in_memory(self, source, target, **options):
+    """The mv of fsspec removes after copying, by a call that this test refuses."""
+    self.copy(f"{source}/", f"{target}/", recursive=True)
+    for name in [name for name in self.store if name.startswith(f"{source}/")]:
+        del self.store[name]
+    self.pseudo_dirs[:] = [name for name in self.pseudo_dirs if not name.startswith(source)]
 
 
 def test_an_estimator_comes_back_with_lambdas_and_weights(place):

@@ -1,20 +1,21 @@
 """``sparkdl demo``: the whole way once, on this machine: digits, two ranks, a Spark model, MLflow.
 
-Trains on handwritten digits, tracks the fit in MLflow, loads the logged model back and scores it.
-
-It starts a local Spark session, fits a small convolutional network on two ranks, and leaves what it made in a folder.
+It starts a local Spark session, fits a small convolutional network on two ranks, tracks the fit in MLflow, loads the
+logged model back and scores it. All that it makes lies in one folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.cli.quiet import quiet_libraries, quiet_spark_options
 from sparkdl.errors import SparkdlError
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 NUM_CLASSES = 10
 SIDE = 8
 REQUIRED_ACCURACY = 0.97
+EXPERIMENT = "sparkdl demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
-    parser.add_argument("--ranks", type=int, default=2, help="how many ranks train (default: 2)")
-    parser.add_argument("--epochs", type=int, default=12, help="passes over the data (default: 12)")
+    parser.add_argument("--ranks", type=_count, default=2, help="how many ranks train (default: 2)")
+    parser.add_argument("--epochs", type=_count, default=20, help="passes over the data (default: 20)")
+    parser.add_argument("--seed", type=int, default=7, help="of all random numbers (default: 7)")
     parser.add_argument(
         "--folder", type=Path, default=Path("demo"), help="where results go (default: ./demo)"
     )
@@ -40,28 +43,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, score, save, load back from MLflow and score again; the status is 1 if the accuracy is too low."""
     _require_libraries()
+    started = time.monotonic()
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    tracking = os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-    started = time.monotonic()
-    spark = _start_spark(options.ranks)
+    quiet_libraries()
+    tracking = _choose_tracking(folder)
+    print("Starting Spark on this machine.", flush=True)
+    spark = _start_spark(options.ranks, folder)
     try:
         train, test = _digits(spark)
         model = _fit(train, options, folder)
+        print("Scoring by Spark, and by the model loaded back from MLflow.", flush=True)
         accuracy = _accuracy(model.transform(test))
         model.write().overwrite().save(str(folder / "model"))
         served = _accuracy_of_logged_model(model.summary.model_uri, test)
     finally:
         spark.stop()
+    ui = f"{shlex.quote(str(Path(sys.executable).parent / 'mlflow'))} ui --backend-store-uri {shlex.quote(tracking)}"
     print(
-        f"\nAccuracy on {SIDE}x{SIDE} digits that were not trained on: {accuracy:.4f} by Spark,"
-        f" {served:.4f} by the model loaded back from MLflow.\n"
+        f"\nAccuracy on digits that were not trained on: {accuracy:.4f} by Spark, {served:.4f} by MLflow's model.\n"
         f"Took {time.monotonic() - started:.0f} s. What was made:\n"
-        f"  {folder / 'model'}  the Spark ML model; TorchModel.load reads it\n"
-        f"  {model.summary.model_uri}  the same model in MLflow, with the run's params and metrics\n"
-        f"See the run:  {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri {tracking}"
+        f"  {folder / 'model'}\n      the Spark ML model; TorchModel.load reads it\n"
+        f"  {model.summary.model_uri} in {tracking}\n"
+        "      the same model in MLflow, with the run's params and metrics\n"
+        f"See the run in a browser:\n  {ui}"
     )
-    return 0 if min(accuracy, served) >= REQUIRED_ACCURACY else 1
+    return judge(accuracy, served)
+
+
+def judge(accuracy: float, served: float) -> int:
+    """The exit status: 0, or 1 with a line on stderr when an accuracy is too low."""
+    if min(accuracy, served) >= REQUIRED_ACCURACY:
+        return 0
+    print(
+        f"sparkdl: an accuracy of {min(accuracy, served):.4f} is too low, at least {REQUIRED_ACCURACY} was expected. "
+        "Train longer with --epochs; with the defaults, please report it.",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def digits_cnn() -> torch.nn.Module:
@@ -76,6 +95,7 @@ def digits_cnn() -> torch.nn.Module:
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Flatten(),
+        torch.nn.Dropout(0.5),  # 0.983 to 0.994 over five seeds, against 0.975 to 0.986 without
         torch.nn.Linear(64 * (SIDE // 2) ** 2, 64),
         torch.nn.ReLU(),
         torch.nn.Linear(64, NUM_CLASSES),
@@ -90,22 +110,44 @@ def _require_libraries() -> None:
         )
 
 
-def _start_spark(num_ranks: int) -> SparkSession:
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too few; use 1 or more")
+    return number
+
+
+def _choose_tracking(folder: Path) -> str:
+    """The URI of the user's MLflow, or of a SQLite store in the folder, whose artifacts lie in the folder too."""
+    import mlflow
+
+    if mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]
+        return mlflow.get_tracking_uri()
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    mlflow.set_tracking_uri(uri)
+    if mlflow.get_experiment_by_name(EXPERIMENT) is None:
+        mlflow.create_experiment(EXPERIMENT, artifact_location=(folder / "mlflow-artifacts").as_uri())
+    return uri
+
+
+def _start_spark(num_ranks: int, folder: Path) -> SparkSession:
     import pyspark
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
+    builder = (
         SparkSession.builder.master(f"local[{num_ranks}]")
         .appName("sparkdl demo")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")  # would overwrite the line of the fit
-        .config("spark.log.level", "ERROR")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
+        .config("spark.sql.warehouse.dir", str(folder / "spark-warehouse"))
     )
+    for name, value in quiet_spark_options(folder).items():
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
     return session
 
 
@@ -139,9 +181,9 @@ def _fit(train: DataFrame, options: argparse.Namespace, folder: Path) -> TorchMo
         batchSize=32,
         epochs=options.epochs,
         numWorkers=options.ranks,
-        seed=7,
+        seed=options.seed,
         store=str(folder / "store"),
-        experiment="sparkdl demo",
+        experiment=EXPERIMENT,
     )
     print(f"Fitting {train.count()} images of handwritten digits on {options.ranks} ranks.", flush=True)
     return estimator.fit(train)

@@ -8,17 +8,17 @@ would, and from every rank.
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient
 from sparkdl.collective.addresses import Address
+from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.pmi import PmiServer, pmi_environment
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.failure_board import FailureBoard
@@ -26,7 +26,6 @@ from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_c
 from sparkdl.launch.messages import CHUNK_BYTES
 from sparkdl.launch.rank_environment import assigned_gpus, rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
-from sparkdl.topology import number_hosts
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
@@ -44,7 +43,6 @@ class Peer:
     host: str
     conflicts: list[str]
     coordinator: str
-    shared_memory: str
 
 
 def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[Row]:
@@ -61,16 +59,18 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         address = Address.from_bytes(peers[0].coordinator)
         client = RendezvousClient.connect(address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
-        board = FailureBoard(client.prefix("tasks"))
+        board = FailureBoard(client.prefix("tasks"), rank=rank, host=host)
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
-        position = [peer.host for peer in peers[:rank]].count(host)
-        environment = rank_environment(
-            dict(spec.environment), gpus=assigned_gpus(context, spec.gpus_per_rank, position)
+        hosts = find_hosts(
+            client.prefix("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
         )
-        inherited = []
+        gpus = assigned_gpus(context, spec.gpus_per_rank, hosts[:rank].count(hosts[rank]))
+        environment = rank_environment(dict(spec.environment), gpus=gpus)
+        pmi, inherited = None, []
         if spec.transport == "mpi":
-            inherited.append(_serve_pmi(stack, client, rank, peers).fileno())
-            environment.update(pmi_environment(inherited[0], rank, spec.num_ranks))
+            pmi, fd = _serve_pmi(stack, client, rank, hosts)
+            inherited.append(fd)
+            environment.update(pmi_environment(fd, rank, spec.num_ranks))
         supervisor = RankSupervisor(
             order=_order(spec, rank, address),
             payload=spec.payload,
@@ -87,14 +87,13 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         if failure is None:
             yield from _chunks("result", supervisor.result)
         else:
-            failure = replace(failure, host=host)
+            failure = replace(failure, host=host, error=_with_pmi_failure(failure.error, pmi))
             link.failure(failure)
             board.post(failure)
             yield "failure", 0, failure.to_json().encode()
-            if failure.pickled:
-                yield "error", 0, failure.pickled
+            yield from _chunks("error", io.BytesIO(failure.pickled))
         yield from _chunks("log", link.unsent)
-        board.finish(rank)
+        board.finish()
         if rank == 0:
             board.wait_until_finished(spec.num_ranks)
 
@@ -104,7 +103,6 @@ def _meet(spec: LaunchSpec, context: BarrierTaskContext, coordinator: Coordinato
         "host": socket.gethostname(),
         "conflicts": version_conflicts(spec.versions, installed_versions()),
         "coordinator": coordinator.address.to_bytes().decode() if coordinator is not None else "",
-        "shared_memory": _shared_memory_identity(),
     }
     gathered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
     return [Peer(**peer) for peer in gathered]
@@ -125,26 +123,19 @@ def _order(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
     }
 
 
-def _serve_pmi(stack: ExitStack, client: RendezvousClient, rank: int, peers: list[Peer]) -> socket.socket:
-    """Serve MPICH's bootstrap to this task's rank; returns the end of the socket pair that the rank inherits."""
+def _serve_pmi(
+    stack: ExitStack, client: RendezvousClient, rank: int, hosts: tuple[int, ...]
+) -> tuple[PmiServer, int]:
+    """Serve MPICH's bootstrap to this task's rank; returns the descriptor that the rank inherits too."""
     ours, theirs = socket.socketpair()
     stack.enter_context(theirs)
-    stack.enter_context(
-        PmiServer(
-            ours,
-            client.prefix("pmi"),
-            rank,
-            len(peers),
-            host_of_rank=number_hosts([peer.shared_memory for peer in peers]),
-        )
-    )
-    return theirs
+    server = PmiServer(ours, client.prefix("pmi"), rank, len(hosts), host_of_rank=hosts)
+    stack.enter_context(server)
+    return server, theirs.fileno()
 
 
-def _shared_memory_identity() -> str:
-    """Equal in two processes only if they see the same /dev/shm of the same running kernel."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/dev/shm').st_dev}"  # noqa: S108 - looked at, not written to
+def _with_pmi_failure(error: str, pmi: PmiServer | None) -> str:
+    return error if pmi is None or pmi.failure is None else f"{error} ({pmi.failure})"
 
 
 def _chunks(kind: str, file: IO[bytes]) -> Iterator[Row]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
 
-from sparkdl.errors import LaunchError, RankError
+from sparkdl.errors import LaunchError, RankError, SparkdlError
 from sparkdl.launch.outcome import Failure, find_culprit
 from sparkdl.launch.spark_job import SparkJob
 
@@ -33,35 +34,71 @@ def collect(
         LaunchError: if the ranks could not be started, or were lost with their executors.
         RankError: if a rank failed; ``__cause__`` is its exception.
     """
-    outcomes = job.outcomes()
-    for rank, kind, num_chunks in outcomes:
-        if kind == "log":
-            for line in _fetch(job, rank, kind, num_chunks).decode("utf-8", "replace").splitlines():
+    try:
+        rows = _Rows(job)
+        for rank in rows.ranks("log"):
+            for line in rows.read("log", rank).decode("utf-8", "replace").splitlines():
                 on_log(rank, line)
-    for rank, kind, num_chunks in outcomes:
-        if kind == "refused":
-            reason = _fetch(job, rank, kind, num_chunks).decode()
+        for rank in rows.ranks("refused"):
+            reason = rows.read("refused", rank).decode()
             raise LaunchError(
                 f"Driver and executors do not match: {reason}. Install the same versions on both."
             )
-    failures = list(heard)
-    for rank, kind, num_chunks in outcomes:
-        if kind == "failure":
-            pickled = next((c for r, k, c in outcomes if (r, k) == (rank, "error")), 0)
-            error = _fetch(job, rank, "error", pickled)
-            failures.append(Failure.from_json(_fetch(job, rank, kind, num_chunks), pickled=error))
+        missing = sorted(set(range(num_ranks)) - set(rows.ranks("result")))
+        if not missing:
+            return [rows.load(rank) for rank in range(num_ranks)]
+        failures = heard + [
+            Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
+            for rank in rows.ranks("failure")
+        ]
+        _raise_for(failures, job.error)
+        raise LaunchError(
+            f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
+        )
+    except SparkdlError:
+        raise
+    except Exception as error:
+        if _is_spark_error(error):
+            _raise_for(heard, error)
+        raise
+
+
+def _raise_for(failures: list[Failure], spark_error: Exception | None) -> None:
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None:
-        raise _rank_error(culprit) from _original(culprit)
-    if job.error is not None:
-        raise LaunchError(f"Spark ended the ranks' stage: {job.error}") from job.error
-    chunks = {rank: num_chunks for rank, kind, num_chunks in outcomes if kind == "result"}
-    if len(chunks) < num_ranks:
-        lost = sorted(set(range(num_ranks)) - set(chunks))
-        raise LaunchError(
-            f"Ranks {lost} were lost with their executors. Look at the executors' logs, then run again."
-        )
-    return [_load(job, rank, chunks[rank]) for rank in range(num_ranks)]
+        raise _rank_error(culprit) from (_original(culprit) or spark_error)
+    if spark_error is not None:
+        raise LaunchError(f"Spark ended the ranks' stage: {spark_error}") from spark_error
+
+
+def _is_spark_error(error: Exception) -> bool:
+    return type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc")
+
+
+class _Rows:
+    """What the tasks yielded, by kind and rank."""
+
+    def __init__(self, job: SparkJob) -> None:
+        self._job = job
+        self._num_chunks = {(kind, rank): num_chunks for rank, kind, num_chunks in job.outcomes()}
+
+    def ranks(self, kind: str) -> list[int]:
+        return sorted(rank for other, rank in self._num_chunks if other == kind)
+
+    def read(self, kind: str, rank: int) -> bytes:
+        with self._fetched(kind, rank) as file:
+            return file.read()
+
+    def load(self, rank: int) -> Any:
+        with self._fetched("result", rank) as file:
+            return pickle.load(file)  # noqa: S301 - came through Spark's own authenticated channels
+
+    @contextmanager
+    def _fetched(self, kind: str, rank: int) -> Iterator[IO[bytes]]:
+        with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as file:
+            self._job.fetch(rank, kind, self._num_chunks.get((kind, rank), 0), file)
+            file.seek(0)
+            yield file
 
 
 def _with_pickled(failures: list[Failure]) -> list[Failure]:
@@ -80,21 +117,7 @@ def _rank_error(failure: Failure) -> RankError:
 
 def _original(failure: Failure) -> BaseException | None:
     try:
-        error = pickle.loads(failure.pickled)  # noqa: S301 - came through Spark's own authenticated channels
+        error = pickle.loads(failure.pickled)  # noqa: S301 - likewise
     except Exception:
         return None  # its class cannot be built here; the traceback tells
     return error if isinstance(error, BaseException) else None
-
-
-def _fetch(job: SparkJob, rank: int, kind: str, num_chunks: int) -> bytes:
-    with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as file:
-        job.fetch(rank, kind, num_chunks, file)
-        file.seek(0)
-        return file.read()
-
-
-def _load(job: SparkJob, rank: int, num_chunks: int) -> Any:
-    with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as file:
-        job.fetch(rank, "result", num_chunks, file)
-        file.seek(0)
-        return pickle.load(file)  # noqa: S301 - likewise

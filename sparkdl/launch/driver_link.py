@@ -27,13 +27,20 @@ class DriverLink:
 
     def __init__(self, address: Address, secret: bytes, *, rank: int, host: str) -> None:
         self.unsent: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed below
+        self._address, self._secret = address, secret
+        self._hello = {"kind": "hello", "rank": rank, "host": host}
         self._connection: MessageConnection | None = None
+
+    def __enter__(self) -> DriverLink:
         try:
-            sock = connect_authenticated(address, secret, purpose=PURPOSE, timeout_s=REACH_TIMEOUT_S)
+            sock = connect_authenticated(
+                self._address, self._secret, purpose=PURPOSE, timeout_s=REACH_TIMEOUT_S
+            )
         except OSError:
-            return  # out of reach, or another machine has that address here: the lines are kept
+            return self  # out of reach, or another machine has that address here: the lines are kept
         self._connection = MessageConnection(sock)
-        self._connection.send({"kind": "hello", "rank": rank, "host": host})
+        self._send(self._hello)
+        return self
 
     def watch(self, on_stop: Callable[[str], None]) -> None:
         """Call ``on_stop`` with the reason, from a thread, when the driver cancels or is gone."""
@@ -58,9 +65,6 @@ class DriverLink:
     def failure(self, failure: Failure) -> None:
         """Tell of a failure at once, in case this task does not live to yield it."""
         self._send({"kind": "failure", "failure": failure.to_fields()})
-
-    def __enter__(self) -> DriverLink:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,22 +5,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sparkdl.collective import Rendezvous
-from sparkdl.errors import CommunicatorTimeoutError
+from sparkdl.collective import PrefixRendezvous
+from sparkdl.collective.deadline import Deadline
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.launch.outcome import Failure
 
 CULPRIT_PATIENCE_S = 3.0
 """How long a rank that failed because of another one waits for that one's task to post first."""
 
+FAREWELL_TIMEOUT_S = 30.0
+"""How long rank 0's task waits for the others after a failure."""
+
 _FAILURE = "failure"
-_LOOK_AGAIN_S = 3600.0
+_LOST = "lost"
+_LOOK_AGAIN_S = 60.0
+_FAREWELL_LOOK_AGAIN_S = 1.0
 
 
 class FailureBoard:
-    """The first failure of a job, kept under one key of the tasks' rendezvous."""
+    """The first failure of a job, kept under one key of the tasks' rendezvous.
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
+    Args:
+        rendezvous: shared by the tasks.
+        rank: this task's rank.
+        host: its host.
+    """
+
+    def __init__(self, rendezvous: PrefixRendezvous, *, rank: int, host: str) -> None:
         self._rendezvous = rendezvous
+        self._rank = rank
+        self._failed = threading.Event()
+        lost = Failure(rank=rank, host=host, error="its executor or Python worker was lost", traceback="")
+        rendezvous.post_if_lost(_LOST, lost.to_json().encode())
 
     def post(self, failure: Failure) -> None:
         """Make ``failure`` known unless there is one already; a consequence first waits for its cause."""
@@ -32,36 +48,47 @@ class FailureBoard:
                 except CommunicatorTimeoutError:
                     pass
             self._rendezvous.compare_set(_FAILURE, b"", failure.to_json().encode())
-        except OSError:
+        except (OSError, CommunicatorError):
             pass  # the coordinator is gone, and with it everyone who could read the board
 
     def watch(self, on_failure: Callable[[str], None]) -> None:
-        """Call ``on_failure`` with the reason, from a thread, once a rank has failed or the board is lost."""
-        threading.Thread(target=self._watch, args=(on_failure,), name="sparkdl-failures", daemon=True).start()
+        """Call ``on_failure`` with the reason, from a thread, once a rank or a task has failed or the board is lost."""
+        for key in (_FAILURE, f"{_LOST}/1"):
+            threading.Thread(
+                target=self._watch, args=(key, on_failure), name="sparkdl-failures", daemon=True
+            ).start()
 
-    def finish(self, rank: int) -> None:
-        """Say that this rank's task needs the coordinator no longer."""
+    def finish(self) -> None:
+        """Say that this task needs the coordinator no longer."""
         try:
-            self._rendezvous.set(f"finished/{rank}", b"")
-        except OSError:
-            pass
+            self._rendezvous.set(f"finished/{self._rank}", b"")
+        except (OSError, CommunicatorError):
+            pass  # likewise
 
     def wait_until_finished(self, world_size: int) -> None:
-        """Wait for every task's ``finish``; a task that is lost makes Spark end this one as well."""
+        """Wait for every task's ``finish``: as long as they work, and half a minute once one of them has failed."""
+        deadline: Deadline | None = None
         for rank in range(world_size):
-            self._await(f"finished/{rank}")
+            while True:
+                try:
+                    self._rendezvous.get(f"finished/{rank}", _FAREWELL_LOOK_AGAIN_S)
+                    break
+                except CommunicatorTimeoutError:
+                    if self._failed.is_set():
+                        deadline = deadline or Deadline(FAREWELL_TIMEOUT_S)
+                    if deadline is not None and deadline.expired:
+                        return
 
-    def _watch(self, on_failure: Callable[[str], None]) -> None:
-        try:
-            failure = Failure.from_json(self._await(_FAILURE))
-        except (OSError, ValueError, RuntimeError):
-            on_failure("the coordinator in rank 0's task is gone")
-            return
-        on_failure(f"rank {failure.rank} on {failure.host} failed: {failure.error}")
-
-    def _await(self, key: str) -> bytes:
+    def _watch(self, key: str, on_failure: Callable[[str], None]) -> None:
         while True:
             try:
-                return self._rendezvous.get(key, _LOOK_AGAIN_S)
+                failure = Failure.from_json(self._rendezvous.get(key, _LOOK_AGAIN_S))
             except CommunicatorTimeoutError:
                 continue
+            except (OSError, CommunicatorError):
+                reason = "the coordinator in rank 0's task is gone"
+            else:
+                reason = f"rank {failure.rank} on {failure.host} failed: {failure.error}"
+            break
+        self._failed.set()
+        on_failure(reason)

@@ -26,12 +26,18 @@ def check_cluster(spark: SparkSession, *, num_ranks: int, gpus_per_rank: int) ->
 
     Raises:
         ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range.
-        LaunchError: if the cluster cannot run that many tasks at once, or allocates executors dynamically.
+        LaunchError: if the cluster cannot run that many tasks at once, allocates executors dynamically, or is a
+            Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
     if gpus_per_rank < 0:
         raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
+    if is_connect(spark) and int(spark.version.split(".")[0]) < 4:
+        raise LaunchError(
+            f"Ranks on Spark Connect need Spark 4.0 or later, and the server is Spark {spark.version}. "
+            "Use a classic session there, or a newer server."
+        )
     if _setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true":
         raise LaunchError(
             "Ranks start together in a barrier stage, which Spark does not run with dynamic allocation. "

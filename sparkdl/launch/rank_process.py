@@ -22,6 +22,7 @@ from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.rank_context import RankContext
 
 CONNECT_TIMEOUT_S = 60.0
+MAX_ERROR_CHARS = 1 << 20
 
 
 def main() -> int:
@@ -78,8 +79,9 @@ def _run(task: MessageConnection, order: dict[str, Any], payload: bytearray) -> 
 class _ChunkWriter(io.RawIOBase):
     """File that a pickler writes to; what it holds is sent on in chunks, so no second copy of a large value exists."""
 
-    def __init__(self, task: MessageConnection) -> None:
+    def __init__(self, task: MessageConnection, kind: str) -> None:
         self._task = task
+        self._kind = kind
 
     def writable(self) -> bool:
         return True
@@ -87,31 +89,42 @@ class _ChunkWriter(io.RawIOBase):
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
-            self._task.send({"kind": "result"}, view[start : start + CHUNK_BYTES])
+            self._task.send({"kind": self._kind}, view[start : start + CHUNK_BYTES])
         return len(view)
 
 
 def _send_result(task: MessageConnection, value: Any) -> None:
-    writer = io.BufferedWriter(_ChunkWriter(task), buffer_size=CHUNK_BYTES)
+    writer = io.BufferedWriter(_ChunkWriter(task, "result"), buffer_size=CHUNK_BYTES)
     cloudpickle.dump(value, writer)
     writer.flush()
-    task.send({"kind": "done"})
+    task.send({"kind": "returned"})
 
 
 def _send_failure(task: MessageConnection, error: BaseException) -> None:
-    # When a rank fails, its peers fail in their collectives; those failures tell of another rank's.
-    consequence = isinstance(error, CommunicatorError)
-    failure = {
-        "kind": "failure",
-        "error": f"{type(error).__name__}: {error}",
-        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
-        "is_consequence": consequence,
-    }
     try:
         pickled = cloudpickle.dumps(error)
     except Exception:
         pickled = b""  # an error that cannot travel is told by its traceback
-    task.send(failure, pickled)
+    _ChunkWriter(task, "error").write(pickled)
+    failure = {
+        "error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
+            -MAX_ERROR_CHARS:
+        ],
+        "is_consequence": _is_consequence(error),
+    }
+    task.send({"kind": "failure", "failure": failure})
+
+
+def _is_consequence(error: BaseException | None) -> bool:
+    """Whether a failed collective is behind an error: then another rank's failure is behind that."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, CommunicatorError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 if __name__ == "__main__":

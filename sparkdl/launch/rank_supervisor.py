@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -22,15 +22,21 @@ from sparkdl.launch.process_guard import ProcessGuard, end_process_group
 LAST_LINES = 40
 """How many of a rank's last log lines stand in for a traceback when it died without one."""
 
+EXIT_GRACE_S = 10.0
+"""How long a rank that has returned may take to end by itself: it may have started threads that never do."""
+
 ABORT_GRACE_S = 3.0
-"""How long a rank may take to notice that another one failed, before it is killed."""
+"""How long a rank may take to notice that another one failed, and say where it was, before it is ended."""
+
+RELAY_TIMEOUT_S = 30.0
+"""How long the last lines and the result of a rank that has ended may take to be written down."""
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size stay in the task's memory; larger ones wait in a temporary file."""
 
 
 class RankSupervisor:
-    """One rank process and the threads that listen to it.
+    """One rank process and the threads that listen to it; a context manager that starts and ends them.
 
     Args:
         order: what the rank is told, apart from its function.
@@ -52,73 +58,42 @@ class RankSupervisor:
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
         self.result: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - outlives this
+        self._order, self._payload = order, payload
+        self._environment, self._pass_fds = environment, pass_fds
         self._on_line, self._on_event = on_line, on_event
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._failure: Failure | None = None
-        self._done = False
-        self._exited = threading.Event()
-        self._happenings: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._rank = int(order["rank"])
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._error_chunks: list[bytes] = []
+        self._failure: Failure | None = None
+        self._returned = threading.Event()
+        self._exited = threading.Event()
+        self._stop_reason: str | None = None
+        self._news = threading.Event()
+
+    def __enter__(self) -> RankSupervisor:
         ours, theirs = socket.socketpair()
-        try:
+        with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sparkdl.launch.rank_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=dict(environment),
-                pass_fds=(theirs.fileno(), *pass_fds),
+                env=dict(self._environment),
+                pass_fds=(theirs.fileno(), *self._pass_fds),
                 # A group of its own, so that whatever the rank starts can be ended with it.
                 start_new_session=True,
             )
-        finally:
-            theirs.close()
         self._guard = ProcessGuard(self.pid)
         self._connection = MessageConnection(ours)
         self._threads = [
-            threading.Thread(target=target, name=f"sparkdl-rank-{self._rank}-{name}", daemon=True)
-            for name, target in (("log", self._relay_lines), ("messages", self._relay_messages))
+            threading.Thread(
+                target=self._relay, args=(source,), name=f"sparkdl-rank-{self._rank}", daemon=True
+            )
+            for source in (self._relay_lines, self._relay_messages)
         ]
-        for thread in self._threads:
+        for thread in (*self._threads, threading.Thread(target=self._await_exit, daemon=True)):
             thread.start()
-        threading.Thread(target=self._await_exit, name="sparkdl-rank-exit", daemon=True).start()
-        self._send_order(order, payload)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the rank."""
-        return self._process.pid
-
-    def stop(self, reason: str) -> None:
-        """Have :meth:`wait` end the rank, because ``reason``. Safe from any thread."""
-        self._happenings.put(reason)
-
-    def wait(self) -> Failure | None:
-        """Wait until the rank has ended by itself or was stopped; None when its function returned.
-
-        The value is then in ``result``, pickled.
-        """
-        reason = self._happenings.get()
-        if reason is not None:
-            # The other ranks were aborted too: give this one the time to say where it was.
-            self._exited.wait(ABORT_GRACE_S)
-        self._end(grace_s=1.0)
-        for thread in self._threads:
-            thread.join(5.0)
-        self._connection.close()
-        if self._failure is not None:
-            return self._failure
-        if self._done and self._process.returncode == 0:
-            return None
-        if reason is not None:
-            return Failure(rank=self._rank, error=reason, traceback="", is_consequence=True)
-        return Failure(
-            rank=self._rank,
-            error=f"its process {_how_it_ended(self._process.returncode)}",
-            traceback="".join(f"{line}\n" for line in self._last_lines),
-        )
-
-    def __enter__(self) -> RankSupervisor:
+        self._send_order()
         return self
 
     def __exit__(
@@ -128,25 +103,74 @@ class RankSupervisor:
         self._end(grace_s=0.0)
         self.result.close()
 
-    def _end(self, *, grace_s: float) -> None:
-        if self._process.returncode is None:  # not reaped, so the number is still this process's
-            end_process_group(self.pid, self._exited, grace_s=grace_s)
-            self._exited.wait()  # reaping it earlier would leave the waiting thread without a child
-            self._guard.release()
-            self._process.wait()
+    @property
+    def pid(self) -> int:
+        """Process id of the rank."""
+        return self._process.pid
 
-    def _send_order(self, order: Mapping[str, Any], payload: bytes) -> None:
-        view = memoryview(payload)
+    def stop(self, reason: str) -> None:
+        """Have :meth:`wait` end the rank, because ``reason``. Safe from any thread."""
+        self._stop_reason = self._stop_reason or reason
+        self._news.set()
+
+    def wait(self) -> Failure | None:
+        """Wait until the rank has ended by itself or was stopped; None when its function returned.
+
+        The value is then in ``result``, pickled.
+        """
+        self._news.wait()
+        self._exited.wait(EXIT_GRACE_S if self._returned.is_set() else ABORT_GRACE_S)
+        self._end(grace_s=1.0)
+        if self._failure is not None:
+            return self._failure
+        if self._returned.is_set():
+            return None
+        if self._stop_reason is not None:
+            return Failure(rank=self._rank, error=self._stop_reason, traceback="", is_consequence=True)
+        return Failure(
+            rank=self._rank,
+            error=f"its process {_how_it_ended(self._process.returncode)}",
+            traceback="".join(f"{line}\n" for line in self._last_lines),
+        )
+
+    def _end(self, *, grace_s: float) -> None:
+        if self._process.returncode is not None:
+            return
+        end_process_group(self.pid, self._exited, grace_s=grace_s)
+        self._exited.wait()  # reaping it earlier would leave the waiting thread without a child
+        self._guard.release()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(RELAY_TIMEOUT_S)
+        self._connection.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _send_order(self) -> None:
+        view = memoryview(self._payload)
         try:
             for start in range(0, len(view), CHUNK_BYTES):
                 self._connection.send({"kind": "payload"}, view[start : start + CHUNK_BYTES])
-            self._connection.send({"kind": "start", **order})
+            self._connection.send({"kind": "start", **self._order})
         except OSError:
             pass  # it died at its start; wait() tells how
 
+    def _relay(self, source: Callable[[], None]) -> None:
+        try:
+            source()
+        except Exception as error:
+            # Nobody takes what the rank says any more, so it would block, and the others with it.
+            self._failure = Failure(
+                rank=self._rank,
+                error=f"its task could not take what it said: {type(error).__name__}: {error}",
+                traceback=traceback.format_exc(),
+            )
+            self._news.set()
+
     def _relay_lines(self) -> None:
         assert self._process.stdout is not None
-        for raw in self._process.stdout:
+        # A line without an end arrives in pieces.
+        while raw := self._process.stdout.readline(CHUNK_BYTES):
             line = raw.decode("utf-8", "replace").rstrip("\r\n")
             self._last_lines.append(line)
             self._on_line(line)
@@ -158,22 +182,20 @@ class RankSupervisor:
                 self._on_event(header["event"])
             elif header["kind"] == "result":
                 self.result.write(body)
-            elif header["kind"] == "done":
-                self._done = True
+            elif header["kind"] == "returned":
+                self._returned.set()
+                self._news.set()
+            elif header["kind"] == "error":
+                self._error_chunks.append(bytes(body))
             elif header["kind"] == "failure":
-                self._failure = Failure(
-                    rank=self._rank,
-                    error=header["error"],
-                    traceback=header["traceback"],
-                    is_consequence=header["is_consequence"],
-                    pickled=bytes(body),
-                )
+                pickled = b"".join(self._error_chunks)
+                self._failure = Failure(rank=self._rank, pickled=pickled, **header["failure"])
 
     def _await_exit(self) -> None:
         # Not reaped yet: its number must stay taken until its process group has been ended.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._exited.set()
-        self._happenings.put(None)
+        self._news.set()
 
 
 def _how_it_ended(status: int) -> str:

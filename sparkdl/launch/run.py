@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import time
@@ -118,12 +119,15 @@ def _watch(
         if message is not None:
             listener.hear(message)
         started = channel.started
-        # Where tasks cannot reach the driver none is ever heard of, and Spark alone knows.
-        if len(started) < spec.num_ranks and time.monotonic() > start_deadline and job.running:
+        if len(started) == spec.num_ranks or time.monotonic() < start_deadline:
+            continue
+        # Tasks may run where they cannot reach the driver; Spark knows of them.
+        if job.running and not job.tasks_run:
             raise LaunchError(
                 f"{len(started)} of {spec.num_ranks} ranks had started after {start_timeout_s:g} s. "
                 "Other jobs hold the free slots, or executors are missing: wait for them or lower numWorkers."
             )
+        start_deadline = math.inf
     # A rank's last lines may still be on their way when its task has ended.
     deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
     while True:

@@ -6,7 +6,7 @@ Works on classic Spark and Spark Connect, as ``mapInArrow(barrier=True)`` is the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.launch.barrier_task import run_barrier_task
@@ -49,6 +49,7 @@ class SparkJob:
         self._spec = spec
         self._rows: DataFrame | None = None
         self._error: Exception | None = None
+        self._tasks_seen = threading.Event()
         self._thread = _inheriting_thread(spark, self._run)
         self._thread.start()
 
@@ -56,6 +57,18 @@ class SparkJob:
     def running(self) -> bool:
         """Whether the stage is still under way."""
         return self._thread.is_alive()
+
+    @property
+    def tasks_run(self) -> bool:
+        """Whether all tasks of a stage of this size run at once, as far as Spark tells."""
+        if not self._tasks_seen.is_set() and not is_connect(self._spark):
+            tracker = self._spark.sparkContext.statusTracker()
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            if any(
+                stage is not None and self._is_full(stage.numTasks, stage.numActiveTasks) for stage in stages
+            ):
+                self._tasks_seen.set()
+        return self._tasks_seen.is_set()
 
     @property
     def error(self) -> Exception | None:
@@ -93,6 +106,9 @@ class SparkJob:
         tagging: Any = spark if is_connect(spark) else spark.sparkContext
         add, remove = ("addTag", "removeTag") if is_connect(spark) else ("addJobTag", "removeJobTag")
         getattr(tagging, add)(spec.job)
+        note_progress: Any = self._note_progress  # pyspark types handlers as a class and takes any function
+        if is_connect(spark):
+            spark.registerProgressHandler(note_progress)
         try:
             tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
             rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True)
@@ -102,7 +118,19 @@ class SparkJob:
         except Exception as error:
             self._error = error
         finally:
+            if is_connect(spark):
+                spark.removeProgressHandler(note_progress)
             getattr(tagging, remove)(spec.job)
+
+    def _note_progress(
+        self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
+    ) -> None:
+        del operation_id, done
+        if any(self._is_full(stage.num_tasks, inflight_tasks) for stage in stages or ()):
+            self._tasks_seen.set()
+
+    def _is_full(self, num_tasks: int, num_active: int) -> bool:
+        return num_tasks == num_active == self._spec.num_ranks
 
 
 def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:

@@ -43,8 +43,9 @@ def kill_on(context: RankContext, culprit: int) -> None:
     context.communicator.barrier()
 
 
-def kill_own_worker_on(context: RankContext, culprit: int) -> None:
-    """As when an executor is lost: the Python worker goes, and the rank with it."""
+def kill_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
+    """As when an executor is lost: the Python worker goes, and the rank with it. Leaves a file per process."""
+    Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
         os.kill(os.getppid(), signal.SIGKILL)
@@ -64,6 +65,12 @@ def wait_for_file(context: RankContext, path: str) -> None:
     pause = threading.Event()
     while not Path(path).exists():
         pause.wait(0.05)
+
+
+def say_and_wait(context: RankContext, seconds: float) -> int:
+    print(f"from rank {context.rank}")
+    threading.Event().wait(seconds)
+    return context.rank
 
 
 def print_and_report(context: RankContext, num_lines: int) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdl.collective.addresses import Address
 from sparkdl.errors import LaunchError, ParamError, RankError, SerializationError
-from sparkdl.launch import run_on_ranks
+from sparkdl.launch import run, run_on_ranks
+from sparkdl.launch.driver_channel import DriverChannel
+from sparkdl.launch.launch_spec import installed_versions
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
 
@@ -58,10 +62,13 @@ def test_killed_rank_ends_all_within_ten_seconds(spark: SparkSession, culprit: i
     assert time.monotonic() - started < 20  # ten for the end, the rest for the start
 
 
-def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession) -> None:
+def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(RankError, match="lost") as caught:
-        run_on_ranks(functions.kill_own_worker_on, 1, num_ranks=2, spark=spark)
+        run_on_ranks(functions.kill_own_worker_on, 1, str(tmp_path), num_ranks=2, spark=spark)
     assert caught.value.rank == 1
+    pids = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(pids) == 2
+    assert wait_until_gone(pids, 10) == []
 
 
 def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, tmp_path: Path) -> None:
@@ -97,6 +104,52 @@ def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -
         assert lines[rank] == [f"line {number} of rank {rank}" for number in range(5000)]
     assert sorted(rank for rank, _ in events) == [0, 1]
     assert events[0][1]["loss"] == 0.5
+
+
+class UnreachableChannel(DriverChannel):
+    """A driver that executors cannot reach, as a Connect client behind a firewall."""
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__(secret)
+        with socket.create_server(("127.0.0.1", 0)) as closed_soon:
+            self.address = Address(("127.0.0.1",), closed_soon.getsockname()[1])
+
+
+def test_ranks_that_cannot_reach_the_driver_run_on_and_bring_their_lines_with_the_result(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
+    lines: list[tuple[int, str]] = []
+    values = run_on_ranks(
+        functions.say_and_wait,
+        8.0,
+        num_ranks=2,
+        spark=spark,
+        start_timeout_s=6,
+        on_log=lambda rank, line: lines.append((rank, line)),
+    )
+    assert values == [0, 1]
+    assert sorted(lines) == [(0, "from rank 0"), (1, "from rank 1")]
+
+
+def test_version_that_differs_on_an_executor_is_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "installed_versions", lambda: {**installed_versions(), "cloudpickle": "0.1"})
+    with pytest.raises(LaunchError, match="cloudpickle is 0.1 on the driver and .* on the executor"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
+
+
+def test_dynamic_allocation_is_refused_with_the_setting(spark: SparkSession, spark_mode: str) -> None:
+    if spark_mode == "connect":
+        pytest.skip("a Connect client cannot change the server's settings")
+    conf = spark.sparkContext._conf
+    conf.set("spark.dynamicAllocation.enabled", "true")
+    try:
+        with pytest.raises(LaunchError, match=r"spark\.dynamicAllocation\.enabled=false"):
+            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark)
+    finally:
+        conf.set("spark.dynamicAllocation.enabled", "false")
 
 
 def test_result_larger_than_the_fetch_window_arrives_whole(spark: SparkSession) -> None:

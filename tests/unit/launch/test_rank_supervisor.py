@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
+import pytest
 
 from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
+from sparkdl.errors import RankLostError
+from sparkdl.launch import rank_supervisor
 from sparkdl.launch.process_guard import ProcessGuard
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
@@ -21,7 +25,9 @@ from tests.processes import wait_until_gone
 
 
 @contextmanager
-def supervised(function: Any, *args: Any) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
+def supervised(
+    function: Any, *args: Any, on_event: Callable[[dict[str, Any]], None] | None = None
+) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
     """One rank, with the lines and the events that it sends."""
     secret, lines, events = new_secret(), [], []
     with Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator:
@@ -39,7 +45,7 @@ def supervised(function: Any, *args: Any) -> Iterator[tuple[RankSupervisor, list
             environment=rank_environment({}, gpus=None),
             pass_fds=(),
             on_line=lines.append,
-            on_event=events.append,
+            on_event=on_event or events.append,
         ) as supervisor:
             yield supervisor, lines, events
 
@@ -81,6 +87,67 @@ def test_exception_is_told_with_its_traceback() -> None:
     assert "in fail" in failure.traceback
     assert isinstance(pickle.loads(failure.pickled), LookupError)
     assert not failure.is_consequence
+
+
+def test_exception_with_a_large_pickle_keeps_its_traceback() -> None:
+    def fail(context: Any) -> None:
+        error = LookupError("in vain")
+        error.data = bytes(70 << 20)
+        raise error
+
+    with supervised(fail) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "in fail" in failure.traceback
+    assert len(pickle.loads(failure.pickled).data) == 70 << 20
+
+
+def test_error_raised_from_a_failed_collective_is_a_consequence() -> None:
+    def fail(context: Any) -> None:
+        try:
+            raise RankLostError("rank 1 is gone")
+        except RankLostError as error:
+            raise ValueError("no gradients") from error
+
+    with supervised(fail) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "ValueError: no gradients"
+    assert failure.is_consequence
+
+
+def test_rank_that_returned_is_not_held_up_by_a_thread_that_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_supervisor, "EXIT_GRACE_S", 0.5)
+
+    def leave_a_thread(context: Any) -> int:
+        threading.Thread(target=threading.Event().wait).start()
+        return 7
+
+    with supervised(leave_a_thread) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == 7
+
+
+def test_task_that_cannot_take_what_a_rank_says_ends_it() -> None:
+    def speak(context: Any) -> None:
+        context.report({"number": 1})
+        threading.Event().wait(600)
+
+    def refuse(event: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with supervised(speak, on_event=refuse) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "No space left on device" in failure.error
+
+
+def test_line_without_an_end_arrives_in_pieces() -> None:
+    with supervised(lambda context: print("x" * (9 << 20))) as (supervisor, lines, _):
+        assert supervisor.wait() is None
+    assert "".join(lines) == "x" * (9 << 20)
 
 
 def test_value_that_cannot_be_pickled_is_a_failure() -> None:

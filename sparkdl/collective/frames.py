@@ -5,12 +5,13 @@ Nothing here interprets what is in a frame, and no module of this package unpick
 
 from __future__ import annotations
 
+import contextlib
+import select
+import socket
 import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import socket
-
     from sparkdl.collective.deadline import Deadline
 
 HEADER = struct.Struct("!I")
@@ -22,14 +23,22 @@ class FrameTooLargeError(ConnectionError):
 
 
 def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None = None) -> None:
-    """Send ``payload`` after its length.
+    """Send ``payload`` after its length; another thread may receive from the socket meanwhile.
 
     Raises:
-        TimeoutError: if the peer does not take it before the deadline.
+        TimeoutError: if the peer does not take all of it before the deadline; what follows would be misread.
         OSError: if the connection is lost.
     """
-    _limit(sock, deadline)
-    sock.sendall(HEADER.pack(len(payload)) + payload)
+    unsent = memoryview(HEADER.pack(len(payload)) + payload)
+    # The wait is here and not in the socket, whose one timeout belongs to whoever receives.
+    poller = select.poll()
+    poller.register(sock, select.POLLOUT)
+    while unsent:
+        if not poller.poll(None if deadline is None else 1000 * deadline.remaining_s()):
+            assert deadline is not None
+            raise TimeoutError(f"peer took nothing for {deadline.timeout_s:g} s")
+        with contextlib.suppress(BlockingIOError):
+            unsent = unsent[sock.send(unsent, socket.MSG_DONTWAIT) :]
 
 
 def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | None = None) -> bytes:

@@ -143,8 +143,11 @@ class RendezvousClient:
             number = next(self._numbers)
             self._answers[number] = future
         try:
-            with self._sending:
-                send_frame(self._sock, pack(number, operation, fields))
+            self._send(pack(number, operation, fields), deadline)
+        except OSError as error:
+            self._end(f"lost the connection to the coordinator: {error}")
+            raise CommunicatorError(f"{operation.name} failed: {self._ended}") from error
+        try:
             return future.result(deadline.remaining_s())
         except FutureTimeoutError:
             with self._lock:
@@ -153,9 +156,14 @@ class RendezvousClient:
                 f"the coordinator at {self.address} did not answer {operation.name}"
                 f" within {deadline.timeout_s:g} s; its process or machine hangs"
             ) from None
-        except OSError as error:
-            self._end(f"lost the connection to the coordinator: {error}")
-            raise CommunicatorError(f"{operation.name} failed: {self._ended}") from error
+
+    def _send(self, message: bytes, deadline: Deadline) -> None:
+        if not self._sending.acquire(timeout=deadline.remaining_s()):
+            raise TimeoutError(f"another thread could not send for {deadline.timeout_s:g} s")
+        try:
+            send_frame(self._sock, message, deadline=deadline)
+        finally:
+            self._sending.release()
 
     def _read(self) -> None:
         try:

@@ -46,3 +46,18 @@ def test_cut_frame_is_an_error(pair: tuple[socket.socket, socket.socket]) -> Non
 def test_frame_that_does_not_come_misses_its_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
         receive_frame(pair[1], max_bytes=1000, deadline=Deadline(0.05))
+
+
+def test_frame_that_is_not_taken_misses_its_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(TimeoutError, match=r"0\.05 s"):
+        send_frame(pair[0], b"\x00" * 10_000_000, deadline=Deadline(0.05))
+
+
+def test_sending_leaves_the_timeout_of_the_socket_to_whoever_receives(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    left, right = pair
+    left.settimeout(None)
+    send_frame(left, b"x", deadline=Deadline(5.0))
+    assert left.gettimeout() is None
+    assert receive_frame(right, max_bytes=1) == b"x"

@@ -6,6 +6,7 @@ import errno
 import os
 import selectors
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.authentication import HANDSHAKE_TIMEOUT_S, HandshakeCutError, authenticate_client
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from sparkdl.collective.addresses import Address
 
 _STAGGER_S = 0.25
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
 
 
 def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
@@ -48,6 +51,7 @@ def connect_authenticated(
         ConnectionError: if none answered; the message lists what was tried.
     """
     deadline = Deadline(timeout_s)
+    pause_s = _FIRST_PAUSE_S
     while True:
         failures: dict[str, str] = {}
         refused = cut = False
@@ -63,9 +67,11 @@ def connect_authenticated(
                 refused = True
                 continue
             return sock
-        # A listener that many peers press on hangs up on some: those come again until their deadline.
-        if not cut or deadline.expired:
+        # A listener that many peers press on hangs up on some: those come again until their deadline, ever later.
+        if not cut or deadline.remaining_s() <= pause_s:
             break
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     message = _describe(address, failures)
     raise AuthenticationError(message) if refused else ConnectionError(message)
 

@@ -85,3 +85,27 @@ def test_nobody_listening_is_a_connection_error_and_no_authentication_error() ->
     with pytest.raises(ConnectionError) as raised:
         connect_authenticated(Address(hosts=("127.0.0.1",), port=closed_port()), SECRET, timeout_s=5.0)
     assert not isinstance(raised.value, AuthenticationError)
+
+
+def test_listener_that_keeps_hanging_up_is_not_pressed_without_a_pause() -> None:
+    num_attempts = 0
+    with socket.create_server(("127.0.0.1", 0)) as rude:
+
+        def hang_up() -> None:
+            nonlocal num_attempts
+            while True:
+                try:
+                    victim, _ = rude.accept()
+                except OSError:
+                    return
+                num_attempts += 1
+                victim.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        address = Address(hosts=("127.0.0.1",), port=rude.getsockname()[1])
+        with pytest.raises(AuthenticationError, match="ended the handshake"):
+            connect_authenticated(address, SECRET, timeout_s=1.0)
+        rude.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert 3 <= num_attempts <= 7

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.collective.opening import Opening
 from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous
 from sparkdl.errors import ParamError
 from sparkdl.topology import number_hosts
@@ -35,29 +36,21 @@ class Communicator(ABC):
     """The open group of ranks. A context manager: closes on success, aborts on exception.
 
     Attributes:
-        topology: where the ranks stand.
+        topology: which ranks share a host, whatever carries the data between them.
         name: what the communicator is called in messages.
         rendezvous: the store it was opened over.
         secret: the job's secret.
+        requested_transport: the ``transport`` that it was opened with; what a sub-group should be opened with.
         timeout_s: default deadline of every operation, in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        topology: Topology,
-        name: str,
-        rendezvous: Rendezvous,
-        secret: bytes,
-        requested_transport: str,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, opening: Opening, topology: Topology) -> None:
         self.topology = topology
-        self.name = name
-        self.rendezvous = rendezvous
-        self.secret = secret
-        self.timeout_s = timeout_s
-        self._requested_transport = requested_transport
+        self.name = opening.name
+        self.rendezvous = opening.rendezvous
+        self.secret = opening.secret
+        self.requested_transport = opening.transport
+        self.timeout_s = opening.timeout_s
 
     @property
     @abstractmethod
@@ -177,11 +170,15 @@ class Communicator(ABC):
             rank=members.index(self.rank),
             world_size=len(members),
             secret=self.secret,
-            transport=self._requested_transport,
+            transport=self.requested_transport,
             timeout_s=self.timeout_s,
             name=f"{self.name}/{name}",
-            host_of_rank=number_hosts([self.topology.host_of_rank[rank] for rank in members]),
+            host_of_rank=self.hosts_of(members),
         )
+
+    def hosts_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The hosts of some ranks of this communicator, numbered anew by first appearance."""
+        return number_hosts([self.topology.host_of_rank[rank] for rank in ranks])
 
     def __enter__(self) -> Communicator:
         return self
@@ -233,26 +230,10 @@ def open_communicator(
     if not 0 <= rank < world_size:
         raise ParamError(f"rank {rank} is outside a world of {world_size} ranks")
     # A name that is opened again must not meet what the first opening left in the store.
-    opening = rendezvous.add(f"communicator/{name}/openings/{rank}/{world_size}", 1)
-    own_rendezvous = PrefixRendezvous(rendezvous, f"communicator/{name}/{opening}")
-    if transport == "mpi":
-        from sparkdl.collective.mpi_communicator import open_mpi_communicator
-
-        return open_mpi_communicator(
-            rendezvous=rendezvous,
-            own_rendezvous=own_rendezvous,
-            rank=rank,
-            world_size=world_size,
-            secret=secret,
-            timeout_s=timeout_s,
-            name=name,
-            host_of_rank=host_of_rank,
-        )
-    from sparkdl.collective.native_communicator import open_native_communicator
-
-    return open_native_communicator(
+    count = rendezvous.add(f"communicator/{name}/openings/{rank}/{world_size}", 1)
+    opening = Opening(
         rendezvous=rendezvous,
-        own_rendezvous=own_rendezvous,
+        own_rendezvous=PrefixRendezvous(rendezvous, f"communicator/{name}/{count}"),
         rank=rank,
         world_size=world_size,
         secret=secret,
@@ -261,3 +242,10 @@ def open_communicator(
         name=name,
         host_of_rank=host_of_rank,
     )
+    if transport == "mpi":
+        from sparkdl.collective.mpi_communicator import open_mpi_communicator
+
+        return open_mpi_communicator(opening)
+    from sparkdl.collective.native_communicator import open_native_communicator
+
+    return open_native_communicator(opening)

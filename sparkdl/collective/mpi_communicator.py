@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import zlib
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,25 +24,25 @@ import numpy as np
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.flat_buffers import flatten
-from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.mpi_library import check_places, load_mpi, unfinished
 from sparkdl.collective.peer_watch import PeerWatch
 from sparkdl.collective.reductions import OPS, narrow_into, widen
-from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
+from sparkdl.collective.rendezvous import all_gather_bytes
 from sparkdl.collective.turns import Turns
 from sparkdl.errors import (
     CommunicatorError,
     CommunicatorTimeoutError,
     ParamError,
 )
-from sparkdl.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mpi4py import MPI
 
     from sparkdl.collective.handle import Handle
+    from sparkdl.collective.opening import Opening
+    from sparkdl.topology import Topology
 
     Begin = Callable[[], tuple[MPI.Request, Callable[[], None]]]
     """Starts an operation; returns its request and what to do once that is complete."""
@@ -53,36 +56,23 @@ _NUM_TAGS = 32768
 class MpiCommunicator(Communicator):
     """See :class:`~sparkdl.collective.communicator.Communicator`; made by :func:`open_mpi_communicator`."""
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        own_rendezvous: PrefixRendezvous,
-        *,
-        topology: Topology,
-        name: str,
-        rendezvous: Rendezvous,
-        secret: bytes,
-        timeout_s: float,
-    ) -> None:
-        super().__init__(
-            topology=topology,
-            name=name,
-            rendezvous=rendezvous,
-            secret=secret,
-            requested_transport="mpi",
-            timeout_s=timeout_s,
-        )
+    def __init__(self, comm: MPI.Intracomm, opening: Opening, topology: Topology) -> None:
+        super().__init__(opening, topology)
         self._comm = comm
         self._mpi = load_mpi()
         self._num_joined = 0
         self._failure: CommunicatorError | None = None
         self._closed = False
         self._abandoned: list[object] = []
-        self._turns = Turns(f"sparkdl-mpi-{name}")
-        self._watch = PeerWatch(
-            own_rendezvous, rank=self.rank, world_size=self.world_size, position=lambda: self._num_joined
-        )
+        # From here on the MPI world is finalized only after this communicator was closed as it should.
         unfinished.add(self)
+        self._watch = PeerWatch(
+            opening.own_rendezvous,
+            rank=self.rank,
+            world_size=self.world_size,
+            position=lambda: self._num_joined,
+        )
+        self._turns = Turns(f"sparkdl-mpi-{opening.name}")
 
     @property
     def transport(self) -> str:
@@ -269,61 +259,61 @@ class MpiCommunicator(Communicator):
         return ops.get(op, product)
 
 
-def open_mpi_communicator(
-    *,
-    rendezvous: Rendezvous,
-    own_rendezvous: PrefixRendezvous,
-    rank: int,
-    world_size: int,
-    secret: bytes,
-    timeout_s: float,
-    name: str,
-    host_of_rank: Sequence[int] | None,
-) -> MpiCommunicator:
+def open_mpi_communicator(opening: Opening) -> MpiCommunicator:
     """Open a communicator over MPI; see :func:`~sparkdl.collective.communicator.open_communicator`.
 
-    Args:
-        rendezvous: the store that the communicator shows to its users.
-        own_rendezvous: a view of it that this opening has for itself.
-        rank: number of this rank; its number in the MPI world may be another.
-        world_size: how many ranks there are; the MPI world may have more.
-        secret: the job's secret.
-        timeout_s: seconds for opening, and the default deadline of every operation.
-        name: what it is called.
-        host_of_rank: which ranks share a host; found out by trying when None.
+    The ranks' numbers in the MPI world may be others, and that world may have more ranks.
 
     Raises:
         TransportUnavailableError: if mpi4py or an MPI library is missing.
         CommunicatorError: if the ranks do not stand in one MPI world.
+        CommunicatorTimeoutError: if some rank does not take part in time.
     """
-    deadline = Deadline(timeout_s)
+    deadline = Deadline(opening.timeout_s)
     world = load_mpi().COMM_WORLD
     places = all_gather_bytes(
-        own_rendezvous,
+        opening.own_rendezvous,
         key="mpi/places",
-        rank=rank,
-        world_size=world_size,
+        rank=opening.rank,
+        world_size=opening.world_size,
         value=json.dumps([world.Get_rank(), world.Get_size()]).encode(),
         timeout_s=deadline.remaining_s(),
     )
     members = check_places([(place[0], place[1]) for place in map(json.loads, places)])
-    hosts = (
-        tuple(host_of_rank)
-        if host_of_rank is not None
-        else find_hosts(own_rendezvous, rank=rank, world_size=world_size, timeout_s=timeout_s)
-    )
-    tag = zlib.crc32(name.encode()) % _NUM_TAGS
-    comm = world.Create_group(world.Get_group().Incl(members), tag)
+    topology = opening.find_topology(deadline)
+    comm = _create_group(world, members, opening.name, deadline)
     comm.Set_errhandler(load_mpi().ERRORS_RETURN)
-    return MpiCommunicator(
-        comm,
-        own_rendezvous,
-        topology=Topology(rank=rank, host_of_rank=hosts),
-        name=name,
-        rendezvous=rendezvous,
-        secret=secret,
-        timeout_s=timeout_s,
-    )
+    return MpiCommunicator(comm, opening, topology)
+
+
+def _create_group(world: MPI.Intracomm, members: list[int], name: str, deadline: Deadline) -> MPI.Intracomm:
+    """Make the communicator of some ranks of the MPI world.
+
+    MPI has no form of this that can be polled, so it happens on a thread of its own. Should a rank die
+    meanwhile, that thread stays in MPI for as long as the process lives; the caller does not.
+    """
+    tag = zlib.crc32(name.encode()) % _NUM_TAGS
+    created: Future[MPI.Intracomm] = Future()
+
+    def create() -> None:
+        try:
+            created.set_result(world.Create_group(world.Get_group().Incl(members), tag))
+        except BaseException as error:
+            created.set_exception(error)
+
+    unfinished.add(created)
+    threading.Thread(target=create, name="sparkdl-mpi-create", daemon=True).start()
+    try:
+        comm = created.result(deadline.remaining_s())
+    except FutureTimeoutError:
+        raise CommunicatorTimeoutError(
+            f"MPI did not make communicator {name!r} within {deadline.timeout_s:g} s, though all"
+            f" {len(members)} ranks had come: one of them has died or hangs. Look at the ranks' last log lines."
+        ) from None
+    except load_mpi().Exception as error:
+        raise CommunicatorError(f"MPI cannot make communicator {name!r}: {error}") from error
+    unfinished.discard(created)
+    return comm
 
 
 def _keep(*_buffers: object) -> None:

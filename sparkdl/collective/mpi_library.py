@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 unfinished: set[object] = set()
-"""Communicators that are open or have failed: while there is one, MPI_Finalize could wait for ever."""
+"""Communicators that are being made, are open or have failed: while there is one, MPI_Finalize could wait for ever."""
 
 
 def load_mpi() -> ModuleType:

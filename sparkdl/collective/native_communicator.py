@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.connections import connect_rings
 from sparkdl.collective.deadline import Deadline
-from sparkdl.collective.host_groups import find_hosts
-from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous
+from sparkdl.collective.rendezvous import PrefixRendezvous
 from sparkdl.collective.segment import SegmentError, open_segment
 from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.topology import Topology, number_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sparkdl.collective.handle import Handle
+    from sparkdl.collective.opening import Opening
 
 try:
     from sparkdl import _native
@@ -39,25 +37,8 @@ logger = logging.getLogger(__name__)
 class NativeCommunicator(Communicator):
     """The contract on the native core; made by :func:`open_native_communicator`."""
 
-    def __init__(
-        self,
-        core: _native.Communicator,
-        *,
-        topology: Topology,
-        name: str,
-        rendezvous: Rendezvous,
-        secret: bytes,
-        requested_transport: str,
-        timeout_s: float,
-    ) -> None:
-        super().__init__(
-            topology=topology,
-            name=name,
-            rendezvous=rendezvous,
-            secret=secret,
-            requested_transport=requested_transport,
-            timeout_s=timeout_s,
-        )
+    def __init__(self, core: _native.Communicator, opening: Opening, topology: Topology) -> None:
+        super().__init__(opening, topology)
         self._core = core
 
     @property
@@ -123,45 +104,18 @@ class NativeCommunicator(Communicator):
         self._core.close()
 
 
-def open_native_communicator(
-    *,
-    rendezvous: Rendezvous,
-    own_rendezvous: PrefixRendezvous,
-    rank: int,
-    world_size: int,
-    secret: bytes,
-    transport: str,
-    timeout_s: float,
-    name: str,
-    host_of_rank: Sequence[int] | None,
-) -> NativeCommunicator:
-    """Open a communicator on the native core; see :func:`~sparkdl.collective.communicator.open_communicator`.
-
-    Args:
-        rendezvous: the store that the communicator shows to its users.
-        own_rendezvous: a view of it that this opening has for itself.
-        rank: number of this rank.
-        world_size: how many ranks there are.
-        secret: the job's secret.
-        transport: ``"auto"``, ``"native"``, ``"shm"`` or ``"tcp"``.
-        timeout_s: seconds for opening, and the default deadline of every operation.
-        name: what it is called.
-        host_of_rank: which ranks share a host; found out by trying when None.
-    """
-    deadline = Deadline(timeout_s)
-    if transport == "tcp":
-        topology, segment_fd = Topology(rank=rank, host_of_rank=tuple(range(world_size))), -1
-    else:
-        hosts = (
-            tuple(host_of_rank)
-            if host_of_rank is not None
-            else find_hosts(own_rendezvous, rank=rank, world_size=world_size, timeout_s=timeout_s)
-        )
-        topology = Topology(rank=rank, host_of_rank=hosts)
-        topology, segment_fd = _share_memory(own_rendezvous, topology, transport, deadline)
+def open_native_communicator(opening: Opening) -> NativeCommunicator:
+    """Open a communicator on the native core; see :func:`~sparkdl.collective.communicator.open_communicator`."""
+    deadline = Deadline(opening.timeout_s)
+    topology = opening.find_topology(deadline)
+    memory, segment_fd = _share_memory(opening, topology, deadline)
     try:
         sockets = connect_rings(
-            own_rendezvous, topology=topology, secret=secret, name=name, timeout_s=deadline.remaining_s()
+            opening.own_rendezvous,
+            topology=memory,
+            secret=opening.secret,
+            name=opening.name,
+            timeout_s=deadline.remaining_s(),
         )
     except BaseException:
         if segment_fd >= 0:
@@ -170,12 +124,12 @@ def open_native_communicator(
     fds = {kind: pair.detach() for kind, pair in sockets.items()}
     try:
         core = _native.Communicator(
-            rank=rank,
-            host_of_rank=list(topology.host_of_rank),
+            rank=opening.rank,
+            host_of_rank=list(memory.host_of_rank),
             segment_fd=segment_fd,
             lane_fds=fds.get("lane", (-1, -1)),
             lifeline_fds=fds.get("lifeline", (-1, -1)),
-            timeout_s=timeout_s,
+            timeout_s=opening.timeout_s,
         )
     except ValueError:
         # The core takes the descriptors over unless it refuses them.
@@ -183,39 +137,36 @@ def open_native_communicator(
             if fd >= 0:
                 os.close(fd)
         raise
-    return NativeCommunicator(
-        core,
-        topology=topology,
-        name=name,
-        rendezvous=rendezvous,
-        secret=secret,
-        requested_transport=transport,
-        timeout_s=timeout_s,
-    )
+    return NativeCommunicator(core, opening, topology)
 
 
-def _share_memory(
-    rendezvous: Rendezvous, topology: Topology, transport: str, deadline: Deadline
-) -> tuple[Topology, int]:
-    """Find who shares a host and open the host's segment; where that fails and may, go on without it."""
-    hosts = topology.host_of_rank
+def _share_memory(opening: Opening, topology: Topology, deadline: Deadline) -> tuple[Topology, int]:
+    """Open the host's segment, unless TCP was asked for or must do.
+
+    Returns:
+        The ranks grouped by the segment that they share, which is what the core takes for hosts, and the
+        segment's descriptor, -1 if this rank shares none.
+    """
+    hosts, transport = topology.host_of_rank, opening.transport
+    if transport == "tcp":
+        return Topology(rank=topology.rank, host_of_rank=tuple(range(topology.world_size))), -1
     if transport == "shm" and topology.num_hosts > 1:
         raise CommunicatorError(
             f"transport='shm' needs all ranks to share memory, but these are on hosts {list(hosts)}."
             " Use transport='auto'."
         )
     try:
-        num_bytes = _native.segment_bytes(topology.local_size) if topology.local_size > 1 else 0
-        return topology, open_segment(
-            rendezvous, topology, num_bytes=num_bytes, timeout_s=deadline.remaining_s()
-        )
+        return topology, _open_segment(opening.own_rendezvous, topology, deadline)
     except SegmentError as error:
         if transport != "auto":
             raise
         logger.warning("No shared memory between ranks that share a host; they use TCP. %s", error)
         failed = error.hosts
-    without = number_hosts([(host, other if host in failed else None) for other, host in enumerate(hosts)])
-    topology = Topology(rank=topology.rank, host_of_rank=without)
-    second_try = PrefixRendezvous(rendezvous, "second try")
+    without = number_hosts([(host, rank if host in failed else None) for rank, host in enumerate(hosts)])
+    memory = Topology(rank=topology.rank, host_of_rank=without)
+    return memory, _open_segment(PrefixRendezvous(opening.own_rendezvous, "second try"), memory, deadline)
+
+
+def _open_segment(rendezvous: PrefixRendezvous, topology: Topology, deadline: Deadline) -> int:
     num_bytes = _native.segment_bytes(topology.local_size) if topology.local_size > 1 else 0
-    return topology, open_segment(second_try, topology, num_bytes=num_bytes, timeout_s=deadline.remaining_s())
+    return open_segment(rendezvous, topology, num_bytes=num_bytes, timeout_s=deadline.remaining_s())

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective import Address, Communicator, new_secret, open_communicator
+from sparkdl.collective import Address, Communicator, all_gather_bytes, new_secret, open_communicator
+from sparkdl.collective.mpi_library import load_mpi
 from sparkdl.errors import SparkdlError
 from tests.collective.eventually import eventually
 
@@ -271,7 +272,8 @@ def stranger_at_the_listener(environment: RankEnvironment) -> Outcome:
             with socket.create_connection((address.hosts[0], address.port)) as stranger:
                 stranger.sendall(garbage)
         silent = [socket.create_connection((address.hosts[0], address.port)) for _ in range(100)]
-    with environment.open() as communicator:
+    # Told who shares a host, the ranks begin with the connections.
+    with environment.open(host_of_rank=(0, 0)) as communicator:
         total = np.ones(1)
         communicator.allreduce(total)
     for stranger in silent:
@@ -295,6 +297,35 @@ def no_room_for_the_segment(environment: RankEnvironment) -> Outcome:
         "warnings": records,
         "shm": _error_of(lambda: environment.open(transport="shm", name="shm")),
     }
+
+
+def place(environment: RankEnvironment, transport: str) -> Outcome:
+    """Where a rank finds itself and its process set, for whatever carries the data."""
+    with environment.open(transport=transport) as communicator, _split_all(communicator) as process_set:
+        return {
+            "hosts": communicator.topology.host_of_rank,
+            "local rank": communicator.topology.local_rank,
+            "local size": communicator.topology.local_size,
+            "requested": communicator.requested_transport,
+            "process set": (process_set.requested_transport, process_set.topology.local_size),
+        }
+
+
+def _split_all(communicator: Communicator) -> Communicator:
+    process_set = communicator.split(range(communicator.world_size), "all")
+    assert process_set is not None
+    return process_set
+
+
+def dies_while_mpi_makes_the_communicator(environment: RankEnvironment) -> Outcome:
+    """Rank 1 takes part in the exchange that comes before, as if it were opening too."""
+    if environment.rank == 0:
+        return _error_of(lambda: environment.open(name="half made", timeout_s=1.5, host_of_rank=(0, 0)))
+    load_mpi()
+    rendezvous = environment.rendezvous.prefix("communicator/half made/1")
+    all_gather_bytes(rendezvous, key="mpi/places", rank=1, world_size=2, value=b"[1, 2]", timeout_s=10.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
 
 
 def not_one_host(environment: RankEnvironment) -> Outcome:

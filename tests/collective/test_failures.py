@@ -166,7 +166,7 @@ def test_strangers_at_the_listener_do_not_disturb_the_ranks() -> None:
 def test_shared_memory_that_is_too_small_is_a_warning_or_an_error_as_asked() -> None:
     for outcome in run_ranks(2, failure_scenes.no_room_for_the_segment):
         assert outcome["total"] == [2.0] * 3
-        assert outcome["hosts"] == (0, 1)
+        assert outcome["hosts"] == (0, 0), "no shared memory does not put the ranks on two hosts"
         assert "No shared memory" in outcome["warnings"][0]
         assert "CommunicatorError" in outcome["shm"]["kinds"]
         assert "/dev/shm" in outcome["shm"]["message"]
@@ -176,6 +176,14 @@ def test_shm_is_refused_to_ranks_on_several_hosts() -> None:
     for outcome in run_ranks(2, failure_scenes.not_one_host):
         assert "CommunicatorError" in outcome["kinds"]
         assert "transport='auto'" in outcome["message"]
+
+
+def test_mpi_rank_that_dies_during_opening_does_not_hold_the_others_past_their_deadline() -> None:
+    scene = failure_scenes.dies_while_mpi_makes_the_communicator
+    outcome, _ = run_ranks(2, scene, transport="mpi", may_die=[1])
+    assert "CommunicatorTimeoutError" in outcome["kinds"], outcome
+    assert "'half made' within 1.5 s" in outcome["message"]
+    assert outcome["seconds"] < 5.0
 
 
 def test_mpi_is_refused_to_ranks_outside_one_mpi_world() -> None:

@@ -1,0 +1,40 @@
+"""Sub-groups are opened as their world was asked to be, also where that made do with less."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import sparkdl.torch
+from tests.run_ranks import RankEnvironment, run_ranks
+
+
+def _open_sub_groups(environment: RankEnvironment, has_memory: bool) -> dict[str, Any]:
+    if not has_memory:
+        # As in tests/collective: a limit on file sizes stands for a /dev/shm that is too small.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    with environment.communicator() as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+        group = dist.new_group([0, 1])
+        total = torch.ones(3)
+        dist.all_reduce(total, group=group)
+        dist.all_reduce(total, group=mesh.get_group("tensor"))
+        seen = {
+            "total": total.tolist(),
+            "requested": group.communicator.requested_transport,
+            "local size": group.communicator.topology.local_size,
+        }
+        sparkdl.torch.destroy_process_group()
+    return seen
+
+
+@pytest.mark.parametrize(("transport", "has_memory"), [("tcp", True), ("auto", False)])
+def test_sub_groups_use_the_transport_that_their_world_asked_for(transport: str, has_memory: bool) -> None:
+    seen = run_ranks(2, _open_sub_groups, has_memory, transport=transport, timeout_s=60.0)
+    assert seen == [{"total": [4.0] * 3, "requested": transport, "local size": 2}] * 2

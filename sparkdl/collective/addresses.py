@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SIOCGIFADDR = 0x8915
-_STAGGER_S = 0.25
 _MAX_HOSTS = 64
 _BACKLOG = 1024
 

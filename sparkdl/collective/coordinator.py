@@ -59,7 +59,7 @@ class _Client:
 
 
 class Coordinator:
-    """Serves the rendezvous of one job until it is closed; a context manager.
+    """Serves the rendezvous of one job from its construction until it is closed; a context manager.
 
     Args:
         secret: the job's secret; see :func:`sparkdl.collective.authentication.new_secret`.
@@ -79,13 +79,18 @@ class Coordinator:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._listener = AuthenticatedListener(
-            secret,
-            purpose=PURPOSE,
-            host=host,
-            on_connection=self._welcome,
-            max_strangers=max(64, 2 * world_size),
-        )
+        try:
+            self._listener = AuthenticatedListener(
+                secret,
+                purpose=PURPOSE,
+                host=host,
+                on_connection=self._welcome,
+                max_strangers=max(64, 2 * world_size),
+            )
+        except BaseException:
+            for resource in (self._selector, self._wake_in, self._wake_out):
+                resource.close()
+            raise
         self.address = self._listener.address
         self._thread = threading.Thread(target=self._serve, name="sparkdl-coordinator", daemon=True)
         self._thread.start()
@@ -198,8 +203,6 @@ class Coordinator:
             return str(int(self._memory.check(names))).encode()
         elif kind == Operation.NUM_KEYS:
             return str(self._memory.num_keys(name)).encode()
-        elif kind == Operation.POST:
-            return str(self._memory.post(name, fields[1])).encode()
         elif kind == Operation.POST_IF_LOST:
             client.last_words[name] = fields[1]
         elif kind == Operation.GOODBYE:

@@ -33,7 +33,8 @@ _PATIENCE_S = 1.0
 class AuthenticatedListener:
     """Listens on a free port; proven connections are taken by :meth:`accept`, or given to ``on_connection``.
 
-    A context manager that closes itself. Connections that were handed out are the taker's to close.
+    Listens from its construction. A context manager that closes itself. Connections that were handed out are the
+    taker's to close.
 
     Args:
         secret: the job's secret.
@@ -42,6 +43,9 @@ class AuthenticatedListener:
         on_connection: called with each proven connection, from several threads.
         handshake_timeout_s: seconds that a stranger has for its proof.
         max_strangers: how many unproven connections are heard at a time; more wait in the kernel's queue.
+
+    Attributes:
+        address: where it can be reached.
     """
 
     def __init__(

@@ -36,11 +36,10 @@ class Operation(IntEnum):
     """[key, ...]"""
     NUM_KEYS = 7
     """[prefix]"""
-    POST = 8
-    """[queue, value]: set the next numbered key of a queue"""
-    POST_IF_LOST = 9
-    """[queue, value]: the same, if this connection ends without GOODBYE; an empty value takes it back"""
-    GOODBYE = 10
+    POST_IF_LOST = 8
+    """[queue, value]: set the next numbered key of the queue if this connection ends without GOODBYE; an empty value
+    takes it back"""
+    GOODBYE = 9
     """[]"""
 
 

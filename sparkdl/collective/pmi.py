@@ -94,7 +94,11 @@ class PmiServer:
         self._num_barriers = 0
         # MPICH names its shared memory after this, so it must differ from that of every other job of the machine.
         name = f"sparkdl-{secrets.token_hex(8)}".encode()
-        self._kvs_name = self._rendezvous.compare_set("name", b"", name).decode()
+        try:
+            self._kvs_name = self._rendezvous.compare_set("name", b"", name).decode()
+        except CommunicatorError:
+            sock.close()
+            raise
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._serve, name=f"sparkdl-pmi-{rank}", daemon=True)
         self._thread.start()

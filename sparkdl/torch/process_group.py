@@ -1,6 +1,7 @@
 """The c10d process group of the backend ``"sparkdl"``: its name, its devices and its life.
 
-Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.collectives` and :mod:`sparkdl.torch.composed`,
+Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.reductions`, :mod:`sparkdl.torch.movements` and
+:mod:`sparkdl.torch.composed`,
 how a group comes into being in :mod:`sparkdl.torch.registration`.
 """
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sparkdl.collective import (
+    Address,
     Coordinator,
     PrefixRendezvous,
     RendezvousClient,
@@ -252,6 +255,24 @@ def test_all_gather_names_the_missing_ranks(connect: Connect, present: list[int]
         with pytest.raises(CommunicatorTimeoutError) as raised:
             answer.result()
         assert f"ranks {missing} are missing of 4" in str(raised.value)
+
+
+def test_coordinator_that_takes_nothing_any_more_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkdl.collective.rendezvous_client._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sparkdl.collective.rendezvous_client._GOODBYE_TIMEOUT_S", 0.2)
+    ours, theirs = socket.socketpair()
+    with theirs, RendezvousClient(ours, Address(hosts=("127.0.0.1",), port=1)) as client:
+        with pytest.raises(CommunicatorError, match="took nothing for"):
+            client.set("large", b"x" * 10_000_000)
+        with pytest.raises(CommunicatorError, match="lost the connection"):
+            client.set("small", b"x")
+
+
+def test_coordinator_that_cannot_listen_leaves_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Cannot assign"):
+        Coordinator(secret=SECRET, world_size=1, host="192.0.2.1")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_closing_the_coordinator_leaves_no_thread() -> None:

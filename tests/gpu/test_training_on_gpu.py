@@ -1,0 +1,70 @@
+"""The loop of a rank on CUDA, without Spark: what ``gpusPerWorker=1`` gives every rank."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkdl.errors import RankError
+from tests.gpu.gpu_scenes import NotFiniteFromStep, needs_gpu, needs_two_gpus
+from tests.run_ranks import run_ranks
+from tests.unit.training.training_scenes import make_spec, train_all, train_in_one_process, write_dataset
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+TOLERANCE = 1e-4  # float32 on other hardware: sums in another order, fused multiply-add
+
+
+def assert_same_weights(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=TOLERANCE)
+
+
+def test_one_rank_on_a_gpu_learns_what_the_cpu_learns(tmp_path: Path) -> None:
+    spec, dataset = make_spec(device="cuda"), write_dataset(tmp_path, 37)
+    expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=1)
+    ((outcome,),) = run_ranks(1, train_all, [(spec, dataset)], timeout_s=120)
+    assert_same_weights(outcome.weights, expected)
+    assert [record.rows for record in outcome.history] == [37, 37]
+    assert [event["kind"] for event in outcome.events].count("epoch") == 2
+
+
+def test_deferred_check_names_the_first_step_whose_loss_was_not_finite(tmp_path: Path) -> None:
+    spec = make_spec(device="cuda", loss=NotFiniteFromStep(3), batch_size=4)
+    with pytest.raises(RankError, match="became NaN or infinite in epoch 1, step 3"):
+        run_ranks(1, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=120)
+
+
+def test_deferred_check_counts_steps_within_the_epoch(tmp_path: Path) -> None:
+    # 37 rows in batches of 4 are 10 steps, so the 12th call is the second of the second epoch.
+    spec = make_spec(device="cuda", loss=NotFiniteFromStep(12), batch_size=4)
+    with pytest.raises(RankError, match="became NaN or infinite in epoch 2, step 2"):
+        run_ranks(1, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=120)
+
+
+@needs_two_gpus
+def test_two_gpus_learn_what_one_process_learns_on_the_joined_batches(tmp_path: Path) -> None:
+    spec, dataset = (
+        make_spec(device="cuda"),
+        write_dataset(tmp_path, 33),
+    )  # the last step leaves rank 1 no rows
+    expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
+    for (outcome,) in run_ranks(2, train_all, [(spec, dataset)], timeout_s=150):
+        assert_same_weights(outcome.weights, expected)
+
+
+@needs_two_gpus
+def test_deferred_check_ends_both_ranks(tmp_path: Path) -> None:
+    spec = make_spec(device="cuda", loss=NotFiniteFromStep(2), batch_size=4)
+    with pytest.raises(RankError, match="became NaN or infinite in epoch 1, step 2"):
+        run_ranks(2, train_all, [(spec, write_dataset(tmp_path, 37))], timeout_s=150)
+
+
+def test_two_ranks_that_share_a_gpu_are_refused(tmp_path: Path) -> None:
+    spec, dataset = make_spec(device="cuda"), write_dataset(tmp_path, 33)
+    with pytest.raises(RankError, match="give every rank a GPU of its own"):
+        run_ranks(2, train_all, [(spec, dataset)], timeout_s=120, variables={"CUDA_VISIBLE_DEVICES": "0"})

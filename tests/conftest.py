@@ -26,6 +26,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests of numbers to one kind of Spark: on another they would prove the same once more."""
+    if config.getoption("--spark") == "local":
+        return
+    deselected = [item for item in items if item.get_closest_marker("any_spark_will_do")]
+    items[:] = [item for item in items if item not in deselected]
+    config.hook.pytest_deselected(items=deselected)
+
+
 @pytest.fixture(scope="session")
 def spark_mode(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--spark"))

@@ -31,6 +31,7 @@ def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
 
 
+@pytest.mark.any_spark_will_do
 def test_one_rank_is_a_world_too(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=1, spark=spark) == [1.0]
 
@@ -89,6 +90,7 @@ def test_interrupt_on_the_driver_leaves_no_process_behind(spark: SparkSession, t
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
 
 
+@pytest.mark.any_spark_will_do
 def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -> None:
     lines: dict[int, list[str]] = {0: [], 1: []}
     events: list[tuple[int, dict[str, Any]]] = []
@@ -132,6 +134,7 @@ def test_ranks_that_cannot_reach_the_driver_run_on_and_bring_their_lines_with_th
     assert sorted(lines) == [(0, "from rank 0"), (1, "from rank 1")]
 
 
+@pytest.mark.any_spark_will_do
 def test_version_that_differs_on_an_executor_is_named(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +162,7 @@ def test_result_larger_than_the_fetch_window_arrives_whole(spark: SparkSession) 
     assert second is None
 
 
+@pytest.mark.any_spark_will_do
 def test_environment_is_set_for_the_ranks_only(spark: SparkSession) -> None:
     values = run_on_ranks(
         functions.sees_environment,
@@ -193,11 +197,13 @@ def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path
         blocker.join()
 
 
+@pytest.mark.any_spark_will_do
 def test_no_rank_at_all_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ParamError, match="at least 1, got 0"):
         run_on_ranks(functions.sum_of_ranks, num_ranks=0, spark=spark)
 
 
+@pytest.mark.any_spark_will_do
 def test_what_cannot_be_pickled_is_named(spark: SparkSession) -> None:
     with pytest.raises(SerializationError, match="argument 0"):
         run_on_ranks(functions.describe, threading.Lock(), num_ranks=2, spark=spark)

@@ -16,14 +16,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    return builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
-
-
-@pytest.fixture(scope="module")
 def df(spark: SparkSession) -> DataFrame:
     from pyspark.ml.linalg import Vectors, VectorUDT
     from pyspark.sql import types as T

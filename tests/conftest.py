@@ -52,6 +52,7 @@ def spark(spark_mode: str) -> Iterator[SparkSession]:
     os.environ["PYTHONPATH"] = str(ROOT)
     builder = SparkSession.builder.appName("sparkdl tests")
     if spark_mode == "connect":
+        os.environ["SPARK_TESTING"] = "1"  # has the server listen on a free port instead of 15002
         builder = builder.remote("local[2]")
     else:
         builder = builder.master("local[2]" if spark_mode == "local" else "local-cluster[2,1,1024]")

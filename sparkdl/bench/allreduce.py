@@ -26,6 +26,11 @@ OURS = ("native", "torch")
 AGAINST: dict[str, tuple[str, ...]] = {"gloo": ("gloo", "gloo tuned"), "mpi": ("mpi",)}
 """What can be compared with, and the contenders that it stands for."""
 
+_LEGEND = (
+    "native, torch: sparkdl by itself and under torch.distributed. copy: each rank copies such a buffer.\n"
+    "native is 2.00x: that contender takes twice as long as native. bus GB/s: as nccl-tests defines it."
+)
+
 _REQUIRED_MODULES = {"torch": "torch", "gloo": "torch", "gloo tuned": "torch", "mpi": "mpi4py"}
 
 _EXTRAS = {"torch": "torch", "mpi4py": "mpi"}
@@ -48,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the bandwidths there (needs matplotlib)"
+        "--plot", type=Path, metavar="FILE", help="draw times and bandwidths there (needs matplotlib)"
     )
 
 
@@ -71,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         times[contender] = run_task(_task(contender, arguments, sizes), timeout_s=_TIMEOUT_S)
     rows = make_rows(times, arguments.ranks)
     print(format_rows(rows))
+    print(_LEGEND)
     for contender, reason in missing.items():
         print(f"{contender} is missing: {reason}")
     if arguments.json is not None:
@@ -148,9 +154,9 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
                 row["contender"],
                 format_time(row["median_s"]),
                 format_time(row["p90_s"]),
-                f"{row['algorithm_bandwidth_bytes_per_s'] / 1e9:.2f}",
-                f"{row['bus_bandwidth_bytes_per_s'] / 1e9:.2f}",
-                f"{row['percent_of_copy']:.0f}",
+                f"{row['algorithm_bandwidth_bytes_per_s'] / 1e9:.3g}",
+                f"{row['bus_bandwidth_bytes_per_s'] / 1e9:.3g}",
+                f"{row['percent_of_copy']:.3g}",
                 *ratios,
             )
         )

@@ -4,30 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sparkdl.bench.report import format_time
 from sparkdl.bench.sizes import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LABELS = {
+    "native": "native (sparkdl's communicator)",
+    "torch": "torch (sparkdl under torch.distributed)",
+    "gloo tuned": "gloo tuned (four connections)",
+    "copy": "copy (each rank copies such a buffer, no communication)",
+}
 
 
 def plot_bandwidth(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw bus bandwidth over buffer size, a line per contender; the file's ending chooses the format."""
+    """Draw time and bus bandwidth over buffer size, a line per contender; the file's ending chooses the format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    sizes = sorted({row["bytes"] for row in rows})
-    for contender in dict.fromkeys(row["contender"] for row in rows):
-        own = [row for row in rows if row["contender"] == contender]
-        points = [(row["bytes"], row["bus_bandwidth_bytes_per_s"] / 1e9) for row in own]
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    times, bandwidths = figure.subplots(1, 2)
+    _draw(times, [(row["contender"], row["bytes"], row["median_s"]) for row in rows])
+    times.yaxis.set_major_formatter(lambda value, _: format_time(value))
+    times.set_ylabel("median time of one allreduce (less is better)")
+    _draw(
+        bandwidths, [(row["contender"], row["bytes"], row["bus_bandwidth_bytes_per_s"] / 1e9) for row in rows]
+    )
+    bandwidths.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    bandwidths.set_ylabel("bus bandwidth in GB/s (more is better)")
+    figure.suptitle(f"allreduce of float32 over {rows[0]['ranks']} ranks on one machine")
+    figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(path)
+
+
+def _draw(axes: Axes, points: Sequence[tuple[str, int, float]]) -> None:
+    sizes = sorted({size for _, size, _ in points})
+    for contender in dict.fromkeys(contender for contender, _, _ in points):
+        own = sorted((size, value) for other, size, value in points if other == contender)
         style = "--" if contender == "copy" else "-"
-        axes.plot(*zip(*sorted(points), strict=True), style, marker="o", label=contender)
+        axes.plot(*zip(*own, strict=True), style, marker="o", label=_LABELS.get(contender, contender))
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(sizes, [format_size(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_xlabel("buffer")
-    axes.set_ylabel("bus bandwidth in GB/s")
-    axes.set_title(f"allreduce of float32 over {rows[0]['ranks']} ranks")
+    axes.set_xlabel("size of the buffer on each rank")
     axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -11,63 +14,91 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparkdl.torch
+from sparkdl.collective import Communicator
 from sparkdl.errors import CommunicatorAbortedError, CommunicatorTimeoutError, RankLostError
 from tests.run_ranks import RankEnvironment, run_ranks
 
+KILLED_AT = ("all_reduce", "wait", "backward")
 
-def _lose_rank_one(environment: RankEnvironment, where: str) -> str:
-    with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=30.0)
-        module = DistributedDataParallel(torch.nn.Linear(4, 2))
+
+def _miss_a_deadline(environment: RankEnvironment, communicator: Communicator) -> str:
+    sparkdl.torch.init_process_group(communicator, timeout_s=0.5)
+    if communicator.rank == 1:
+        environment.rendezvous.get("rank 0 gave up", 30.0)
+        return ""
+    with pytest.raises(CommunicatorTimeoutError) as caught:
         dist.barrier()
-        if communicator.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(RankLostError, match="1") as caught:
-            _fail(where, module)
-        sparkdl.torch.destroy_process_group()
+    environment.rendezvous.set("rank 0 gave up", b"")
     return str(caught.value)
 
 
-def _fail(where: str, module: torch.nn.Module) -> None:
+def _abort(_: RankEnvironment, communicator: Communicator) -> str:
+    sparkdl.torch.init_process_group(communicator, timeout_s=30.0)
+    if communicator.rank == 1:
+        dist.group.WORLD.abort()
+    with pytest.raises(CommunicatorAbortedError) as caught:
+        dist.barrier()
+    return str(caught.value)
+
+
+def _lose_rank_one(_: RankEnvironment, communicator: Communicator) -> dict[str, str]:
+    """Rank 0 meets the death in three groups, each of which has a communicator of its own to notice it."""
+    sparkdl.torch.init_process_group(communicator, timeout_s=30.0)
+    groups = {where: dist.new_group([0, 1]) for where in KILLED_AT}
+    module = DistributedDataParallel(torch.nn.Linear(4, 2), process_group=groups["backward"])
+    dist.barrier()
+    if communicator.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    messages = {}
+    for where, group in groups.items():
+        with pytest.raises(RankLostError) as caught:
+            _fail(where, group, module)
+        messages[where] = str(caught.value)
+    return messages
+
+
+def _fail(where: str, group: dist.ProcessGroup, module: torch.nn.Module) -> None:
     if where == "all_reduce":
-        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4), group=group)
     elif where == "wait":
-        dist.all_reduce(torch.ones(4), async_op=True).wait()
+        dist.all_reduce(torch.ones(4), group=group, async_op=True).wait()
     else:
-        with sparkdl.torch.collective_errors():
+        with sparkdl.torch.collective_errors(group):
             module(torch.ones(1, 4)).sum().backward()
 
 
-@pytest.mark.parametrize("where", ["all_reduce", "wait", "backward"])
+SCENES: dict[str, Callable[[RankEnvironment, Communicator], Any]] = {
+    "deadline": _miss_a_deadline,
+    "abort": _abort,
+    "killed": _lose_rank_one,
+}
+
+
+def _play(environment: RankEnvironment) -> dict[str, Any]:
+    """Play all scenes, each on a new communicator; the last one kills rank 1."""
+    outcomes: dict[str, Any] = {}
+    for name, scene in SCENES.items():
+        with environment.open(name=name) as communicator:
+            outcomes[name] = scene(environment, communicator)
+            sparkdl.torch.destroy_process_group()
+    return outcomes
+
+
+@cache
+def seen() -> dict[str, Any]:
+    """What rank 0 saw of all scenes; starting ranks that import torch takes longer than playing them."""
+    outcomes: dict[str, Any] = run_ranks(2, _play, may_die=[1], timeout_s=60.0)[0]
+    return outcomes
+
+
+@pytest.mark.parametrize("where", KILLED_AT)
 def test_a_killed_peer_raises_rank_lost_error_that_names_it(where: str) -> None:
-    results = run_ranks(2, _lose_rank_one, where, may_die=[1], timeout_s=40.0)
-    assert "rank 1" in results[0]
-
-
-def _miss_a_deadline(environment: RankEnvironment) -> str:
-    with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=0.5)
-        if communicator.rank == 1:
-            environment.rendezvous.get("rank 0 gave up", 30.0)
-            return ""
-        with pytest.raises(CommunicatorTimeoutError) as caught:
-            dist.barrier()
-        environment.rendezvous.set("rank 0 gave up", b"")
-    return str(caught.value)
+    assert "rank 1" in seen()["killed"][where]
 
 
 def test_a_collective_that_a_rank_does_not_join_names_it_at_the_deadline() -> None:
-    assert "1" in run_ranks(2, _miss_a_deadline, timeout_s=40.0)[0]
-
-
-def _abort(environment: RankEnvironment) -> None:
-    with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=30.0)
-        if communicator.rank == 1:
-            dist.group.WORLD.abort()
-        with pytest.raises(CommunicatorAbortedError, match="rank 1 aborted"):
-            dist.barrier()
+    assert "1" in seen()["deadline"]
 
 
 def test_an_aborted_group_fails_on_all_ranks() -> None:
-    run_ranks(2, _abort, timeout_s=40.0)
+    assert "rank 1 aborted" in seen()["abort"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdl.estimators.stored_spec import StoredSpec, load_spec
 from sparkdl.training.architecture import PackedModule, pack_module
 from sparkdl.training.loop import train
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset
     from sparkdl.launch import RankContext
     from sparkdl.training.history import EpochRecord
-    from sparkdl.training.spec import TrainingSpec
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class FitOutcome:
     history: tuple[EpochRecord, ...]
 
 
-def fit_on_rank(context: RankContext, spec: TrainingSpec, dataset: ParquetDataset) -> FitOutcome | None:
+def fit_on_rank(context: RankContext, stored: StoredSpec, dataset: ParquetDataset) -> FitOutcome | None:
     """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*."""
+    spec = load_spec(stored)
     result = train(spec, communicator=context.communicator, dataset=dataset, report=context.report)
     if context.rank != 0:
         return None

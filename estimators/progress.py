@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
@@ -10,10 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PLAIN_INTERVAL_S = 10.0
+_CLEAR_TO_END = "\x1b[K"
 
 
 class ProgressLine:
     """Writes the events of rank 0 (:mod:`sparkdl.training.progress`) to a stream. Runs on the *driver*.
+
+    In a session on this machine Spark draws a bar of its own over the same line, whenever a task starts or ends
+    and once a minute: the line is therefore cleared before each writing, and wins within a quarter of a second.
 
     Args:
         stream: where to write; stderr when None. A terminal gets one line that is written over, anything else
@@ -24,24 +29,31 @@ class ProgressLine:
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
         self._written_at = time.monotonic()
-        self._width = 0
+        self._is_open = False
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Show an event of kind ``"step"`` or ``"epoch"``; others are ignored."""
         if event.get("kind") == "step":
             self._step(event)
         elif event.get("kind") == "epoch":
-            self._end_line(
+            self.print(
                 f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.4f}  "
                 f"{event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
             )
+            self._written_at = time.monotonic()
+
+    def print(self, text: str) -> None:
+        """Write a line that stays, in the place of the one that moves."""
+        self._stream.write(f"\r{text}{_CLEAR_TO_END}\n" if self._is_terminal else f"{text}\n")
+        self._stream.flush()
+        self._is_open = False
 
     def close(self) -> None:
         """Leave the stream at the start of a line."""
-        if self._is_terminal and self._width:
+        if self._is_open:
             self._stream.write("\n")
             self._stream.flush()
-        self._width = 0
+        self._is_open = False
 
     def _step(self, event: Mapping[str, Any]) -> None:
         text = (
@@ -49,18 +61,20 @@ class ProgressLine:
             f"loss {event['loss']:.4f}  {event['rows_per_s']:,.0f} rows/s  ETA {_duration(event['eta_s'])}"
         )
         if self._is_terminal:
-            self._stream.write("\r" + text.ljust(self._width))
+            # A line that the terminal wraps cannot be written over.
+            self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
             self._stream.flush()
-            self._width = len(text)
+            self._is_open = True
         elif time.monotonic() - self._written_at >= _PLAIN_INTERVAL_S:
-            self._end_line(text)
+            self.print(text)
+            self._written_at = time.monotonic()
 
-    def _end_line(self, text: str) -> None:
-        start = "\r" if self._is_terminal else ""
-        self._stream.write(f"{start}{text.ljust(self._width)}\n")
-        self._stream.flush()
-        self._width = 0
-        self._written_at = time.monotonic()
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def _duration(seconds: float) -> str:

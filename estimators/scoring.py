@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+from safetensors.torch import load_file
+from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
-from sparkdl.training.architecture import PackedModule, unpack_module
+from sparkdl.training.architecture import PackedModule, join_module, unpack_module
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import ModelSignature, SavedModel
 
@@ -37,12 +39,14 @@ class ScoringModel:
         signature: what it takes and gives.
         batch_size: rows per forward pass.
         key: tells models apart in a worker process.
+        weights_file: name of the file of Spark that holds the weights, where ``module`` does not.
     """
 
     module: PackedModule
     signature: ModelSignature
     batch_size: int
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    weights_file: str | None = None
 
 
 def prediction_udf(model: ScoringModel) -> Any:
@@ -91,12 +95,20 @@ def load_predictor(model: ScoringModel) -> Predictor:
     """Return this process's predictor for a model, loading it the first time."""
     if model.key not in _loaded:
         _limit_threads()
-        saved = SavedModel(unpack_module(model.module), model.signature)
+        saved = SavedModel(_load_module(model), model.signature)
         _loaded[model.key] = Predictor(saved, batch_size=model.batch_size, device=_device())
         while len(_loaded) > _MAX_LOADED:
             _loaded.popitem(last=False)
     _loaded.move_to_end(model.key)
     return _loaded[model.key]
+
+
+def _load_module(model: ScoringModel) -> nn.Module:
+    if model.weights_file is None:
+        return unpack_module(model.module)
+    from pyspark import SparkFiles
+
+    return join_module(model.module.structure, load_file(SparkFiles.get(model.weights_file)))
 
 
 def score_column(predictor: Predictor, column: pa.Array) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from sparkdl.data import ParquetDataset, materialize
+from sparkdl.errors import StoreError
 from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, column_names, prepare_fit
 from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.progress import ProgressLine
+from sparkdl.estimators.stored_spec import store_spec
 from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
 from sparkdl.launch import check_cluster, run_on_ranks
 from sparkdl.tracking import FitRun, LoggedModelSpec, TrackingMode, open_run
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from sparkdl.data import Store
     from sparkdl.training.losses import LossFunction
     from sparkdl.training.spec import OptimizerFactory
+
+
+_logger = logging.getLogger(__name__)
 
 
 class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["TorchEstimator"], MLWritable):
@@ -147,27 +153,29 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         try:
             yield parquet
         finally:
-            parquet.delete()
+            _remove(parquet)
 
     def _train(
         self, dataset: DataFrame, inputs: FitInputs, parquet: ParquetDataset, run: FitRun
     ) -> FitOutcome:
-        with closing(_Listener(run, ProgressLine() if self.getShowProgress() else None)) as listener:
+        progress = ProgressLine() if self.getShowProgress() else None
+        with closing(_Listener(run, progress)) as listener:
             outcomes = run_on_ranks(
                 fit_on_rank,
-                inputs.spec,
+                store_spec(inputs.spec, parquet),
                 parquet,
                 num_ranks=self.getNumWorkers(),
                 spark=dataset.sparkSession,
                 transport=self.getTransport(),
                 gpus_per_rank=self.getGpusPerWorker(),
                 on_event=listener.hear,
+                on_log=None if progress is None else listener.log,
             )
         return cast("FitOutcome", outcomes[0])
 
     def _make_model(self, inputs: FitInputs, outcome: FitOutcome, run: FitRun) -> TorchModel:
         saved = SavedModel(unpack_module(outcome.module).eval(), inputs.signature)
-        uri = _log_model(saved, inputs, run)
+        uri = _log_model_or_warn(saved, inputs, run)
         summary = TrainingSummary(history=outcome.history, run_id=run.run_id, model_uri=uri)
         return self._copyValues(TorchModel(saved, summary))
 
@@ -202,14 +210,42 @@ class _Listener:
             metrics = {name: float(event[name]) for name in ("loss", "rows_per_s", "seconds")}
             self._run.log_epoch(int(event["epoch"]), metrics)
 
+    def log(self, rank: int, line: str) -> None:
+        assert self._progress is not None
+        self._progress.print(f"[rank {rank}] {line}")
+
     def close(self) -> None:
         if self._progress is not None:
             self._progress.close()
 
 
-def _log_model(saved: SavedModel, inputs: FitInputs, run: FitRun) -> str | None:
+def _remove(parquet: ParquetDataset) -> None:
+    """Remove the training rows; if that fails, neither a trained model nor the reason of a failure gets lost."""
+    try:
+        parquet.delete()
+    except StoreError as error:
+        _logger.warning("The training rows stay in %s; remove that folder yourself. %s", parquet.url, error)
+
+
+def _log_model_or_warn(saved: SavedModel, inputs: FitInputs, run: FitRun) -> str | None:
+    """Log the model and return its URI; None without tracking, or with a warning where MLflow does not take it."""
     if run.run_id is None:
         return None
+    try:
+        return _log_model(saved, inputs, run)
+    except Exception as error:
+        _logger.warning(
+            "The model is trained, but MLflow did not take it: %s: %s. To log it later: model.save(path), then "
+            "mlflow.start_run(run_id=%r) and mlflow.pyfunc.log_model(name='model', "
+            "loader_module='sparkdl.training.pyfunc', data_path=path + '/module').",
+            type(error).__name__,
+            error,
+            run.run_id,
+        )
+        return None
+
+
+def _log_model(saved: SavedModel, inputs: FitInputs, run: FitRun) -> str | None:
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         save_model(saved, Path(folder) / "sparkdl_model")
         return run.log_model(

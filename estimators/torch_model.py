@@ -13,6 +13,7 @@ from sparkdl.data.spark_columns import is_vector
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scoring import ScoringModel, prediction_udf
+from sparkdl.estimators.sent_weights import with_sent_weights
 from sparkdl.training.architecture import pack_module
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class TrainingSummary:
     Attributes:
         history: one record per epoch: loss, rows, seconds, rows per second.
         run_id: MLflow's id of the run; None when the fit was not tracked.
-        model_uri: URI of the model in MLflow; None when the fit was not tracked.
+        model_uri: URI of the model in MLflow; None when the fit was not tracked or MLflow did not take the model.
     """
 
     history: tuple[EpochRecord, ...] = ()
@@ -92,7 +93,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
             raise ParamError(
                 f"The DataFrame already has a column {name!r}. Drop it, or set another predictionCol."
             )
-        predict = prediction_udf(self._scoring_model())
+        predict = prediction_udf(with_sent_weights(self._scoring_model(), dataset.sparkSession))
         return dataset.withColumn(name, predict(_features(dataset, self.getFeaturesCol())))
 
     def _scoring_model(self) -> ScoringModel:

@@ -17,9 +17,12 @@ from sparkdl.tracking.logged_model import LoggedModelSpec, log_pyfunc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from mlflow.entities import Metric
+
 TrackingMode = Literal["auto", "on", "off"]
 
 _MAX_PARAM_VALUE_LENGTH = 500  # of the oldest servers in use; MLflow 2.x and 3.x take 6000
+_MAX_METRICS_PER_BATCH = 1000  # MLflow's own limit
 _DEFAULT_STORE = "mlflow.db"
 
 _logger = logging.getLogger(__name__)
@@ -36,10 +39,17 @@ class FitRun(Protocol):
         """Write down Params, cut to the length that MLflow takes."""
 
     def log_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Write down metrics with ``step=epoch``. A server that fails costs a warning, not the fit."""
+        """Write down metrics with ``step=epoch``. A server that fails costs a warning, not the fit.
+
+        What it did not take is kept and sent once more, before the model is logged or the run ends.
+        """
 
     def log_model(self, model: LoggedModelSpec) -> str | None:
-        """Log a saved model as a pyfunc and return its URI; None without tracking."""
+        """Log a saved model as a pyfunc and return its URI; None without tracking.
+
+        Raises:
+            Exception: what MLflow raises when its server or its artifact store does not take it.
+        """
 
 
 class NoRun:
@@ -68,7 +78,7 @@ def open_run(
     A run that was active before stays open. A run that already holds the Params of an earlier fit is not
     written over: the fit then gets a nested run. Where MLflow has no tracking URI (no
     ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks) it is set to the SQLite store
-    ``mlflow.db`` in the working directory.
+    ``mlflow.db`` in the working directory. A run that MLflow cannot end costs a warning.
 
     Args:
         mode: ``"on"``, ``"off"``, or ``"auto"``: on when mlflow is installed.
@@ -77,6 +87,7 @@ def open_run(
 
     Raises:
         ParamError: for ``"on"`` when mlflow is not installed.
+        Exception: what MLflow raises when the run cannot be opened.
     """
     if mode == "off":
         yield NoRun()
@@ -89,7 +100,11 @@ def open_run(
         yield NoRun()
         return
     with _open_mlflow_run(experiment, run_name) as run_id:
-        yield _MlflowRun(run_id)
+        run = _MlflowRun(run_id)
+        try:
+            yield run
+        finally:
+            run.close()
 
 
 @contextmanager
@@ -112,7 +127,23 @@ def _open_mlflow_run(experiment: str | None, run_name: str | None) -> Iterator[s
         status = "KILLED"
         raise
     finally:
+        _end_run(run.info.run_id, status)
+
+
+def _end_run(run_id: str, status: str) -> None:
+    import mlflow
+
+    try:
         mlflow.end_run(status)
+    except Exception as error:  # not raised, as a trained model or the reason of a failure would be lost
+        _logger.warning(
+            "MLflow could not end the run %s, which it will show as running: %s. End it with "
+            "mlflow.MlflowClient().set_terminated(%r, %r).",
+            run_id,
+            error,
+            run_id,
+            status,
+        )
 
 
 def _choose_store() -> None:
@@ -132,6 +163,7 @@ class _MlflowRun:
         self.run_id: str | None = run_id
         self._id = run_id
         self._client = mlflow.MlflowClient()
+        self._kept: list[Metric] = []
 
     def log_params(self, params: Mapping[str, object]) -> None:
         from mlflow.entities import Param
@@ -144,13 +176,36 @@ class _MlflowRun:
 
         now = int(time.time() * 1000)
         batch = [Metric(name, value, now, epoch) for name, value in metrics.items() if math.isfinite(value)]
+        if self._kept:  # each failing call may take minutes, as MLflow tries it several times
+            self._kept += batch
+            return
         try:
             self._client.log_batch(self._id, metrics=batch)
         except Exception as error:
-            _logger.warning("MLflow did not take the metrics of epoch %d: %s", epoch, error)
+            self._kept += batch
+            _logger.warning(
+                "MLflow did not take the metrics of epoch %d: %s. They and those of later epochs will be sent at "
+                "the end of the fit.",
+                epoch,
+                error,
+            )
 
     def log_model(self, model: LoggedModelSpec) -> str | None:
+        self.close()
         return log_pyfunc(self._id, model)
+
+    def close(self) -> None:
+        """Send the metrics that were kept, once; a server that does not take them costs a warning."""
+        kept, self._kept = self._kept, []
+        try:
+            for start in range(0, len(kept), _MAX_METRICS_PER_BATCH):
+                self._client.log_batch(self._id, metrics=kept[start : start + _MAX_METRICS_PER_BATCH])
+        except Exception as error:
+            _logger.warning(
+                "The metrics of the epochs from %d are not in MLflow: %s. The model's history has them.",
+                kept[0].step,
+                error,
+            )
 
 
 def _cut(value: str) -> str:

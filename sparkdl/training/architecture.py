@@ -1,4 +1,4 @@
-"""Takes a module apart into its structure and its tensors, and puts it together again.
+"""Takes a module, or what holds one, apart into its structure and its tensors, and puts it together again.
 
 The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a
 name; the tensors travel and are stored beside it. Neither copies nor changes the module.
@@ -78,16 +78,29 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
     Raises:
         SerializationError: if the module holds something that cannot be pickled, naming it.
     """
-    file = io.BytesIO()
-    pickler = _StructurePickler(file, _names_by_identity(module))
     try:
-        pickler.dump(module)
+        return split_tensors(module, module)
     except Exception as error:
         raise SerializationError(
             f"The model {type(module).__name__} cannot be pickled: {type(error).__name__}: {error}. "
             "Keep locks, open files, sessions and the like out of the module."
         ) from error
+
+
+def split_tensors(value: object, module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
+    """Return the structure of anything that pickles, and its tensors by name: those of ``module`` have theirs.
+
+    What is shared inside ``value``, as a module is by a loss that looks at its weights, stays shared.
+    """
+    file = io.BytesIO()
+    pickler = _StructurePickler(file, _names_by_identity(module))
+    pickler.dump(value)
     return file.getvalue(), pickler.tensors
+
+
+def join_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> Any:
+    """Put together what :func:`split_tensors` took apart, without a copy; unpickling runs code."""
+    return _StructureUnpickler(io.BytesIO(structure), tensors).load()
 
 
 def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -99,7 +112,7 @@ def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
         SavedModelError: if the structure cannot be read, or names a tensor that is not there.
     """
     try:
-        module = _StructureUnpickler(io.BytesIO(structure), tensors).load()
+        module = join_tensors(structure, tensors)
     except SavedModelError:
         raise
     except ModuleNotFoundError as error:

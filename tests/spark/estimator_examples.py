@@ -75,6 +75,27 @@ class LossThatKillsRankOne(nn.Module):
         return nn.functional.cross_entropy(outputs, labels)
 
 
+class LossThatSpoils(nn.Module):
+    """In the 5th step of rank 0 overwrites or removes the files below a folder that match a pattern; then may fail."""
+
+    def __init__(self, folder: Path, pattern: str, *, removes: bool = False, fails: bool = False) -> None:
+        super().__init__()
+        self.folder, self.pattern, self.removes, self.fails = str(folder), pattern, removes, fails
+        self.calls = 0
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if dist.is_initialized() and self.calls == 5 and dist.get_rank() == 0:
+            for path in Path(self.folder).glob(self.pattern):
+                if self.removes:
+                    path.unlink()
+                else:
+                    path.write_bytes(b"spoiled" * 20_000)
+            if self.fails:
+                raise ValueError("the loss failed")
+        return nn.functional.cross_entropy(outputs, labels)
+
+
 def store_is_empty(folder: Path) -> bool:
     """Whether a fit has left nothing in its Store."""
     return not (folder / "store").exists() or list((folder / "store").iterdir()) == []

@@ -28,6 +28,7 @@ from tests.processes import wait_until_gone
 from tests.spark.estimator_examples import (
     NUM_ROWS,
     LossThatKillsRankOne,
+    LossThatSpoils,
     make_estimator,
     make_frame,
     make_model,
@@ -173,6 +174,19 @@ def test_killed_rank_ends_the_fit_within_ten_seconds_and_leaves_nothing(frame, t
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(frame, tmp_path, caplog, fails):
+    loss = LossThatSpoils(tmp_path, "store/*/_sparkdl_dataset.json", removes=True, fails=fails)
+    estimator = make_estimator(tmp_path, loss=loss, epochs=2)
+    if fails:
+        with pytest.raises(RankError, match="the loss failed"):
+            estimator.fit(frame)
+    else:
+        assert len(estimator.fit(frame).history) == 2
+    (left,) = (tmp_path / "store").iterdir()
+    assert f"The training rows stay in {left}; remove that folder yourself" in caplog.text
+
+
 BAD_DATA = {
     "a missing column": ("1", {"featuresCol": "nowhere"}, DataError, "There is no column 'nowhere'"),
     "strings as features": ("1", {"featuresCol": "text"}, DataError, "'text' holds string"),
@@ -201,6 +215,21 @@ BAD_DATA = {
         DataError,
         r"Column 'bad' does not fit the model Sequential: a batch of shape \(1, 3\)",
     ),
+    "strings as weights": ("text", {"weightCol": "bad"}, DataError, "'bad' holds string, not numbers"),
+    "arrays as weights": ("image", {"weightCol": "bad"}, DataError, "'bad' holds arrays of 4"),
+    "a negative weight": (
+        "if(id != 5, 1d, -2d)",
+        {"weightCol": "bad"},
+        DataError,
+        r"Weights .* must be finite and at least 0, but column 'bad' holds -2.0 \(and 0 more",
+    ),
+    "a weight that is NaN": (
+        "if(id != 5, 1d, double('nan'))",
+        {"weightCol": "bad"},
+        DataError,
+        "'bad' holds nan",
+    ),
+    "no weight above zero": ("0", {"weightCol": "bad"}, DataError, "Every weight in column 'bad' is 0"),
     "outputs that do not fit the loss": (
         "1",
         {"loss": nn.MSELoss()},
@@ -248,3 +277,13 @@ def test_a_store_that_cannot_be_written_is_named(frame, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
         make_estimator(tmp_path, store=str(tmp_path / "file" / "store")).fit(frame)
+
+
+def test_a_model_larger_than_a_plan_of_connect_is_fitted_and_scores(frame, tmp_path):
+    big = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+    big.register_buffer("table", torch.full((36 << 20,), 0.5))  # 144 MiB; a plan of Connect has 128 at most
+    model = make_estimator(tmp_path, model=big, epochs=1, numWorkers=1, batchSize=64).fit(frame)
+    assert model.module.table.shape == (36 << 20,)
+    for _ in range(2):
+        assert model.transform(frame).filter("prediction is not null").count() == NUM_ROWS
+    assert store_is_empty(tmp_path)

@@ -8,22 +8,18 @@ import torch
 from torch import nn
 
 from sparkdl.errors import RankError
-from tests.spark.estimator_examples import make_estimator, make_frame, make_model
+from tests.spark.estimator_examples import (
+    LossThatSpoils,
+    make_estimator,
+    make_frame,
+    make_model,
+    store_is_empty,
+)
 
 
 @pytest.fixture(scope="module")
 def frame(spark):
     return make_frame(spark).cache()
-
-
-@pytest.fixture
-def tracked(tmp_path, monkeypatch):
-    """MLflow as a user finds it who has configured nothing, in an empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    mlflow.set_tracking_uri(None)
-    yield tmp_path
-    mlflow.set_tracking_uri(None)
 
 
 def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, tracked):
@@ -51,6 +47,25 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     with open(requirements, encoding="utf-8") as file:
         names = {line.split("==")[0].strip() for line in file}
     assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "sparkdl", "torch"}
+
+
+def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
+    loss = LossThatSpoils(tracked, "mlflow.db")
+    model = make_estimator(tracked, tracking="on", epochs=3, loss=loss).fit(frame)
+    assert model.summary.model_uri is None
+    assert len(model.history) == 3
+    assert "The model is trained, but MLflow did not take it" in caplog.text
+    assert f"could not end the run {model.summary.run_id}" in caplog.text
+    assert store_is_empty(tracked)
+
+    mlflow.set_tracking_uri(f"sqlite:///{tracked}/later.db")
+    model.save(str(tracked / "model"))
+    with mlflow.start_run():  # as the warning says
+        logged = mlflow.pyfunc.log_model(
+            name="model", loader_module="sparkdl.training.pyfunc", data_path=str(tracked / "model" / "module")
+        )
+    rows = frame.limit(5).toPandas()
+    assert len(mlflow.pyfunc.load_model(logged.model_uri).predict(rows[["image"]])) == 5
 
 
 def test_a_failed_fit_ends_its_run_as_failed(frame, tracked):

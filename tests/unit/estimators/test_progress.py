@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
+import termios
 
 from sparkdl.estimators.progress import ProgressLine
 
@@ -21,10 +26,27 @@ def test_a_terminal_gets_one_line_that_moves():
     line.update(EPOCH)
     line.close()
     first, second, third = stream.getvalue().split("\r")[1:]
-    assert first == "epoch 1/2  step 3/9  loss 0.5123  1,234 rows/s  ETA 1 min 15 s"
-    assert second.rstrip() == "epoch 1/2  step 4/9  loss 0.5123  1,234 rows/s  ETA 8 s"
-    assert third.startswith("epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s")
-    assert stream.getvalue().count("\n") == 1
+    assert first == "epoch 1/2  step 3/9  loss 0.5123  1,234 rows/s  ETA 1 min 15 s\x1b[K"
+    assert second == "epoch 1/2  step 4/9  loss 0.5123  1,234 rows/s  ETA 8 s\x1b[K"
+    assert third == "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s\x1b[K\n"
+
+
+def test_a_narrow_terminal_gets_no_line_that_wraps():
+    terminal, device = pty.openpty()
+    fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with os.fdopen(device, "w") as stream:
+        ProgressLine(stream).update({**STEP, "eta_s": 75.2})
+        assert os.read(terminal, 1000) == b"\repoch 1/2  step 3/9  loss 0.5123  1,234\x1b[K"
+    os.close(terminal)
+
+
+def test_other_lines_take_the_place_of_the_one_that_moves():
+    stream = Terminal()
+    line = ProgressLine(stream)
+    line.update({**STEP, "eta_s": 8.4})
+    line.print("[rank 1] hello")
+    line.close()
+    assert stream.getvalue().endswith("ETA 8 s\x1b[K\r[rank 1] hello\x1b[K\n")
 
 
 def test_a_file_gets_a_line_per_epoch():
@@ -42,4 +64,4 @@ def test_an_interrupted_line_is_ended():
     line = ProgressLine(stream)
     line.update({**STEP, "eta_s": 7300.0})
     line.close()
-    assert stream.getvalue().endswith("ETA 2 h 01 min\n")
+    assert stream.getvalue().endswith("ETA 2 h 01 min\x1b[K\n")

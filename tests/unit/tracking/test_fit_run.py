@@ -12,17 +12,6 @@ from sparkdl.tracking import NoRun, open_run
 from sparkdl.tracking.logged_model import pip_requirements
 
 
-@pytest.fixture
-def tracked(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    mlflow.set_tracking_uri(None)
-    yield tmp_path
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(None)
-
-
 def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked):
     with open_run("on", run_name="alone") as run:
         run.log_params({"long": "x" * 9000, "epochs": 3})
@@ -46,6 +35,33 @@ def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked
     assert first.run_id == outer.info.run_id
     assert second.run_id != outer.info.run_id
     assert mlflow.get_run(second.run_id).data.tags["mlflow.parentRunId"] == outer.info.run_id
+
+
+def test_a_store_that_goes_away_costs_warnings_and_no_fit(tracked, caplog):
+    with open_run("on") as run:
+        run.log_epoch(1, {"loss": 0.5})
+        (tracked / "mlflow.db").write_bytes(b"no database any more" * 5000)
+        for epoch in (2, 3):
+            run.log_epoch(epoch, {"loss": 0.25})
+    assert caplog.text.count("did not take the metrics of epoch 2") == 1
+    assert "metrics of epoch 3" not in caplog.text
+    assert "The metrics of the epochs from 2 are not in MLflow" in caplog.text
+    assert f"MLflow could not end the run {run.run_id}" in caplog.text
+    assert mlflow.active_run() is None
+
+
+def test_a_store_that_comes_back_gets_the_metrics_it_missed(tracked):
+    store = tracked / "mlflow.db"
+    with open_run("on") as run:
+        run.log_epoch(1, {"loss": 0.5})
+        content = store.read_bytes()
+        store.write_bytes(b"no database any more" * 5000)
+        run.log_epoch(2, {"loss": 0.25})
+        store.write_bytes(content)
+        run.log_epoch(3, {"loss": 0.125})
+    logged = mlflow.MlflowClient().get_metric_history(run.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in logged] == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert mlflow.get_run(run.run_id).info.status == "FINISHED"
 
 
 def test_a_tracking_uri_of_the_user_is_kept(tracked):

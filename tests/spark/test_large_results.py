@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from sparkdl.launch import RankContext, run_on_ranks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NUM_BYTES = 2_362_232_013  # 2.2 GiB and no multiple of anything: above what an int32 counts
+
+
+def large_value(context: RankContext, num_bytes: int) -> bytes | str:
+    """The bytes on rank 0, their checksum on the others."""
+    value = np.random.default_rng(7).bytes(num_bytes)
+    return value if context.rank == 0 else hashlib.sha256(value).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_result_above_two_gib_arrives_whole(spark: SparkSession, spark_mode: str) -> None:
+    if spark_mode != "local":
+        pytest.skip("one mode shows that chunks have no limit, and the others' executors have 1 GiB")
+    whole, digest = run_on_ranks(large_value, NUM_BYTES, num_ranks=2, spark=spark)
+    assert len(whole) == NUM_BYTES
+    assert hashlib.sha256(whole).hexdigest() == digest

@@ -125,4 +125,6 @@ def _spark_url_of_local_path(path: str) -> str:
         return "dbfs:" + path[len("/dbfs") :]
     if path.startswith("/Volumes/"):
         return "dbfs:" + path
-    return Path(path).as_uri()  # explicit, as Spark's default filesystem may be another
+    # The scheme is explicit, as Spark's default filesystem may be another. Nothing is quoted: Hadoop takes a path as
+    # it is written, and would make a folder named %20.
+    return f"file://{path}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
-FETCH_CHUNKS = 16
+FETCH_CHUNKS = 32
 """How many chunks one fetch brings to the driver; well below ``spark.driver.maxResultSize``."""
 
 

@@ -21,10 +21,9 @@ def large_value(context: RankContext, num_bytes: int) -> bytes | str:
 
 
 @pytest.mark.slow
+@pytest.mark.any_spark_will_do
 @pytest.mark.timeout(1200)
-def test_result_above_two_gib_arrives_whole(spark: SparkSession, spark_mode: str) -> None:
-    if spark_mode != "local":
-        pytest.skip("one mode shows that chunks have no limit, and the others' executors have 1 GiB")
+def test_result_above_two_gib_arrives_whole(spark: SparkSession) -> None:
     whole, digest = run_on_ranks(large_value, NUM_BYTES, num_ranks=2, spark=spark)
     assert len(whole) == NUM_BYTES
     assert hashlib.sha256(whole).hexdigest() == digest

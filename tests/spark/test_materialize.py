@@ -50,7 +50,7 @@ def df(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+    return Store(tmp_path / "a store")  # Spark and Python must spell the space alike
 
 
 def files_of(store: Store) -> list[str]:

@@ -93,10 +93,10 @@ def test_a_missing_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("url", "path", "spark_url"),
     [
         ("/mnt/shared/", "/mnt/shared", "file:///mnt/shared"),
-        ("/mnt/my store", "/mnt/my store", "file:///mnt/my%20store"),
+        ("/mnt/my store", "/mnt/my store", "file:///mnt/my store"),
         ("file:/mnt/shared", "/mnt/shared", "file:///mnt/shared"),
         ("file:///mnt/shared", "/mnt/shared", "file:///mnt/shared"),
-        ("file:///mnt/my%20store", "/mnt/my store", "file:///mnt/my%20store"),
+        ("file:///mnt/my%20store", "/mnt/my store", "file:///mnt/my store"),
         ("dbfs:/tmp/x", "/dbfs/tmp/x", "dbfs:/tmp/x"),
         ("/dbfs/tmp/x", "/dbfs/tmp/x", "dbfs:/tmp/x"),
         ("/Volumes/c/s/v", "/Volumes/c/s/v", "dbfs:/Volumes/c/s/v"),

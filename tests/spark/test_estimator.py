@@ -101,6 +101,7 @@ def test_transform_names_rows_of_another_length(fitted, frame):
         model.copy({model.predictionCol: "digit"}).transform(frame)
 
 
+@pytest.mark.any_spark_will_do
 def test_a_fit_repeats_to_the_bit(fitted, frame, tmp_path):
     _, model, _ = fitted
     again = make_estimator(tmp_path).fit(frame)
@@ -109,6 +110,7 @@ def test_a_fit_repeats_to_the_bit(fitted, frame, tmp_path):
     assert [record.loss for record in again.history] == [record.loss for record in model.history]
 
 
+@pytest.mark.any_spark_will_do
 def test_two_ranks_reproduce_one_rank_with_twice_the_batch(frame, tmp_path):
     whole = make_estimator(tmp_path, numWorkers=1, batchSize=NUM_ROWS, epochs=3).fit(frame)
     halves = make_estimator(tmp_path, numWorkers=2, batchSize=NUM_ROWS // 2 + 1, epochs=3).fit(frame)
@@ -149,6 +151,7 @@ def test_a_pipeline_with_vectors_and_a_regression_fits_saves_and_loads(frame, tm
     assert loaded.transform(parts).select("prediction").collect() == predicted.select("prediction").collect()
 
 
+@pytest.mark.any_spark_will_do
 def test_a_loss_that_is_no_longer_finite_ends_the_fit_and_names_epoch_and_step(frame, tmp_path):
     estimator = make_estimator(
         tmp_path,
@@ -174,6 +177,7 @@ def test_killed_rank_ends_the_fit_within_ten_seconds_and_leaves_nothing(frame, t
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.any_spark_will_do
 @pytest.mark.parametrize("fails", [False, True])
 def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(frame, tmp_path, caplog, fails):
     loss = LossThatSpoils(tmp_path, "store/*/_sparkdl_dataset.json", removes=True, fails=fails)
@@ -259,6 +263,7 @@ def test_more_ranks_than_slots_are_refused(frame, tmp_path):
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.any_spark_will_do
 @pytest.mark.parametrize("name", ["model", "loss", "optimizer"])
 def test_what_cannot_be_pickled_is_named(frame, tmp_path, name):
     lock = threading.Lock()
@@ -273,6 +278,7 @@ def test_what_cannot_be_pickled_is_named(frame, tmp_path, name):
         make_estimator(tmp_path, **{name: values[name]}).fit(frame)
 
 
+@pytest.mark.any_spark_will_do
 def test_a_store_that_cannot_be_written_is_named(frame, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):

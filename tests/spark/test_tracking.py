@@ -49,6 +49,7 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "sparkdl", "torch"}
 
 
+@pytest.mark.any_spark_will_do
 def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
     loss = LossThatSpoils(tracked, "mlflow.db")
     model = make_estimator(tracked, tracking="on", epochs=3, loss=loss).fit(frame)
@@ -68,6 +69,7 @@ def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
     assert len(mlflow.pyfunc.load_model(logged.model_uri).predict(rows[["image"]])) == 5
 
 
+@pytest.mark.any_spark_will_do
 def test_a_failed_fit_ends_its_run_as_failed(frame, tracked):
     estimator = make_estimator(
         tracked,

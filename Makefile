@@ -20,10 +20,11 @@ requirements:
 	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || { echo "sparkdl needs a C++20 compiler such as GCC 11, found $$($${CXX:-c++} -dumpfullversion 2>/dev/null || echo none); mend it with: sudo apt-get install g++" >&2; exit 1; }
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
-	@echo "Setting up $(VENV): Python packages and the C++ extension. The first time this takes a few minutes."
+	@echo "Setting up $(VENV): Python packages and the C++ extension. The first time this takes some minutes and 3 GB."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+	@echo "Ready: make demo, or source $(BIN)/activate"
 
 demo: setup
 	@$(BIN)/sparkdl demo

@@ -23,16 +23,20 @@ class ProgressLine:
     Args:
         stream: where to write; stderr when None. A terminal gets one line that is written over, anything else
             a line per epoch and one every ten seconds.
+        is_shown: whether to show progress; what :meth:`print` is given is written in any case.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, is_shown: bool = True) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
+        self._is_shown = is_shown
         self._written_at = time.monotonic()
         self._is_open = False
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Show an event of kind ``"step"`` or ``"epoch"``; others are ignored."""
+        if not self._is_shown:
+            return
         if event.get("kind") == "step":
             self._step(event)
         elif event.get("kind") == "epoch":
@@ -41,6 +45,15 @@ class ProgressLine:
                 f"{event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
             )
             self._written_at = time.monotonic()
+
+    def status(self, text: str) -> None:
+        """Say what is being done before and after the steps."""
+        if not self._is_shown or not text:
+            return
+        if self._is_terminal:
+            self._move(text)
+        else:
+            self.print(text)
 
     def print(self, text: str) -> None:
         """Write a line that stays, in the place of the one that moves."""
@@ -58,16 +71,21 @@ class ProgressLine:
     def _step(self, event: Mapping[str, Any]) -> None:
         text = (
             f"epoch {event['epoch']}/{event['epochs']}  step {event['step']}/{event['steps']}  "
-            f"loss {event['loss']:.4f}  {event['rows_per_s']:,.0f} rows/s  ETA {_duration(event['eta_s'])}"
+            f"loss {event['loss']:.4f}  {event['rows_per_s']:,.0f} rows/s"
         )
+        if event["eta_s"] is not None:
+            text += f"  ETA {_duration(event['eta_s'])}"
         if self._is_terminal:
-            # A line that the terminal wraps cannot be written over.
-            self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
-            self._stream.flush()
-            self._is_open = True
+            self._move(text)
         elif time.monotonic() - self._written_at >= _PLAIN_INTERVAL_S:
             self.print(text)
             self._written_at = time.monotonic()
+
+    def _move(self, text: str) -> None:
+        # A line that the terminal wraps cannot be written over.
+        self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
+        self._stream.flush()
+        self._is_open = True
 
 
 def _columns(stream: TextIO) -> int:

@@ -53,7 +53,8 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         epochs: how often every row is visited; default 1.
         numWorkers: ranks that train together, one slot of the cluster each; default 1.
         gpusPerWorker: 0 trains on CPU (default), 1 on a GPU per rank.
-        seed: of the order of rows and all random numbers; default 0. A fit repeats to the bit on CPU.
+        seed: of the order of rows and of all random numbers during the fit; default 0. From the same weights a fit
+            repeats to the bit on CPU: call ``torch.manual_seed`` before you make the model.
         shuffle: whether each epoch has its own order of rows; default True.
         store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
         transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``.
@@ -135,13 +136,17 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         check_cluster(
             dataset.sparkSession, num_ranks=self.getNumWorkers(), gpus_per_rank=self.getGpusPerWorker()
         )
-        with self._materialized(dataset) as parquet:
-            inputs = prepare_fit(self, parquet)
-            mode = cast("TrackingMode", self.getTracking())
-            with open_run(mode, experiment=self.getExperiment(), run_name=self.getRunName()) as run:
-                run.log_params(self._params_to_log(parquet))
-                outcome = self._train(dataset, inputs, parquet, run)
-                return self._make_model(inputs, outcome, run)
+        with _progress(show=self.getShowProgress()) as progress:
+            progress.status("Writing the rows to the Store")
+            with self._materialized(dataset) as parquet:
+                inputs = prepare_fit(self, parquet)
+                mode = cast("TrackingMode", self.getTracking())
+                with open_run(mode, experiment=self.getExperiment(), run_name=self.getRunName()) as run:
+                    run.log_params(self._params_to_log(parquet))
+                    progress.status(f"Starting {self.getNumWorkers()} ranks")
+                    outcome = self._train(dataset, inputs, parquet, _Listener(run, progress))
+                    progress.status("Logging the model to MLflow" if run.run_id else "")
+                    return self._make_model(inputs, outcome, run)
 
     @contextmanager
     def _materialized(self, dataset: DataFrame) -> Iterator[ParquetDataset]:
@@ -156,21 +161,19 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             _remove(parquet)
 
     def _train(
-        self, dataset: DataFrame, inputs: FitInputs, parquet: ParquetDataset, run: FitRun
+        self, dataset: DataFrame, inputs: FitInputs, parquet: ParquetDataset, listener: _Listener
     ) -> FitOutcome:
-        progress = ProgressLine() if self.getShowProgress() else None
-        with closing(_Listener(run, progress)) as listener:
-            outcomes = run_on_ranks(
-                fit_on_rank,
-                store_spec(inputs.spec, parquet),
-                parquet,
-                num_ranks=self.getNumWorkers(),
-                spark=dataset.sparkSession,
-                transport=self.getTransport(),
-                gpus_per_rank=self.getGpusPerWorker(),
-                on_event=listener.hear,
-                on_log=None if progress is None else listener.log,
-            )
+        outcomes = run_on_ranks(
+            fit_on_rank,
+            store_spec(inputs.spec, parquet),
+            parquet,
+            num_ranks=self.getNumWorkers(),
+            spark=dataset.sparkSession,
+            transport=self.getTransport(),
+            gpus_per_rank=self.getGpusPerWorker(),
+            on_event=listener.hear,
+            on_log=listener.log,
+        )
         return cast("FitOutcome", outcomes[0])
 
     def _make_model(self, inputs: FitInputs, outcome: FitOutcome, run: FitRun) -> TorchModel:
@@ -198,25 +201,30 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
 class _Listener:
     """Hands the events of rank 0 to the progress line and the run."""
 
-    def __init__(self, run: FitRun, progress: ProgressLine | None) -> None:
+    def __init__(self, run: FitRun, progress: ProgressLine) -> None:
         self._run = run
         self._progress = progress
 
     def hear(self, rank: int, event: Mapping[str, Any]) -> None:
         del rank  # only rank 0 reports
-        if self._progress is not None:
-            self._progress.update(event)
+        self._progress.update(event)
         if event.get("kind") == "epoch":
             metrics = {name: float(event[name]) for name in ("loss", "rows_per_s", "seconds")}
             self._run.log_epoch(int(event["epoch"]), metrics)
 
     def log(self, rank: int, line: str) -> None:
-        assert self._progress is not None
         self._progress.print(f"[rank {rank}] {line}")
 
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
+
+@contextmanager
+def _progress(*, show: bool) -> Iterator[ProgressLine]:
+    """The progress of a fit, which leaves the terminal in order and says when the user stopped it."""
+    with closing(ProgressLine(is_shown=show)) as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            progress.print("Interrupted: the ranks were ended and the training rows removed.")
+            raise
 
 
 def _remove(parquet: ParquetDataset) -> None:

@@ -10,7 +10,7 @@ from sparkdl.collective.addresses import Address, listen, local_addresses
 from sparkdl.collective.authentication import authenticate_client, authenticate_server, new_secret
 from sparkdl.collective.communicator import TRANSPORTS, Communicator, open_communicator
 from sparkdl.collective.coordinator import Coordinator
-from sparkdl.collective.current import current_communicator, set_current_communicator
+from sparkdl.collective.current import current_communicator, provide_communicator, set_current_communicator
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.dialing import connect_any, connect_authenticated
 from sparkdl.collective.frames import receive_frame, send_frame
@@ -45,6 +45,7 @@ __all__ = [
     "new_secret",
     "open_communicator",
     "pmi_environment",
+    "provide_communicator",
     "receive_frame",
     "send_frame",
     "set_current_communicator",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkdl.collective import Communicator, Rendezvous, open_communicator, set_current_communicator
+from sparkdl.collective import Communicator, Rendezvous, open_communicator
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.topology import Topology
 
@@ -50,7 +50,6 @@ class RankContext:
                 transport=self._transport,
                 timeout_s=self._operation_timeout_s,
             )
-            set_current_communicator(self._communicator)
         return self._communicator
 
     @property
@@ -69,5 +68,4 @@ class RankContext:
         if failed:
             self._communicator.abort(reason)
         self._communicator.close()
-        set_current_communicator(None)
         self._communicator = None

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from sparkdl.collective import RendezvousClient
+from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.addresses import Address
 from sparkdl.errors import CommunicatorError
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
@@ -65,6 +65,7 @@ def _run(task: MessageConnection, order: dict[str, Any], payload: bytearray) -> 
             operation_timeout_s=order["operation_timeout_s"],
             task=task,
         )
+        provide_communicator(lambda: context.communicator)
         try:
             function, args, kwargs = cloudpickle.loads(payload)
             payload.clear()

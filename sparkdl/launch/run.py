@@ -15,7 +15,7 @@ from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
 from sparkdl.launch.payload import pickle_call
-from sparkdl.launch.preflight import check_cluster
+from sparkdl.launch.preflight import check_cluster, check_transport
 from sparkdl.launch.spark_job import SparkJob
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def run_on_ranks(
         args: further positional arguments.
         num_ranks: how many ranks; each takes a slot of the cluster.
         spark: classic or Connect session; the active one when None.
-        transport: of the communicator: ``auto`` (shared memory inside a host, TCP across), ``shm``, ``tcp`` or ``mpi``.
+        transport: of the communicator: ``auto`` or ``native`` (shared memory inside a host, TCP across), ``shm``,
+            ``tcp``, ``mpi``.
         gpus_per_rank: GPUs that each rank sees.
         environment: variables for the rank processes.
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free.
@@ -65,10 +66,12 @@ def run_on_ranks(
         What the function returned on each rank, by rank.
 
     Raises:
+        ParamError: if an argument has a value that cannot work.
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
     """
+    check_transport(transport)
     payload = pickle_call(function, args, kwargs)
     session = spark or _active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank)

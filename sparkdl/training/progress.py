@@ -17,7 +17,8 @@ class ProgressReporter:
     """Turns steps and epochs into events of the kinds ``"step"`` and ``"epoch"``. Runs on a *rank*.
 
     A step event holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
-    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1.
+    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1. The first step,
+    in which everything warms up, says nothing about the rate: ``eta_s`` is None until there is another.
     """
 
     def __init__(
@@ -30,16 +31,24 @@ class ProgressReporter:
         self._started = time.perf_counter()
         self._next_at = self._started
         self._rows = 0
+        self._warm_since: float | None = None
 
     def step(self, *, epoch: int, step: int, rows: int, meter: EpochMeter) -> None:
         """Count a step of ``rows`` rows over all ranks and report it when the last report is old enough."""
-        self._rows += rows
         now = time.perf_counter()
+        done = (epoch - 1) * self._steps + step
+        elapsed = now - (self._warm_since or self._started)
+        eta_s = None
+        if self._warm_since is None:
+            self._warm_since = now
+            rate = rows / elapsed if elapsed > 0 else 0.0
+        else:
+            self._rows += rows
+            rate = self._rows / elapsed if elapsed > 0 else 0.0
+            eta_s = elapsed / (done - 1) * (self._epochs * self._steps - done)
         if now < self._next_at:
             return
         self._next_at = now + self._interval_s
-        elapsed = now - self._started
-        done = (epoch - 1) * self._steps + step
         self._report(
             {
                 "kind": "step",
@@ -48,8 +57,8 @@ class ProgressReporter:
                 "step": step,
                 "steps": self._steps,
                 "loss": meter.running_loss(),
-                "rows_per_s": self._rows / elapsed if elapsed > 0 else 0.0,
-                "eta_s": elapsed / done * (self._epochs * self._steps - done),
+                "rows_per_s": rate,
+                "eta_s": eta_s,
             }
         )
 

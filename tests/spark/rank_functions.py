@@ -87,6 +87,16 @@ def sees_environment(context: RankContext, name: str) -> str | None:
     return os.environ.get(name)
 
 
+def horovod_average(context: RankContext) -> tuple[int, int, list[float]]:
+    import torch
+
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init()
+    average = hvd.allreduce(torch.full((3,), float(hvd.rank())))
+    return hvd.rank(), hvd.size(), average.tolist()
+
+
 def mpi_world(context: RankContext) -> tuple[int, int, float]:
     from mpi4py import MPI
 

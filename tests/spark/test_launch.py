@@ -36,6 +36,12 @@ def test_one_rank_is_a_world_too(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=1, spark=spark) == [1.0]
 
 
+@pytest.mark.any_spark_will_do
+def test_code_for_horovod_finds_its_ranks(spark: SparkSession) -> None:
+    values = run_on_ranks(functions.horovod_average, num_ranks=2, spark=spark)
+    assert values == [(0, 2, [0.5] * 3), (1, 2, [0.5] * 3)]
+
+
 def test_ranks_share_an_mpi_world_without_mpirun(spark: SparkSession) -> None:
     pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
     values = run_on_ranks(functions.mpi_world, num_ranks=2, spark=spark, transport="mpi")
@@ -176,7 +182,7 @@ def test_environment_is_set_for_the_ranks_only(spark: SparkSession) -> None:
 
 
 def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSession) -> None:
-    with pytest.raises(LaunchError, match=r"3 ranks need 3 slots.*has 2.*numWorkers to 2"):
+    with pytest.raises(LaunchError, match=r"3 ranks need 3 slots.*has 2.*\(numWorkers\) to 2"):
         run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark)
 
 
@@ -201,6 +207,12 @@ def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path
 def test_no_rank_at_all_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ParamError, match="at least 1, got 0"):
         run_on_ranks(functions.sum_of_ranks, num_ranks=0, spark=spark)
+
+
+@pytest.mark.any_spark_will_do
+def test_transport_that_does_not_exist_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ParamError, match="no transport 'carrier pigeon'.*auto.*mpi"):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, transport="carrier pigeon")
 
 
 @pytest.mark.any_spark_will_do

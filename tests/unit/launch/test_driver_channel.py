@@ -11,6 +11,7 @@ from sparkdl.errors import AuthenticationError
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import PURPOSE, DriverLink
 from sparkdl.launch.messages import MessageConnection
+from tests.collective.eventually import eventually
 
 
 def test_lines_and_events_arrive_in_order_and_silence_follows() -> None:
@@ -20,8 +21,8 @@ def test_lines_and_events_arrive_in_order_and_silence_follows() -> None:
             link.started()
             link.line("one")
             link.event({"loss": 0.5})
+        first, second = channel.next_message(10), channel.next_message(10)
         channel.wait_until_silent(10)
-        first, second = channel.next_message(0), channel.next_message(0)
         assert first is not None
         assert second is not None
         assert (first.rank, first.line) == (1, "one")
@@ -36,7 +37,7 @@ def test_task_that_falls_silent_without_goodbye_is_a_failure() -> None:
         sock = connect_authenticated(channel.address, secret, purpose=PURPOSE, timeout_s=10)
         MessageConnection(sock).send({"kind": "hello", "rank": 3, "host": "far"})
         sock.close()
-        channel.wait_until_silent(10)
+        assert eventually(lambda: bool(channel.failures))
         (failure,) = channel.failures
     assert (failure.rank, failure.host) == (3, "far")
     assert "lost" in failure.error

@@ -118,4 +118,6 @@ def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment
         "pythonpath=.",
         "tests/unit",
         cwd=tmp_path,
+        # mpi4py looks for the MPI library below its own environment.
+        LD_LIBRARY_PATH=str(Path(sys.prefix) / "lib"),
     )

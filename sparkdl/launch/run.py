@@ -16,7 +16,7 @@ from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
 from sparkdl.launch.payload import pickle_call
 from sparkdl.launch.preflight import check_cluster, check_transport
-from sparkdl.launch.spark_job import SparkJob
+from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,12 +125,13 @@ def _watch(
         if len(started) == spec.num_ranks or time.monotonic() < start_deadline:
             continue
         # Tasks may run where they cannot reach the driver; Spark knows of them.
-        if job.running and not job.tasks_run:
+        if job.tasks_run:
+            start_deadline = math.inf
+        elif job.running and time.monotonic() > start_deadline + STATUS_LAG_S:
             raise LaunchError(
                 f"{len(started)} of {spec.num_ranks} ranks had started after {start_timeout_s:g} s. "
                 "Other jobs hold the free slots, or executors are missing: wait for them or lower numWorkers."
             )
-        start_deadline = math.inf
     # A rank's last lines may still be on their way when its task has ended.
     deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
     while True:

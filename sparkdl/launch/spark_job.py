@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
+STATUS_LAG_S = 12.0
+"""How late Spark's status tracker may be: it can keep a task's start to itself until an executor's next heartbeat."""
+
 FETCH_CHUNKS = 32
 """How many chunks one fetch brings to the driver; well below ``spark.driver.maxResultSize``."""
 
@@ -60,12 +63,12 @@ class SparkJob:
 
     @property
     def tasks_run(self) -> bool:
-        """Whether all tasks of a stage of this size run at once, as far as Spark tells."""
+        """Whether the tasks of a stage of this size run, as Spark told at most :data:`STATUS_LAG_S` ago."""
         if not self._tasks_seen.is_set() and not is_connect(self._spark):
             tracker = self._spark.sparkContext.statusTracker()
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             if any(
-                stage is not None and self._is_full(stage.numTasks, stage.numActiveTasks) for stage in stages
+                stage is not None and self._is_ours(stage.numTasks, stage.numActiveTasks) for stage in stages
             ):
                 self._tasks_seen.set()
         return self._tasks_seen.is_set()
@@ -126,11 +129,12 @@ class SparkJob:
         self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
     ) -> None:
         del operation_id, done
-        if any(self._is_full(stage.num_tasks, inflight_tasks) for stage in stages or ()):
+        if any(self._is_ours(stage.num_tasks, inflight_tasks) for stage in stages or ()):
             self._tasks_seen.set()
 
-    def _is_full(self, num_tasks: int, num_active: int) -> bool:
-        return num_tasks == num_active == self._spec.num_ranks
+    def _is_ours(self, num_tasks: int, num_active: int) -> bool:
+        # The tasks of a barrier stage are launched all at once or not at all.
+        return num_tasks == self._spec.num_ranks and num_active > 0
 
 
 def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:

@@ -243,6 +243,7 @@ BAD_DATA = {
 }
 
 
+@pytest.mark.any_spark_will_do
 @pytest.mark.parametrize("name", BAD_DATA)
 def test_bad_data_is_named_before_any_rank_starts(frame, tmp_path, name):
     expression, changes, error, message = BAD_DATA[name]

@@ -130,10 +130,10 @@ def test_ranks_that_cannot_reach_the_driver_run_on_and_bring_their_lines_with_th
     lines: list[tuple[int, str]] = []
     values = run_on_ranks(
         functions.say_and_wait,
-        8.0,
+        16.0,  # longer than Spark may be silent about its tasks
         num_ranks=2,
         spark=spark,
-        start_timeout_s=6,
+        start_timeout_s=1,
         on_log=lambda rank, line: lines.append((rank, line)),
     )
     assert values == [0, 1]

@@ -120,6 +120,7 @@ def test_columns_that_cannot_be_fed_are_refused_before_anything_is_written(
     assert not Path(store.url).exists()
 
 
+@pytest.mark.any_spark_will_do
 @pytest.mark.parametrize(
     ("name", "expression", "message"),
     [

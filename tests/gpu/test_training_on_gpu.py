@@ -11,7 +11,7 @@ import pytest
 from sparkdl.errors import RankError
 from tests.gpu.gpu_scenes import NotFiniteFromStep, needs_gpu, needs_two_gpus
 from tests.run_ranks import run_ranks
-from tests.unit.training.training_scenes import make_spec, train_all, train_in_one_process, write_dataset
+from tests.training.training_scenes import make_spec, train_all, train_in_one_process, write_dataset
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

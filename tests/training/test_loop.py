@@ -11,7 +11,7 @@ from torch import nn
 
 from sparkdl.errors import RankError
 from tests.run_ranks import run_ranks
-from tests.unit.training.training_scenes import (
+from tests.training.training_scenes import (
     make_model,
     make_spec,
     train_all,

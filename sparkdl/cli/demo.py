@@ -97,7 +97,7 @@ def digits_cnn() -> torch.nn.Module:
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Flatten(),
-        # With this and the normalization six seeds gave 0.981 to 0.989, without the normalization 0.972 to 0.989.
+        # On one process with batches of 64, six seeds gave 0.981 to 0.989; without the normalization 0.972 to 0.989.
         torch.nn.Dropout(0.5),
         torch.nn.Linear(64 * (SIDE // 2) ** 2, 64),
         torch.nn.ReLU(),

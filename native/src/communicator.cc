@@ -22,16 +22,11 @@ Status Communicator::CheckProcess() const {
 
 Status Communicator::Validate(const Operation& operation) const {
   SPARKDL_RETURN_IF_ERROR(CheckProcess());
-  if ((operation.kind == OpKind::kAllReduce || operation.kind == OpKind::kReduceScatter) &&
+  if (IsReducing(operation.kind) &&
       FindReduceKernels(operation.dtype, operation.reduce_op) == nullptr) {
-    return Status(
-        StatusCode::kWrongType,
-        std::string(NameOf(operation.dtype)) +
-            " cannot be reduced; use float32, float64, bfloat16, float16, int32, int64 or "
-            "uint8");
+    return Status(StatusCode::kWrongType, "bools have no average; convert them to a number first");
   }
-  if (operation.kind == OpKind::kBroadcast &&
-      (operation.root < 0 || operation.root >= world_size())) {
+  if (IsRooted(operation.kind) && (operation.root < 0 || operation.root >= world_size())) {
     return Status(StatusCode::kInvalidArgument, "root " + std::to_string(operation.root) +
                                                     " is outside a world of " +
                                                     std::to_string(world_size()) + " ranks");
@@ -53,12 +48,15 @@ void Communicator::ReleaseTurn() {
 Status Communicator::Run(const Operation& operation, double timeout_s,
                          InterruptCheck interrupt_check) {
   if (num_pending_.load(std::memory_order_acquire) == 0 && TryAcquireTurn()) {
-    Status status = Execute(operation, timeout_s,
-                            {.is_progress_thread = false, .interrupt_check = interrupt_check});
+    OperationTimes times;
+    Status status =
+        Execute(operation, timeout_s,
+                {.is_progress_thread = false, .interrupt_check = interrupt_check}, times);
     ReleaseTurn();
     return status;
   }
   const auto pending = Submit(operation, timeout_s);
+  const BlockedSection blocked(monitor_->blocked_clock());
   bool is_interrupted = false;
   while (!pending->done()) {
     pending->WaitFor(kSlice);
@@ -74,25 +72,43 @@ Status Communicator::Run(const Operation& operation, double timeout_s,
   return pending->status();
 }
 
-Status Communicator::Execute(const Operation& operation, double timeout_s, Runner runner) {
+Status Communicator::Execute(const Operation& operation, double timeout_s, Runner runner,
+                             OperationTimes& times) {
   if (failure_.is_set()) return failure_.status();
   if (is_closing_.load(std::memory_order_acquire) && !runner.is_progress_thread) {
     return Status(StatusCode::kFailed, "the communicator is closed");
   }
   const Signature signature = SignatureOf(operation, next_sequence_);
-  OperationGuard guard(signature, timeout_s, failure_, lifeline_, runner);
+  OperationGuard guard(operation, signature, timeout_s, failure_, lifeline_, runner,
+                       {.times = times, .stalls = monitor_->stalls()});
   if (lifeline_.has_leaver()) {
     if (Status status = guard.Check(); !status.ok()) return Fail(status);
   }
+  lifeline_.NoteBegun(signature.sequence);
+  monitor_->Begin(operation, runner.is_progress_thread, times);
   Status status;
   try {
     status = collectives_.Run(operation, guard);
   } catch (const std::bad_alloc&) {
-    status = Status(StatusCode::kFailed, "out of memory in " + Describe(signature));
+    status = Status(StatusCode::kFailed, "out of memory in " + Summarize(operation));
   }
+  monitor_->Finish(operation, next_sequence_, runner.is_progress_thread, status.ok(), times);
   ++next_sequence_;
-  if (status.ok()) return status;
+  // A mismatch is the same on all ranks, and leaves nothing half done.
+  if (status.ok() || status.code() == StatusCode::kMismatch) return status;
   return Fail(status);
+}
+
+Status Communicator::Join(double timeout_s, InterruptCheck interrupt_check, int& last) {
+  int64_t joined_last = -1;
+  Operation join;
+  join.kind = OpKind::kJoin;
+  join.output = reinterpret_cast<std::byte*>(&joined_last);
+  while (joined_last < 0) {
+    SPARKDL_RETURN_IF_ERROR(Run(join, timeout_s, interrupt_check));
+  }
+  last = static_cast<int>(joined_last);
+  return {};
 }
 
 // Makes the status the communicator's failure, or returns the one that it has already.
@@ -110,12 +126,14 @@ Status Communicator::Fail(const Status& status) {
 
 Status Communicator::Wait(const PendingOperation& pending, double timeout_s,
                           InterruptCheck interrupt_check) {
+  if (pending.done()) return pending.status();
+  const BlockedSection blocked(pending.monitor().blocked_clock());
   Deadline deadline(timeout_s);
   while (!pending.done()) {
     const auto left = deadline.Left();
     if (left.count() == 0) {
-      return Status(StatusCode::kTimeout, Describe(SignatureOf(pending.operation(), 0)) +
-                                              " was not done after " + std::to_string(timeout_s) +
+      return Status(StatusCode::kTimeout, Summarize(pending.operation()) + " was not done after " +
+                                              std::to_string(timeout_s) +
                                               " s; it goes on, wait for it again");
     }
     pending.WaitFor(std::min(left, kSlice));

@@ -16,9 +16,9 @@ namespace {
 
 Status Invalid(const std::string& text) { return Status(StatusCode::kInvalidArgument, text); }
 
-Status CheckTimeout(double timeout_s) {
-  if (timeout_s > 0) return {};
-  return Invalid("timeout_s must be positive, got " + std::to_string(timeout_s));
+Status CheckPositive(const char* name, double seconds) {
+  if (seconds > 0) return {};
+  return Invalid(std::string(name) + " must be positive, got " + std::to_string(seconds));
 }
 
 // Whether a pair of sockets is there exactly when it must be.
@@ -33,16 +33,23 @@ Status CheckPair(const char* what, int first_fd, int second_fd, bool is_needed) 
 
 std::optional<Ring> MakeRing(const Topology& topology, const CommunicatorOptions& options) {
   if (!topology.owns_lane()) return std::nullopt;
-  const int previous = topology.previous_on_lane();
-  const bool previous_is_alone = topology.ranks_on(topology.host_of(previous)).size() == 1;
+  std::vector<int> ranks;
+  for (int host = 0; host < topology.num_hosts(); ++host) {
+    ranks.push_back(topology.ranks_on(host)[topology.local_rank()]);
+  }
   return Ring(DuplexStream(GuardedSocket(options.lane_to_next_fd),
                            GuardedSocket(options.lane_from_previous_fd), topology.next_on_lane(),
-                           previous, previous_is_alone),
-              topology.rank(), topology.host(), topology.num_hosts());
+                           topology.previous_on_lane()),
+              topology.host(), std::move(ranks));
 }
 
 Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
-  SPARKDL_RETURN_IF_ERROR(CheckTimeout(options.timeout_s));
+  if (options.wire != Dtype::kFloat32 && WireFormat::Find(options.wire) == nullptr) {
+    return Invalid("float32 cannot travel as " + std::string(NameOf(options.wire)));
+  }
+  SPARKDL_RETURN_IF_ERROR(CheckPositive("timeout_s", options.timeout_s));
+  SPARKDL_RETURN_IF_ERROR(CheckPositive("stall_warning_s", options.stalls.warn_after_s));
+  SPARKDL_RETURN_IF_ERROR(CheckPositive("stall_abort_s", options.stalls.abort_after_s));
   const bool needs_segment = topology.local_size() > 1;
   if (options.segment == nullptr && (options.segment_fd >= 0) != needs_segment) {
     return Invalid(std::string("segment_fd must be ") +
@@ -61,6 +68,8 @@ Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
   if (topology.world_size() > 1) {
     SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lifeline_to_next_fd, "lifeline_fds[0]"));
     SPARKDL_RETURN_IF_ERROR(PrepareSocket(options.lifeline_from_previous_fd, "lifeline_fds[1]"));
+    SPARKDL_RETURN_IF_ERROR(WatchPeer(options.lifeline_to_next_fd, "lifeline_fds[0]"));
+    SPARKDL_RETURN_IF_ERROR(WatchPeer(options.lifeline_from_previous_fd, "lifeline_fds[1]"));
   }
   return {};
 }
@@ -99,10 +108,12 @@ Communicator::Communicator(Topology topology, const CommunicatorOptions& options
                            std::shared_ptr<Segment> segment)
     : topology_(std::move(topology)),
       timeout_s_(options.timeout_s),
-      lifeline_(topology_.rank(), topology_.next_rank(), topology_.previous_rank(),
+      monitor_(std::make_shared<OperationMonitor>(topology_.world_size(), topology_.num_hosts() > 1,
+                                                  options.stalls)),
+      lifeline_(topology_.rank(), topology_.world_size(),
                 GuardedSocket(options.lifeline_to_next_fd),
                 GuardedSocket(options.lifeline_from_previous_fd), failure_),
-      collectives_(topology_, std::move(segment), MakeRing(topology_, options)) {}
+      collectives_(topology_, std::move(segment), MakeRing(topology_, options), options.wire) {}
 
 Communicator::~Communicator() {
   if (ForkGeneration() != fork_generation_) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "sparkdl/announcements.h"
+
 namespace sparkdl {
 namespace {
 
@@ -14,6 +16,9 @@ constexpr std::chrono::milliseconds kSlice{50};
 constexpr std::chrono::milliseconds kProgressThreadSlice{20};
 constexpr std::chrono::milliseconds kInterruptInterval{100};
 constexpr std::chrono::milliseconds kNewsGrace{500};
+// Answers take a hop or two per rank; this is for machines with more to do than they can.
+constexpr std::chrono::milliseconds kAnswerGrace{1000};
+constexpr std::chrono::milliseconds kAnswerInterval{2};
 
 std::string Seconds(double seconds) {
   char text[32];
@@ -23,19 +28,29 @@ std::string Seconds(double seconds) {
 
 }  // namespace
 
+OperationGuard OperationGuard::ForHelper(const std::atomic<bool>& stops) {
+  static_cast<void>(deadline_.Left());  // the time of both runs from now at the latest
+  OperationGuard helper = *this;
+  helper.runner_ = {};
+  helper.stops_ = &stops;
+  return helper;
+}
+
 Status OperationGuard::Told() const {
   if (failure_.is_set()) return failure_.status();
+  if (is_stopped()) return Status(StatusCode::kFailed, Summary() + " was given up");
   const auto leaver = lifeline_.leaver();
   if (leaver.has_value() && leaver->next_sequence <= signature_.sequence) {
     return Status(StatusCode::kFailed, "rank " + std::to_string(leaver->rank) +
                                            " closed the communicator before it took part in " +
-                                           Describe(signature_));
+                                           Summary());
   }
   return {};
 }
 
 Status OperationGuard::Check() {
   if (runner_.is_progress_thread) lifeline_.Service();
+  if (runner_.announcements != nullptr) runner_.announcements->WakeAll();
   if (Status told = Told(); !told.ok()) return told;
   if (runner_.interrupt_check != nullptr) {
     const auto now = Clock::now();
@@ -43,7 +58,7 @@ Status OperationGuard::Check() {
       signal_noted_ = false;
       next_interrupt_check_ = now + kInterruptInterval;
       if (runner_.interrupt_check()) {
-        return Status(StatusCode::kInterrupted, "a signal interrupted " + Describe(signature_));
+        return Status(StatusCode::kInterrupted, "a signal interrupted " + Summary());
       }
     }
   }
@@ -59,12 +74,54 @@ std::array<int, 2> OperationGuard::WatchFds() {
   return lifeline_.PollFds();
 }
 
-Status OperationGuard::TimedOut(const std::string& who) const {
-  return Status(StatusCode::kTimeout,
-                Describe(signature_) + " waited " + Seconds(deadline_.timeout_s()) + ": " + who);
+Status OperationGuard::TimedOut() { return Missed("waited " + Seconds(deadline_.timeout_s())); }
+
+Status OperationGuard::Missed(const std::string& how) {
+  const uint32_t call = lifeline_.CallRoll();
+  const auto end = Clock::now() + kAnswerGrace;
+  for (;;) {
+    if (Status told = Told(); !told.ok()) return told;
+    const Attendance attendance = lifeline_.AttendanceOf(signature_.sequence, call);
+    if (attendance.silent.empty() || Clock::now() >= end) {
+      return Status(StatusCode::kTimeout, Summary() + " " + how + ": " + attendance.ToString());
+    }
+    WaitForNews(kAnswerInterval);
+  }
 }
 
-Status OperationGuard::TimedOutUnlessTold(const std::string& who) { return NewsOr(TimedOut(who)); }
+Status OperationGuard::HeedStall() {
+  const StallOptions& options = stalls_.options();
+  if (!options.is_on()) return {};
+  const auto now = Clock::now();
+  if (has_progressed_) {
+    has_progressed_ = false;
+    stall_call_.reset();
+    waits_since_ = now;
+    next_warning_ = Deadline::After(now, options.warn_after_s);
+    return {};
+  }
+  if (now >= Deadline::After(waits_since_, options.abort_after_s)) {
+    return Missed("stalled for " + Seconds(options.abort_after_s));
+  }
+  if (stall_call_.has_value()) {
+    const Attendance attendance = lifeline_.AttendanceOf(signature_.sequence, *stall_call_);
+    if (attendance.silent.empty() || now >= answers_until_) PostStall(attendance, now);
+  } else if (now >= next_warning_) {
+    next_warning_ = Deadline::After(now, options.warn_after_s);
+    answers_until_ = now + kAnswerGrace;
+    stall_call_ = lifeline_.CallRoll();
+  }
+  return {};
+}
+
+void OperationGuard::PostStall(const Attendance& attendance, Clock::time_point now) {
+  stall_call_.reset();
+  const std::chrono::duration<double> waited = now - waits_since_;
+  stalls_.Post({.sequence = signature_.sequence,
+                .operation = Summary(),
+                .waited_s = waited.count(),
+                .who = attendance.ToString()});
+}
 
 Status OperationGuard::NewsOr(const Status& otherwise) {
   const auto end = Clock::now() + kNewsGrace;
@@ -72,24 +129,19 @@ Status OperationGuard::NewsOr(const Status& otherwise) {
     if (Status told = Told(); !told.ok()) return told;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
     if (left.count() <= 0) return otherwise;
-    if (runner_.is_progress_thread) {
-      const auto fds = lifeline_.PollFds();
-      pollfd polled[2] = {{fds[0], POLLIN, 0}, {fds[1], POLLIN, 0}};
-      ::poll(polled, 2, static_cast<int>(std::min(left, kProgressThreadSlice).count()));
-      lifeline_.Service();
-    } else {
-      failure_.WaitFor(std::min(left, kProgressThreadSlice));
-    }
+    WaitForNews(std::min(left, kProgressThreadSlice));
   }
 }
 
-std::string NameRanks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(ranks[i]);
+void OperationGuard::WaitForNews(std::chrono::milliseconds longest) {
+  if (!runner_.is_progress_thread) {
+    failure_.WaitFor(longest);
+    return;
   }
-  return text;
+  const auto fds = lifeline_.PollFds();
+  pollfd polled[2] = {{fds[0], POLLIN, 0}, {fds[1], POLLIN, 0}};
+  ::poll(polled, 2, static_cast<int>(longest.count()));
+  lifeline_.Service();
 }
 
 }  // namespace sparkdl

@@ -12,7 +12,7 @@ namespace sparkdl {
 
 std::shared_ptr<PendingOperation> Communicator::Submit(const Operation& operation,
                                                        double timeout_s) {
-  auto pending = std::make_shared<PendingOperation>(operation, timeout_s);
+  auto pending = std::make_shared<PendingOperation>(operation, timeout_s, monitor_);
   {
     const std::scoped_lock lock(queue_mutex_);
     if (is_closing_.load(std::memory_order_acquire)) {
@@ -41,10 +41,14 @@ void Communicator::ProgressLoop() {
   // Signals belong to the application's threads.
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   while (!stops_.load(std::memory_order_acquire)) {
-    if (!RunNextQueued()) SleepUntilNews();
+    if (!RunNextQueued()) {
+      announcements_.WakeAll();
+      SleepUntilNews();
+    }
   }
   while (RunNextQueued()) {
   }
+  announcements_.WakeAll();
 }
 
 bool Communicator::RunNextQueued() {
@@ -61,11 +65,17 @@ bool Communicator::RunNextQueued() {
     turn_is_taken_.store(false, std::memory_order_seq_cst);
     return false;
   }
-  Status status = Execute(pending->operation(), pending->timeout_s(), {.is_progress_thread = true});
+  announcements_.BeforeOperation(pending->operation().bytes());
+  OperationTimes times;
+  times.queued = pending->queued_ns();
+  const Runner runner{.is_progress_thread = true, .announcements = &announcements_};
+  Status status = Execute(pending->operation(), pending->timeout_s(), runner, times);
   // In this order: who finds nothing pending may run at once, and must find the turn free.
   turn_is_taken_.store(false, std::memory_order_seq_cst);
   num_pending_.fetch_sub(1, std::memory_order_seq_cst);
-  pending->Finish(std::move(status));
+  pending->Complete(std::move(status));
+  announcements_.Add(std::move(pending));
+  if (num_pending_.load(std::memory_order_seq_cst) == 0) announcements_.WakeAll();
   return true;
 }
 

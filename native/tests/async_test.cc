@@ -1,8 +1,12 @@
 // Queued operations: order, mixing with synchronous ones, independence of the submitter.
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
-#include "requests.h"
+#include "trial.h"
 #include "world.h"
 
 namespace sparkdl::tests {
@@ -43,8 +47,9 @@ TEST(SynchronousOperationComesAfterWhatWasQueued) {
       std::vector<float> data(10, 1.0F);
       const auto pending = communicator.Submit(AllReduceOf(data.data(), data.size()), kTimeout);
       CHECK_OK(communicator.Run(AllReduceOf(data.data(), data.size()), kTimeout, nullptr));
-      CHECK(pending->done());
       CHECK_EQ(data[9], 4.0F);
+      // Its own thread may not have said so yet.
+      CHECK_OK(Communicator::Wait(*pending, kTimeout, nullptr));
     }
   });
 }
@@ -78,6 +83,52 @@ TEST(WaitThatTimesOutLeavesTheOperationGoingOn) {
   CHECK_OK(world.at(1).Run(AllReduceOf(&second, 1), kTimeout, nullptr));
   CHECK_OK(Communicator::Wait(*early, kTimeout, nullptr));
   CHECK_EQ(first, 2.0F);
+}
+
+TEST(WhoWaitsIsWokenAlsoWhileLaterOperationsWaitForOtherRanks) {
+  for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 1}, std::vector{0, 0, 1}}) {
+    World world(hosts);
+    world.OpenAll();
+    world.Run([](Communicator& communicator, int rank) {
+      std::vector<float> data(10, 1.0F);
+      const auto submit = [&] {
+        return communicator.Submit(AllReduceOf(data.data(), data.size()), kTimeout);
+      };
+      const auto first = submit();
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      const auto second = submit();
+      const auto begin = Clock::now();
+      while (!first->done()) first->WaitFor(std::chrono::seconds(10));
+      if (rank != 1) CHECK(Clock::now() - begin < std::chrono::milliseconds(300));
+      CHECK_OK(Communicator::Wait(*second, kTimeout, nullptr));
+    });
+  }
+}
+
+TEST(MismatchAmongQueuedOperationsHarmsNoOther) {
+  for (const auto& hosts : {std::vector{0, 0, 0}, std::vector{0, 1, 1, 0, 1}}) {
+    World world(hosts);
+    world.OpenAll();
+    world.Run([](Communicator& communicator, int rank) {
+      const Trials trials(communicator);
+      std::vector<Trial> queued;
+      std::vector<std::shared_ptr<PendingOperation>> pending;
+      for (int i = 0; i < 30; ++i) {
+        queued.push_back(trials.AllReduce({}, i % 3 == 1 && rank == 1 ? 3 : 10'000));
+        pending.push_back(communicator.Submit(queued.back().operation, kTimeout));
+      }
+      for (size_t i = 0; i < pending.size(); ++i) {
+        const Status status = Communicator::Wait(*pending[i], kTimeout, nullptr);
+        if (i % 3 != 1) {
+          queued[i].Check(status);
+          continue;
+        }
+        CHECK(status.code() == StatusCode::kMismatch);
+        CHECK_CONTAINS(status.ToString(), "about operation " + std::to_string(i) + ": ");
+        CHECK(queued[i].output == Elements(Dtype::kFloat32, rank, 0, rank == 1 ? 3 : 10'000));
+      }
+    });
+  }
 }
 
 }  // namespace

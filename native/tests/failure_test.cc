@@ -1,13 +1,11 @@
-// Deadlines, aborts, deaths, disagreement and garbage: each a named error on every rank, in time.
-#include <sys/socket.h>
-#include <unistd.h>
-
+// Aborts, deaths, departures and garbage: each a named error on every rank, in time.
 #include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "puppet.h"
 #include "requests.h"
 #include "world.h"
 
@@ -19,49 +17,23 @@ double SecondsSince(Clock::time_point begin) {
 }
 
 // Half of the ranks wait in a queued operation, half in a synchronous one.
-Status AllReduceSomehow(Communicator& communicator, size_t count = 1024,
-                        double timeout_s = kTimeout) {
-  std::vector<float> data(count);
-  const Operation operation = AllReduceOf(data.data(), data.size());
-  if (communicator.rank() % 2 == 0) return communicator.Run(operation, timeout_s, nullptr);
-  const auto pending = communicator.Submit(operation, timeout_s);
+Status RunSomehow(Communicator& communicator, const Operation& operation) {
+  if (communicator.rank() % 2 == 0) return communicator.Run(operation, kTimeout, nullptr);
+  const auto pending = communicator.Submit(operation, kTimeout);
   return Communicator::Wait(*pending, kTimeout, nullptr);
 }
 
-TEST(MissedDeadlineNamesTheRanksThatHadNotJoined) {
-  World world({0, 0, 0, 0});
-  world.OpenAll();
-  world.Run([](Communicator& communicator, int rank) {
-    if (rank == 1 || rank == 3) return;
-    const Status status = AllReduceSomehow(communicator, 1024, 0.2);
-    CHECK(status.code() == StatusCode::kTimeout);
-    CHECK_CONTAINS(status.ToString(),
-                   "allreduce of 1024 float32 waited 0.2 s: ranks 1, 3 had not joined");
-  });
+Status AllReduceSomehow(Communicator& communicator, size_t count = 1024) {
+  std::vector<float> data(count);
+  return RunSomehow(communicator, AllReduceOf(data.data(), data.size()));
 }
 
-TEST(MissedDeadlineNamesTheAbsentHostsRank) {
-  for (const auto& hosts : {std::vector{0, 1}, std::vector{0, 1, 2}, std::vector{0, 0, 1}}) {
-    World world(hosts);
-    world.OpenAll();
-    const int absent = world.size() - 1;
-    world.Run([&](Communicator& communicator, int rank) {
-      if (rank == absent) return;
-      const Status status = AllReduceSomehow(communicator, 1024, 0.2);
-      CHECK(status.code() == StatusCode::kTimeout);
-      CHECK_CONTAINS(status.ToString(), "rank " + std::to_string(absent) + " had not joined");
-    });
-  }
-}
-
-TEST(FailedCommunicatorRaisesTheSameCauseAtOnce) {
-  World world({0, 0});
-  world.OpenAll();
-  const Status first = AllReduceSomehow(world.at(0), 1024, 0.05);
-  const auto begin = Clock::now();
-  CHECK_EQ(AllReduceSomehow(world.at(0)).ToString(), first.ToString());
-  CHECK_EQ(world.at(0).failure().value_or(""), first.ToString());
-  CHECK(SecondsSince(begin) < 1);
+Status AllToAllSomehow(Communicator& communicator, size_t count) {
+  const size_t bytes = count * static_cast<size_t>(communicator.world_size());
+  std::vector<std::byte> input(bytes);
+  std::vector<std::byte> output(bytes);
+  return RunSomehow(communicator,
+                    Between(OpKind::kAllToAll, input.data(), output.data(), count, Dtype::kUint8));
 }
 
 TEST(AbortEndsBlockedOperationsOnAllRanksWithItsReason) {
@@ -90,8 +62,10 @@ TEST(DeathOfARankIsNamedOnAllOthersWithinTwoSeconds) {
     }
     const auto begin = Clock::now();
     std::thread death([&] { world.Kill(1); });
-    world.Run([](Communicator& communicator, int) {
-      const Status status = AllReduceSomehow(communicator, 100'000);
+    world.Run([](Communicator& communicator, int rank) {
+      int last = -1;
+      const Status status = rank == 0 ? AllToAllSomehow(communicator, 100'000)
+                                      : communicator.Join(kTimeout, nullptr, last);
       CHECK(status.code() == StatusCode::kRankLost);
       CHECK_CONTAINS(status.ToString(), "rank 1 was lost");
     });
@@ -100,29 +74,54 @@ TEST(DeathOfARankIsNamedOnAllOthersWithinTwoSeconds) {
   }
 }
 
-TEST(RanksOfAHostThatDisagreeAreToldWhoSaidWhat) {
-  World world({0, 0, 0});
-  world.OpenAll();
-  world.Run([](Communicator& communicator, int rank) {
-    const Status status = AllReduceSomehow(communicator, rank == 2 ? 11 : 200'000);
-    CHECK(status.code() == StatusCode::kFailed);
-    CHECK_CONTAINS(status.ToString(), "rank 0 said allreduce of 200000 float32 by sum");
-    CHECK_CONTAINS(status.ToString(), "rank 1 said allreduce of 200000 float32 by sum");
-    CHECK_CONTAINS(status.ToString(), "rank 2 said allreduce of 11 float32 by sum");
+// Kinds in which rank 0 waits for rank 1 again and again.
+constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather,
+                             OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter,
+                             OpKind::kAllToAll};
+constexpr size_t kManyBytes = size_t{3} * 1024 * 1024;
+
+// A rank dies in the middle of an operation, when `until_middle` has returned.
+void CheckDeathInTheMiddle(World& world, const Operation& operation,
+                           const std::function<void(const Puppet&)>& until_middle) {
+  Communicator& communicator = world.Open(0);
+  std::thread death([&] {
+    until_middle(Puppet(world, 1));
+    world.Kill(1);
   });
+  const Status status = communicator.Run(operation, kTimeout, nullptr);
+  death.join();
+  CHECK(status.code() == StatusCode::kRankLost);
+  CHECK_CONTAINS(status.ToString(), "rank 1 was lost");
 }
 
-TEST(HostsThatDisagreeAreToldWhoSaidWhat) {
-  World world({0, 1});
-  world.OpenAll();
-  world.Run([](Communicator& communicator, int rank) {
-    std::vector<std::byte> data(64);
-    const Status status =
-        communicator.Run(BroadcastOf(data.data(), 64, Dtype::kUint8, rank), kTimeout, nullptr);
-    CHECK(status.code() == StatusCode::kFailed);
-    CHECK_CONTAINS(status.ToString(), "rank 0 said broadcast of 64 uint8 from rank 0");
-    CHECK_CONTAINS(status.ToString(), "rank 1 said broadcast of 64 uint8 from rank 1");
-  });
+TEST(DeathInTheMiddleOfAnOperationInsideAHostIsNamed) {
+  std::vector<std::byte> memory(4 * kManyBytes);
+  for (const OpKind kind : kKinds) {
+    World world({0, 0});
+    const Operation operation = Rooted(
+        Between(kind, memory.data(), memory.data() + 2 * kManyBytes, kManyBytes, Dtype::kUint8), 0);
+    CheckDeathInTheMiddle(world, operation, [&](const Puppet& puppet) {
+      puppet.Sync(operation, 1);
+      puppet.AwaitSync(0, 2);
+    });
+  }
+}
+
+TEST(DeathInTheMiddleOfAnOperationAcrossHostsIsNamed) {
+  std::vector<std::byte> memory(4 * kManyBytes);
+  for (const OpKind kind : kKinds) {
+    World world({0, 1});
+    const Operation operation = Rooted(
+        Between(kind, memory.data(), memory.data() + 2 * kManyBytes, kManyBytes, Dtype::kUint8), 0);
+    CheckDeathInTheMiddle(world, operation, [&](const Puppet& puppet) {
+      puppet.SayHello(operation);
+      if (kind == OpKind::kScatter) {
+        puppet.ReceiveMuch(kManyBytes / 2);
+      } else {
+        puppet.SendMuch(kManyBytes / 3);
+      }
+    });
+  }
 }
 
 TEST(OperationAfterAPeerLeftSaysWhoLeft) {
@@ -136,7 +135,9 @@ TEST(OperationAfterAPeerLeftSaysWhoLeft) {
     const auto begin = Clock::now();
     world.Run([](Communicator& communicator, int rank) {
       if (rank == 1) return;
-      const Status status = AllReduceSomehow(communicator);
+      int last = -1;
+      const Status status = rank == 0 ? AllToAllSomehow(communicator, 1000)
+                                      : communicator.Join(kTimeout, nullptr, last);
       CHECK(status.code() == StatusCode::kFailed);
       CHECK_CONTAINS(status.ToString(), "rank 1 closed the communicator before it took part in");
     });
@@ -144,16 +145,21 @@ TEST(OperationAfterAPeerLeftSaysWhoLeft) {
   }
 }
 
-void Write(int fd, const std::string& bytes) {
-  CHECK_EQ(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
-           static_cast<ssize_t>(bytes.size()));
-}
-
 TEST(GarbageOnALifelineIsRefused) {
   World world({0, 0});
   Communicator& communicator = world.Open(0);
-  Write(world.options(1).lifeline_to_next_fd, std::string(5000, '\xff'));
+  Puppet(world, 1).SendOnLifeline(std::string(5000, '\xff'));
   const Status status = AllReduceSomehow(communicator);
+  CHECK(status.code() == StatusCode::kRankLost);
+  CHECK_CONTAINS(status.ToString(), "it sent something that is no lifeline message");
+}
+
+TEST(AnswerForARankThatIsNoneIsRefused) {
+  World world({0, 0});
+  Communicator& communicator = world.Open(0);
+  std::thread answer([&] { Puppet(world, 1).AnswerRoll(2, 1); });
+  const Status status = communicator.Run(BarrierRequest(), 0.1, nullptr);
+  answer.join();
   CHECK(status.code() == StatusCode::kRankLost);
   CHECK_CONTAINS(status.ToString(), "it sent something that is no lifeline message");
 }
@@ -161,7 +167,7 @@ TEST(GarbageOnALifelineIsRefused) {
 TEST(GarbageOnALaneIsRefused) {
   World world({0, 1});
   Communicator& communicator = world.Open(0);
-  Write(world.options(1).lane_to_next_fd, std::string(5000, '\xff'));
+  Puppet(world, 1).Send(std::string(5000, '\xff'));
   const Status status = AllReduceSomehow(communicator);
   CHECK(status.code() == StatusCode::kFailed);
   CHECK_CONTAINS(status.ToString(), "rank 1 sent something that begins no operation");

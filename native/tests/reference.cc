@@ -9,9 +9,31 @@
 namespace sparkdl::tests {
 namespace {
 
+bool IsFloat(Dtype dtype) {
+  return dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 || dtype == Dtype::kBfloat16 ||
+         dtype == Dtype::kFloat16;
+}
+bool IsSigned(Dtype dtype) {
+  return dtype == Dtype::kInt8 || dtype == Dtype::kInt16 || dtype == Dtype::kInt32 ||
+         dtype == Dtype::kInt64;
+}
+
 template <typename T>
 void Put(T value, std::byte* element) {
   std::memcpy(element, &value, sizeof(value));
+}
+
+// The low bytes of a little-endian integer are the narrower integer, wrapped.
+void StoreInteger(Dtype dtype, int64_t value, std::byte* element) {
+  static_assert(std::endian::native == std::endian::little);
+  std::memcpy(element, &value, BytesOf(dtype));
+}
+
+int64_t Wrapped(Dtype dtype, int64_t value) {
+  const size_t unused_bits = 64 - 8 * BytesOf(dtype);
+  const uint64_t shifted = static_cast<uint64_t>(value) << unused_bits;
+  if (IsSigned(dtype)) return static_cast<int64_t>(shifted) >> unused_bits;
+  return static_cast<int64_t>(shifted >> unused_bits);
 }
 
 uint16_t ToBfloat16(double value) {
@@ -35,57 +57,97 @@ uint16_t ToFloat16(double value) {
   return static_cast<uint16_t>(sign | bits);
 }
 
-double Combine(Dtype dtype, ReduceOp op, double a, double b) {
+int64_t ValueAt(Dtype dtype, int rank, size_t index) {
+  const auto value = static_cast<int64_t>((index * 7 + static_cast<size_t>(rank) * 5) % 11);
+  if (dtype == Dtype::kBool) return (value == 0) == (index % 2 == 0) ? 1 : 0;
+  if (IsFloat(dtype) || IsSigned(dtype)) return value - 4;
+  return value * 20;  // sums and products of a few wrap in uint8
+}
+
+double CombineFloats(ReduceOp op, double a, double b) {
   switch (op) {
     case ReduceOp::kMin:
       return std::min(a, b);
     case ReduceOp::kMax:
       return std::max(a, b);
     case ReduceOp::kProduct:
-      // Wrapped at once: a double holds no product of many exactly.
-      return dtype == Dtype::kUint8 ? std::fmod(a * b, 256) : a * b;
+      return a * b;
     default:
       return a + b;
   }
 }
 
-double Average(Dtype dtype, double sum, int world_size) {
-  switch (dtype) {
-    case Dtype::kFloat64:
-      return sum / world_size;
-    case Dtype::kFloat32:
-    case Dtype::kBfloat16:
-    case Dtype::kFloat16:
-      return static_cast<float>(sum) / static_cast<float>(world_size);
-    default:
-      return std::trunc(sum / world_size);
+double ScaleFloat(Dtype dtype, double value, double factor) {
+  if (dtype == Dtype::kFloat64) return value * factor;
+  return static_cast<float>(value) * static_cast<float>(factor);
+}
+
+double ReduceFloats(Dtype dtype, ReduceOp op, int world_size, size_t index, const Scales& scales) {
+  double result = 0;
+  for (int rank = 0; rank < world_size; ++rank) {
+    const auto value = static_cast<double>(ValueAt(dtype, rank, index)) * scales.before;
+    result = rank == 0 ? value : CombineFloats(op, result, value);
   }
+  if (op == ReduceOp::kAvg) {
+    result = dtype == Dtype::kFloat64 ? result / world_size
+                                      : static_cast<float>(result) / static_cast<float>(world_size);
+  }
+  return ScaleFloat(dtype, result, scales.after);
+}
+
+int64_t CombineIntegers(Dtype dtype, ReduceOp op, int64_t a, int64_t b) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return dtype == Dtype::kBool
+                 ? a & b
+                 : static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+    default:
+      return dtype == Dtype::kBool ? a | b : a + b;
+  }
+}
+
+// Rounded toward zero; what does not fit the type becomes its nearest end.
+int64_t ScaleInteger(Dtype dtype, int64_t value, double factor) {
+  if (factor == 1.0) return value;
+  if (dtype == Dtype::kBool) return static_cast<double>(value) * factor >= 1 ? 1 : 0;
+  const int bits = static_cast<int>(8 * BytesOf(dtype)) - (IsSigned(dtype) ? 1 : 0);
+  const double end = std::ldexp(1.0, std::min(bits, 62));  // no test scales to more
+  const double smallest = IsSigned(dtype) ? -end : 0;
+  return static_cast<int64_t>(std::clamp(static_cast<double>(value) * factor, smallest, end - 1));
+}
+
+int64_t ReduceIntegers(Dtype dtype, ReduceOp op, int world_size, size_t index,
+                       const Scales& scales) {
+  int64_t result = 0;
+  for (int rank = 0; rank < world_size; ++rank) {
+    const int64_t value = ScaleInteger(dtype, ValueAt(dtype, rank, index), scales.before);
+    result = rank == 0 ? value : CombineIntegers(dtype, op, result, value);
+  }
+  // An average of few small numbers does not wrap; everything else wraps before it is scaled.
+  result = op == ReduceOp::kAvg ? result / world_size : Wrapped(dtype, result);
+  return ScaleInteger(dtype, result, scales.after);
 }
 
 }  // namespace
 
-double ValueAt(Dtype dtype, int rank, size_t index) {
-  const auto value = static_cast<double>((index * 7 + static_cast<size_t>(rank) * 5) % 11);
-  if (dtype == Dtype::kUint8) return value * 20;
-  return value - 4;
+bool AreSame(const Bytes& a, const Bytes& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
-void Store(Dtype dtype, double value, std::byte* element) {
+void StoreFloat(Dtype dtype, double value, std::byte* element) {
   switch (dtype) {
-    case Dtype::kFloat32:
-      return Put(static_cast<float>(value), element);
     case Dtype::kFloat64:
       return Put(value, element);
     case Dtype::kBfloat16:
       return Put(ToBfloat16(value), element);
     case Dtype::kFloat16:
       return Put(ToFloat16(value), element);
-    case Dtype::kInt32:
-      return Put(static_cast<int32_t>(value), element);
-    case Dtype::kInt64:
-      return Put(static_cast<int64_t>(value), element);
     default:
-      return Put(static_cast<uint8_t>(static_cast<uint64_t>(value)), element);
+      return Put(static_cast<float>(value), element);
   }
 }
 
@@ -93,21 +155,28 @@ Bytes Elements(Dtype dtype, int rank, size_t first, size_t count) {
   const size_t size = BytesOf(dtype);
   Bytes bytes(count * size);
   for (size_t i = 0; i < count; ++i) {
-    Store(dtype, ValueAt(dtype, rank, first + i), bytes.data() + i * size);
+    const int64_t value = ValueAt(dtype, rank, first + i);
+    std::byte* const element = bytes.data() + i * size;
+    if (IsFloat(dtype)) {
+      StoreFloat(dtype, static_cast<double>(value), element);
+    } else {
+      StoreInteger(dtype, value, element);
+    }
   }
   return bytes;
 }
 
-Bytes Reduced(Dtype dtype, ReduceOp op, int world_size, size_t first, size_t count) {
+Bytes Reduced(Dtype dtype, ReduceOp op, int world_size, size_t first, size_t count,
+              const Scales& scales) {
   const size_t size = BytesOf(dtype);
   Bytes bytes(count * size);
   for (size_t i = 0; i < count; ++i) {
-    double value = ValueAt(dtype, 0, first + i);
-    for (int rank = 1; rank < world_size; ++rank) {
-      value = Combine(dtype, op, value, ValueAt(dtype, rank, first + i));
+    std::byte* const element = bytes.data() + i * size;
+    if (IsFloat(dtype)) {
+      StoreFloat(dtype, ReduceFloats(dtype, op, world_size, first + i, scales), element);
+    } else {
+      StoreInteger(dtype, ReduceIntegers(dtype, op, world_size, first + i, scales), element);
     }
-    if (op == ReduceOp::kAvg) value = Average(dtype, value, world_size);
-    Store(dtype, value, bytes.data() + i * size);
   }
   return bytes;
 }

@@ -3,31 +3,66 @@
 #define SPARKDL_TESTS_REQUESTS_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "sparkdl/operation.h"
 
 namespace sparkdl::tests {
 
+inline constexpr double kTimeout = 30.0;
+
+// Elements of each rank's block.
+using Counts = std::vector<uint64_t>;
+
+// Different from rank to rank, with some of none.
+inline Counts UnevenCounts(int world_size, size_t largest) {
+  Counts counts;
+  for (size_t rank = 0; rank < static_cast<size_t>(world_size); ++rank) {
+    counts.push_back(largest * ((rank + 2) % 3) / 2);
+  }
+  return counts;
+}
+
+// An operation on one buffer of `count` elements.
+inline Operation InPlace(OpKind kind, std::byte* data, size_t count, Dtype dtype) {
+  Operation operation;
+  operation.kind = kind;
+  operation.dtype = dtype;
+  operation.count = count;
+  operation.input = data;
+  operation.output = data;
+  return operation;
+}
+
+// An operation from one buffer to another, of blocks of `count` elements.
+inline Operation Between(OpKind kind, const std::byte* input, std::byte* output, size_t count,
+                         Dtype dtype) {
+  Operation operation = InPlace(kind, output, count, dtype);
+  operation.input = input;
+  return operation;
+}
+
+inline Operation Rooted(Operation operation, int root) {
+  operation.root = root;
+  return operation;
+}
+inline Operation By(Operation operation, ReduceOp op) {
+  operation.reduce_op = op;
+  return operation;
+}
+
 inline Operation AllReduceOf(std::byte* data, size_t count, Dtype dtype,
                              ReduceOp op = ReduceOp::kSum) {
-  return {OpKind::kAllReduce, dtype, op, -1, count, data, data};
+  return By(InPlace(OpKind::kAllReduce, data, count, dtype), op);
 }
 inline Operation AllReduceOf(float* data, size_t count, ReduceOp op = ReduceOp::kSum) {
   return AllReduceOf(reinterpret_cast<std::byte*>(data), count, Dtype::kFloat32, op);
 }
-inline Operation ReduceScatterOf(const std::byte* input, std::byte* output, size_t count,
-                                 Dtype dtype, ReduceOp op = ReduceOp::kSum) {
-  return {OpKind::kReduceScatter, dtype, op, -1, count, input, output};
-}
-inline Operation AllGatherOf(const std::byte* input, std::byte* output, size_t count, Dtype dtype) {
-  return {OpKind::kAllGather, dtype, ReduceOp::kSum, -1, count, input, output};
-}
 inline Operation BroadcastOf(std::byte* data, size_t count, Dtype dtype, int root) {
-  return {OpKind::kBroadcast, dtype, ReduceOp::kSum, root, count, data, data};
+  return Rooted(InPlace(OpKind::kBroadcast, data, count, dtype), root);
 }
 inline Operation BarrierRequest() { return {}; }
-
-inline constexpr double kTimeout = 30.0;
 
 }  // namespace sparkdl::tests
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include "check.h"
 
@@ -52,6 +53,11 @@ World::World(std::vector<int> host_of_rank, double timeout_s, Mapping mapping)
     Connect(ranks, &CommunicatorOptions::lane_to_next_fd,
             &CommunicatorOptions::lane_from_previous_fd);
   }
+}
+
+World::World(std::vector<int> host_of_rank, double timeout_s, const StallOptions& stalls)
+    : World(std::move(host_of_rank), timeout_s) {
+  for (CommunicatorOptions& options : options_) options.stalls = stalls;
 }
 
 World::~World() {
@@ -106,8 +112,8 @@ void World::Run(const std::function<void(Communicator&, int)>& function) {
 }
 
 std::vector<std::vector<int>> Topologies() {
-  return {{0},          {0, 0},       {0, 0, 0, 0},      {0, 1}, {0, 1, 2}, {0, 0, 1, 1},
-          {0, 0, 0, 1}, {0, 1, 0, 1}, {0, 1, 1, 2, 0, 1}};
+  return {{0},          {0, 0},       {0, 0, 0, 0}, {0, 1},          {0, 1, 2},
+          {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1}, {0, 1, 1, 0, 1}, {0, 1, 1, 2, 0, 1}};
 }
 
 }  // namespace sparkdl::tests

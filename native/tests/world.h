@@ -23,6 +23,7 @@ class World {
  public:
   explicit World(std::vector<int> host_of_rank, double timeout_s = 30.0,
                  Mapping mapping = Mapping::kShared);
+  World(std::vector<int> host_of_rank, double timeout_s, const StallOptions& stalls);
   ~World();
 
   int size() const { return static_cast<int>(host_of_rank_.size()); }

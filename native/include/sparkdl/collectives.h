@@ -1,59 +1,98 @@
-// The collectives over all ranks: inside hosts by shared memory, across hosts by one ring per lane.
+// How the collectives move data: inside hosts by shared memory, across hosts by one ring per lane.
 #ifndef SPARKDL_COLLECTIVES_H_
 #define SPARKDL_COLLECTIVES_H_
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "sparkdl/blocks.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/ring.h"
 #include "sparkdl/shm_group.h"
 #include "sparkdl/status.h"
 #include "sparkdl/topology.h"
+#include "sparkdl/wire_format.h"
 
 namespace sparkdl {
 
-// Not thread-safe: one operation at a time.
+// Not thread-safe: one operation at a time. The ranks must be about to do the same, or find out
+// that they are not: over several hosts beforehand, on one host in the first synchronisation of an
+// operation, until which nothing is written.
 class Collectives {
  public:
-  // ring: this rank's lane; empty if it owns none.
-  Collectives(Topology topology, std::shared_ptr<Segment> segment, std::optional<Ring> ring);
+  // ring: this rank's lane; empty if it owns none. wire: how sums and averages of float32 travel
+  // between hosts.
+  Collectives(Topology topology, std::shared_ptr<Segment> segment, std::optional<Ring> ring,
+              Dtype wire);
 
-  // Runs the operation of guard.signature(). The operation was validated.
-  Status Run(const Operation& operation, OperationGuard& guard);
+  // Carries an operation of any kind but kJoin out. It may end without a synchronisation.
+  Status Perform(const Operation& operation, OperationGuard& guard);
+
+  ShmGroup& inside() { return inside_; }
+  std::optional<Ring>& lane() { return lane_; }
+  const Topology& topology() const { return topology_; }
+  bool spans_hosts() const { return topology_.num_hosts() > 1; }
+  size_t num_lanes() const { return static_cast<size_t>(topology_.num_lanes()); }
 
   // Closes the lane and lets go of the segment; nothing may run any more.
   void Release();
 
  private:
+  class Exchanges;
+
   Status AllReduce(const Operation& operation, OperationGuard& guard);
+  Status Reduce(const Operation& operation, OperationGuard& guard);
   Status ReduceScatter(const Operation& operation, OperationGuard& guard);
   Status AllGather(const Operation& operation, OperationGuard& guard);
   Status Broadcast(const Operation& operation, OperationGuard& guard);
+  Status Gather(const Operation& operation, OperationGuard& guard);
+  Status Scatter(const Operation& operation, OperationGuard& guard);
+  Status AllToAll(const Operation& operation, OperationGuard& guard);
   Status Barrier(OperationGuard& guard);
 
-  Status AllReduceChunk(std::byte* data, size_t count, const ReduceKernels& kernels,
-                        OperationGuard& guard);
-  Status AllReduceOnLane(Ring& lane, const Piece& part, std::byte* accumulators,
-                         const ReduceKernels& kernels, OperationGuard& guard);
-  Status ReduceScatterInside(const Operation& operation, OperationGuard& guard);
+  struct LaneChunk;
+  Status AllReduceAcross(const Pieces& data, const Reduction& reduction, OperationGuard& guard);
+  Status ReduceForLanes(LaneChunk& chunk, const Reduction& reduction, OperationGuard& guard);
+  Status AllReduceOnLane(const LaneChunk& chunk, const Reduction& reduction, OperationGuard& guard);
+  Status ReduceChunk(const Operation& operation, const Part& range, const Reduction& reduction,
+                     OperationGuard& guard);
+  Status ReduceScatterInside(const Operation& operation, const Reduction& reduction,
+                             OperationGuard& guard);
   Status ReduceScatterChunk(const Operation& operation, const Part& range,
-                            const ReduceKernels& kernels, OperationGuard& guard);
-  Status ReduceScatterOnLane(Ring& lane, size_t block_elements, std::vector<std::byte>& reduced,
-                             const ReduceKernels& kernels, OperationGuard& guard);
+                            const Reduction& reduction, OperationGuard& guard);
+  Status AllToAllInside(const Operation& operation, const Exchanges& exchanges,
+                        OperationGuard& guard);
+  Status AllToAllAcross(const Operation& operation, const Exchanges& exchanges,
+                        OperationGuard& guard);
+  Status ExchangeCounts(const Operation& operation, Exchanges& exchanges, OperationGuard& guard);
+  std::vector<Pieces> PartsOnLane(const Operation& operation, std::byte* whole,
+                                  std::vector<std::byte>& staged) const;
   // Each lane's owner has its part of data; afterwards all ranks of this host have all of it.
-  Status GatherLanes(std::byte* data, size_t bytes, size_t unit, OperationGuard& guard);
+  Status GatherLanes(const Pieces& data, size_t unit, OperationGuard& guard);
+  // Gives `scaled` the operation with what goes in multiplied by prescale. The operation's first
+  // synchronisation is over then.
+  Status Prescale(const Operation& operation, Operation& scaled, OperationGuard& guard);
 
-  bool spans_hosts() const { return topology_.num_hosts() > 1; }
-  size_t num_lanes() const { return static_cast<size_t>(topology_.num_lanes()); }
+  Reduction ReductionOf(const Operation& operation) const;
+  Blocks BlocksOf(const Operation& operation) const {
+    return {operation.counts, operation.count, BytesOf(operation.dtype), topology_.world_size()};
+  }
+  bool owns_lane(size_t lane) const {
+    return lane_.has_value() && static_cast<size_t>(topology_.local_rank()) == lane;
+  }
+  // Memory that stays until the next call for the same one of two.
+  std::byte* Accumulators(size_t bytes, size_t which = 0);
 
   const Topology topology_;
   ShmGroup inside_;
   std::optional<Ring> lane_;
-  std::vector<std::byte> accumulators_;
+  const WireFormat* const wire_;
+  std::array<std::vector<std::byte>, 2> accumulators_;
+  std::vector<std::byte> scaled_;
 };
 
 }  // namespace sparkdl

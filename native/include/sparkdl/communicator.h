@@ -12,12 +12,16 @@
 #include <thread>
 #include <vector>
 
-#include "sparkdl/collectives.h"
+#include "sparkdl/agreed_collectives.h"
+#include "sparkdl/announcements.h"
+#include "sparkdl/arena.h"
 #include "sparkdl/failure_latch.h"
 #include "sparkdl/fork_guard.h"
 #include "sparkdl/lifeline.h"
 #include "sparkdl/operation.h"
 #include "sparkdl/operation_guard.h"
+#include "sparkdl/operation_monitor.h"
+#include "sparkdl/operation_times.h"
 #include "sparkdl/pending_operation.h"
 #include "sparkdl/segment.h"
 #include "sparkdl/status.h"
@@ -36,6 +40,10 @@ struct CommunicatorOptions {
   int lifeline_to_next_fd = -1;
   int lifeline_from_previous_fd = -1;
   double timeout_s = 300.0;
+  // How sums and averages of float32 travel between hosts: kFloat32, kBfloat16 or kFloat16, the
+  // same on all ranks. They are added up in float32 in any case.
+  Dtype wire = Dtype::kFloat32;
+  StallOptions stalls;
   // Instead of segment_fd, for ranks that are threads of one process.
   std::shared_ptr<Segment> segment;
 };
@@ -56,12 +64,23 @@ class Communicator {
   int world_size() const { return topology_.world_size(); }
   double timeout_s() const { return timeout_s_; }
 
+  // Maps an arena, which the ranks of this host open in the same order; fd: its memory, of
+  // Arena::PartBytesFor(...) bytes for each of them, stays the caller's.
+  Result<std::shared_ptr<const Arena>> AddArena(int fd, size_t part_bytes);
+
+  // Tells an operation in place that its arrays lie in an arena, if they do.
+  void Locate(Operation& operation) const;
+
   // Ok if this rank can take part in the operation; says what is wrong otherwise.
   Status Validate(const Operation& operation) const;
 
   // Runs a validated operation and returns when its buffers are free again: on the calling thread
   // if nothing is queued.
   Status Run(const Operation& operation, double timeout_s, InterruptCheck interrupt_check);
+
+  // Takes part with zeros in what the other ranks do, until all have called this; `last` is then
+  // the rank that did so last.
+  Status Join(double timeout_s, InterruptCheck interrupt_check, int& last);
 
   // Queues a validated operation for the progress thread.
   std::shared_ptr<PendingOperation> Submit(const Operation& operation, double timeout_s);
@@ -76,6 +95,9 @@ class Communicator {
   // Waits for what is queued, at most the default timeout, then says goodbye. Again: does nothing.
   Status Close(InterruptCheck interrupt_check);
 
+  // Tells of the operations, also after the communicator is gone.
+  const std::shared_ptr<OperationMonitor>& monitor() const { return monitor_; }
+
   // Why the communicator failed; empty while it has not.
   std::optional<std::string> failure() const;
 
@@ -89,7 +111,8 @@ class Communicator {
   bool RunNextQueued();
   void SleepUntilNews();
   void WakeProgressThread();
-  Status Execute(const Operation& operation, double timeout_s, Runner runner);
+  Status Execute(const Operation& operation, double timeout_s, Runner runner,
+                 OperationTimes& times);
   Status Fail(const Status& status);
   bool TryAcquireTurn();
   void ReleaseTurn();
@@ -99,10 +122,15 @@ class Communicator {
   const Topology topology_;
   const double timeout_s_;
   const uint64_t fork_generation_ = ForkGeneration();
+  const std::shared_ptr<OperationMonitor> monitor_;
   FailureLatch failure_;
   Lifeline lifeline_;
-  Collectives collectives_;
+  AgreedCollectives collectives_;
   uint64_t next_sequence_ = 0;  // belongs to whoever has the turn
+
+  std::atomic<bool> has_arenas_{false};
+  mutable std::mutex arenas_mutex_;
+  std::vector<std::weak_ptr<const Arena>> arenas_;  // guarded by arenas_mutex_
 
   // Held by the thread that runs an operation.
   std::atomic<bool> turn_is_taken_{false};
@@ -117,6 +145,7 @@ class Communicator {
   std::atomic<bool> stops_{false};
   UniqueFd wake_fd_;
   std::atomic<bool> progress_sleeps_{false};
+  Announcements announcements_;  // the progress thread's
   std::thread progress_thread_;
 };
 

@@ -24,14 +24,19 @@ class Deadline {
       started_ = true;
       start_ = now;
     }
-    const auto end = start_ + std::chrono::duration_cast<Clock::duration>(
-                                  std::chrono::duration<double>(timeout_s_));
+    const auto end = After(start_, timeout_s_);
     if (now >= end) return std::chrono::milliseconds(0);
     return std::max(std::chrono::milliseconds(1),
                     std::chrono::duration_cast<std::chrono::milliseconds>(end - now));
   }
 
   bool Passed() { return Left().count() == 0; }
+
+  // A time that lies so many seconds later, which may be infinitely many.
+  static Clock::time_point After(Clock::time_point start, double seconds) {
+    return start + std::chrono::duration_cast<Clock::duration>(
+                       std::chrono::duration<double>(std::min(seconds, kLongest)));
+  }
 
  private:
   static constexpr double kLongest = 1e8;  // about three years: what a steady clock's ticks can add

@@ -8,7 +8,7 @@
 
 namespace sparkdl {
 
-// The numbers travel between ranks: append only. The types after kUint8 can be moved, not reduced.
+// The numbers travel between ranks: append only.
 enum class Dtype : uint8_t {
   kFloat32 = 0,
   kFloat64 = 1,
@@ -24,8 +24,6 @@ enum class Dtype : uint8_t {
   kUint64 = 11,
   kBool = 12,
 };
-
-inline constexpr int kNumReducibleDtypes = 7;
 
 constexpr size_t BytesOf(Dtype dtype) {
   switch (dtype) {

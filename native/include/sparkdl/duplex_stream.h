@@ -10,6 +10,7 @@
 #include "sparkdl/pieces.h"
 #include "sparkdl/reduce.h"
 #include "sparkdl/status.h"
+#include "sparkdl/wire_format.h"
 
 namespace sparkdl {
 
@@ -23,38 +24,37 @@ struct DuplexTransfer {
   Pieces incoming;
   // Null: incoming bytes are stored. Otherwise they are accumulators to combine with what is there.
   const ReduceKernels* combine_with = nullptr;
-  // Whether this is the first that the neighbours hear of an operation.
-  bool begins_operation = false;
+  // Null: the bytes travel as they lie in memory. Otherwise they are float32, and every piece holds
+  // whole ones.
+  const WireFormat* wire = nullptr;
 };
 
 class DuplexStream {
  public:
-  // Takes the sockets over; they must be non-blocking. previous_is_alone: no other rank of its host
-  // can be the reason that the previous one does not join.
-  DuplexStream(GuardedSocket to_next, GuardedSocket from_previous, int next_rank, int previous_rank,
-               bool previous_is_alone);
+  // Takes the sockets over; they must be non-blocking.
+  DuplexStream(GuardedSocket to_next, GuardedSocket from_previous, int next_rank,
+               int previous_rank);
 
   Status Run(const DuplexTransfer& transfer, OperationGuard& guard);
-
-  int previous_rank() const { return previous_rank_; }
-  int next_rank() const { return next_rank_; }
 
  private:
   struct Progress;
 
   Status SendSome(Progress& progress, OperationGuard& guard, bool& has_moved);
+  size_t PackSome(Progress& progress);
   Status ReceiveSome(Progress& progress, OperationGuard& guard, bool& has_moved);
   Status ReceiveInto(Pieces& window, OperationGuard& guard, size_t& received);
-  void CombineStaged(Progress& progress);
+  void TakeStaged(Progress& progress);
+  std::byte* Unpacked(size_t bytes);
   Status Sleep(const Progress& progress, OperationGuard& guard);
-  Status Missed(const Progress& progress, OperationGuard& guard) const;
 
   GuardedSocket to_next_;
   GuardedSocket from_previous_;
   const int next_rank_;
   const int previous_rank_;
-  const bool previous_is_alone_;
-  std::vector<std::byte> staging_;
+  std::vector<std::byte> staging_;   // what came and is not combined or unpacked yet
+  std::vector<std::byte> unpacked_;  // what is to be combined
+  std::vector<std::byte> packed_;    // what is to be sent
 };
 
 }  // namespace sparkdl

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "sparkdl/deadline.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/segment.h"
 #include "sparkdl/status.h"
@@ -21,26 +22,36 @@ class FlagBoard {
   void Begin(const Signature& signature);
 
   // Returns when all ranks of this host have called it as often as this one. What they wrote
-  // before, this rank can read afterwards. The first time in an operation it compares the
-  // signatures.
+  // before, this rank can read afterwards. The first time in an operation it compares what they are
+  // about to do: kDisagreement, on all of them, if that differs.
   Status Sync(OperationGuard& guard);
 
   // Syncs if the operation has not done so yet: every operation must, to keep step.
   Status SyncIfNotYet(OperationGuard& guard);
+
+  // What the owner of a lane tells the ranks of its host, after a Sync() in between: whether the
+  // hosts agree about the operation.
+  void SetVerdict(const Signature& signature, bool agrees);
+  bool HostsAgree(const Signature& signature) const;
 
   void Release() { segment_.reset(); }
 
  private:
   bool HasReached(int local_rank, uint32_t phase) const;
   Status WaitFor(int local_rank, OperationGuard& guard);
+  // Whether that rank, when last heard of, ran on the core that this one runs on now.
+  bool SharesCoreWith(int local_rank) const;
+  // Has the scheduler move this thread to a core that no rank of this host has, if there is one.
+  void LeaveSharedCore();
   Status SleepUntilReached(int local_rank, OperationGuard& guard);
-  Status CompareSignatures(const Signature& mine) const;
-  Status Missed(OperationGuard& guard) const;
+  Status CompareDigests(uint64_t sequence) const;
 
   std::shared_ptr<Segment> segment_;
   const int local_rank_;
   const std::vector<int> ranks_;
-  int spins_;
+  const bool is_crowded_;
+  const int spins_;
+  Clock::time_point next_move_;
   uint32_t phase_ = 0;
   bool has_synced_ = false;
 };

@@ -5,10 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "sparkdl/arena.h"
 #include "sparkdl/dtype.h"
+#include "sparkdl/pieces.h"
 
 namespace sparkdl {
 
@@ -19,32 +23,75 @@ enum class OpKind : uint8_t {
   kAllGather = 2,
   kBroadcast = 3,
   kBarrier = 4,
+  kReduce = 5,
+  kGather = 6,
+  kScatter = 7,
+  kAllToAll = 8,
+  kJoin = 9,
 };
+
+inline constexpr int kNumOpKinds = 10;
 
 // The numbers travel between ranks: append only.
 enum class ReduceOp : uint8_t { kSum = 0, kAvg = 1, kMin = 2, kMax = 3, kProduct = 4 };
 
 inline constexpr int kNumReduceOps = 5;
 
-// One operation as this rank was asked to do it. Sizes are its own; nothing here comes from a peer.
+constexpr bool IsReducing(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+}
+constexpr bool IsRooted(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+// Whether the ranks' blocks may differ in size, as `counts` says.
+constexpr bool HasBlocks(OpKind kind) {
+  return kind == OpKind::kReduceScatter || kind == OpKind::kAllGather || kind == OpKind::kGather ||
+         kind == OpKind::kScatter || kind == OpKind::kAllToAll;
+}
+
+// One operation as this rank was asked to do it. Sizes are its own; only a rank that has joined
+// takes those that the others agree on.
 struct Operation {
   OpKind kind = OpKind::kBarrier;
   Dtype dtype = Dtype::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = -1;
-  // Elements of the whole buffer for allreduce and broadcast, of one rank's block for
-  // reduce_scatter (the output) and allgather (the input).
+  // Elements of the whole buffer for allreduce, reduce and broadcast, of one rank's block for the
+  // others, if counts is empty.
   size_t count = 0;
   const std::byte* input = nullptr;  // equals output for the operations in place
   std::byte* output = nullptr;
+  // Elements of each rank's block, the same on all ranks; for alltoall of the blocks that this rank
+  // sends. Empty: all have `count`.
+  std::vector<uint64_t> counts;
+  // For alltoall with counts: elements of the blocks that this rank receives.
+  std::vector<uint64_t> receive_counts;
+  // For allreduce of several arrays: all of them, instead of input and output; count is their sum.
+  Pieces group;
+  // For allreduce: where all of its arrays lie, if ranks of this host can reach them there. Not a
+  // matter to agree about, but the ranks have to do it the same way.
+  std::shared_ptr<const Arena> arena;
+  // Multiply what goes in and what comes out of a reduction.
+  double prescale = 1.0;
+  double postscale = 1.0;
+  // What the caller calls it.
+  std::string name;
 
   size_t bytes() const { return count * BytesOf(dtype); }
 };
 
-// What all ranks must say alike of the operation with one sequence number. Also the wire format.
+// The arrays of an operation in place.
+inline Pieces ArraysOf(const Operation& operation) {
+  if (!operation.group.empty()) return operation.group;
+  return {{operation.output, operation.bytes()}};
+}
+
+// What all ranks must say alike of the operation with one sequence number.
 struct Signature {
   uint64_t sequence = 0;
   uint64_t count = 0;
+  uint64_t details = 0;  // a hash of everything else in the operation
   OpKind kind = OpKind::kBarrier;
   Dtype dtype = Dtype::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
@@ -53,18 +100,21 @@ struct Signature {
 
   bool operator==(const Signature&) const = default;
 };
-static_assert(sizeof(Signature) == 24);
+static_assert(sizeof(Signature) == 32);
 
 Signature SignatureOf(const Operation& operation, uint64_t sequence);
+
+// 64 bits that tell signatures apart; never 0.
+uint64_t DigestOf(const Signature& signature);
 
 std::string_view NameOf(OpKind kind);
 std::string_view NameOf(ReduceOp op);
 
-// "allreduce of 1024 float32". Safe on bytes that a peer wrote.
-std::string Describe(const Signature& signature);
+// "allreduce 'weights' of 1024 float32".
+std::string Summarize(const Operation& operation);
 
-// As Describe, with the reduce operation or the root: what a mismatch is about.
-std::string DescribeFully(const Signature& signature);
+// As Summarize, with the reduction, the scales, the root, the blocks: what a mismatch is about.
+std::string Describe(const Operation& operation);
 
 }  // namespace sparkdl
 

@@ -5,9 +5,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "sparkdl/futex.h"
 #include "sparkdl/operation.h"
+#include "sparkdl/operation_monitor.h"
+#include "sparkdl/operation_times.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {
@@ -16,11 +20,13 @@ namespace sparkdl {
 // buffers any more, whatever the outcome.
 class PendingOperation {
  public:
-  PendingOperation(const Operation& operation, double timeout_s)
-      : operation_(operation), timeout_s_(timeout_s) {}
+  PendingOperation(Operation operation, double timeout_s, std::shared_ptr<OperationMonitor> monitor)
+      : operation_(std::move(operation)), timeout_s_(timeout_s), monitor_(std::move(monitor)) {}
 
   const Operation& operation() const { return operation_; }
   double timeout_s() const { return timeout_s_; }
+  int64_t queued_ns() const { return queued_ns_; }
+  OperationMonitor& monitor() const { return *monitor_; }
 
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
 
@@ -29,20 +35,36 @@ class PendingOperation {
 
   // Sleeps until done, for at most this long.
   void WaitFor(std::chrono::milliseconds longest) const {
-    if (!done()) FutexWait(done_, 0, longest);
+    // In one total order with Complete and WakeWaiters: either this sees it done, or they the
+    // waiter.
+    num_waiters_.fetch_add(1, std::memory_order_seq_cst);
+    if (done_.load(std::memory_order_seq_cst) == 0) FutexWait(done_, 0, longest);
+    num_waiters_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  // Makes it done(); who sleeps learns of it by WakeWaiters.
+  void Complete(Status status) {
+    status_ = std::move(status);
+    done_.store(1, std::memory_order_seq_cst);
+  }
+
+  void WakeWaiters() {
+    if (num_waiters_.load(std::memory_order_seq_cst) != 0) FutexWakeAll(done_);
   }
 
   void Finish(Status status) {
-    status_ = std::move(status);
-    done_.store(1, std::memory_order_release);
-    FutexWakeAll(done_);
+    Complete(std::move(status));
+    WakeWaiters();
   }
 
  private:
   const Operation operation_;
   const double timeout_s_;
+  const std::shared_ptr<OperationMonitor> monitor_;
+  const int64_t queued_ns_ = NowNs();
   Status status_;
   std::atomic<uint32_t> done_{0};
+  mutable std::atomic<uint32_t> num_waiters_{0};
 };
 
 }  // namespace sparkdl

@@ -66,6 +66,28 @@ class PieceCursor {
   size_t remaining_ = 0;
 };
 
+// The bytes [begin, begin + bytes) of a stream, which has so many.
+template <typename Byte>
+std::vector<BasicPiece<Byte>> Slice(const std::vector<BasicPiece<Byte>>& pieces, size_t begin,
+                                    size_t bytes) {
+  std::vector<BasicPiece<Byte>> slice;
+  PieceCursor<Byte> cursor(pieces);
+  cursor.Advance(begin);
+  while (bytes > 0) {
+    slice.push_back(cursor.Peek(bytes));
+    bytes -= slice.back().bytes;
+    cursor.Advance(slice.back().bytes);
+  }
+  return slice;
+}
+
+inline void Append(ConstPieces& stream, const Pieces& pieces) {
+  for (const Piece& piece : pieces) stream.push_back({piece.data, piece.bytes});
+}
+inline void Append(Pieces& stream, const Pieces& pieces) {
+  stream.insert(stream.end(), pieces.begin(), pieces.end());
+}
+
 // Part number `index` of `total` divided as evenly as may be into `parts`, at multiples of `unit`.
 struct Part {
   size_t begin = 0;

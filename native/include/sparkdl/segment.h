@@ -8,29 +8,32 @@
 #include <cstdint>
 #include <memory>
 
-#include "sparkdl/operation.h"
 #include "sparkdl/status.h"
 
 namespace sparkdl {
 
 // What one rank tells the others, in one cache line so that a small operation costs one miss per
-// peer. Signatures alternate by the parity of the sequence number: the next but one is only written
-// when everybody has read this one.
+// peer. What belongs to an operation alternates by the parity of its sequence number: the next but
+// one is only written when everybody has read this one.
 struct alignas(64) FlagLine {
   std::atomic<uint32_t> phase;     // counts the rank's synchronisations, wraps
   std::atomic<uint32_t> sleepers;  // how many sleep on phase
-  std::array<Signature, 2> signatures;
+  std::array<uint64_t, 2> digests;
+  std::array<uint32_t, 2> verdicts;  // of the owner of lane 0: 1 if the hosts agree
+  std::atomic<int32_t> core;         // that the rank ran on when it last wrote phase
 };
 static_assert(sizeof(FlagLine) == 64);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Layout: one FlagLine per rank, 128 bytes apart (two lines are fetched together), then two slots
-// of kSlotBytes per rank. A zero-filled segment is ready to use.
+// Layout: one FlagLine per rank, 128 bytes apart (two lines are fetched together), then the slots
+// of each rank. A zero-filled segment is ready to use.
 class Segment {
  public:
-  // A tile of this size in both slots of a rank stays in a core's second-level cache.
   static constexpr size_t kSlotBytes = size_t{512} * 1024;
-  static constexpr int kSlotsPerRank = 2;
+  // Two would do for correctness. With more, a slot's lines have left the second-level cache of the
+  // peers that read them by the time they are written again: writing is then up to twice as fast,
+  // as no core has to be asked for them.
+  static constexpr int kSlotsPerRank = 4;
 
   static size_t BytesFor(int local_size);
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "sparkdl/arena.h"
 #include "sparkdl/flag_board.h"
 #include "sparkdl/operation_guard.h"
 #include "sparkdl/pieces.h"
@@ -16,8 +17,8 @@
 namespace sparkdl {
 
 // All methods are collective over the ranks of the host and must be called alike on each. A rank's
-// two slots take turns, so that one Sync() between writing and reading is enough: who writes a slot
-// for the second time has seen everybody Sync() in the turn between, hence be done with reading the
+// slots take turns, so that one Sync() between writing and reading is enough: who writes a slot for
+// the second time has seen everybody Sync() in a turn between, hence be done with reading the
 // first.
 class ShmGroup {
  public:
@@ -32,9 +33,26 @@ class ShmGroup {
     segment_.reset();
   }
 
+  // To be called before the first method of an operation, and when that one ended in a mismatch.
+  void BeginOperation() { turn_at_begin_ = turn_; }
+  void GiveUpOperation() { turn_ = TurnAfter(turn_at_begin_); }
+
   // Reduces count elements of all ranks, in place, identically on every rank.
-  Status AllReduce(std::byte* data, size_t count, const ReduceKernels& kernels, uint64_t divisor,
-                   OperationGuard& guard);
+  Status AllReduce(std::byte* data, size_t count, const Reduction& reduction,
+                   OperationGuard& guard) {
+    return ReduceTo(kEverybody, data, count, reduction, guard);
+  }
+
+  // The same for arrays that lie in an arena, at the same offsets on all ranks.
+  Status AllReduceInArena(const Arena& arena, const Pieces& arrays, const Reduction& reduction,
+                          OperationGuard& guard);
+
+  // The same, but only the rank `root` of this host gets the result, in place; the others keep
+  // their data.
+  Status Reduce(int root, std::byte* data, size_t count, const Reduction& reduction,
+                OperationGuard& guard) {
+    return ReduceTo(root, data, count, reduction, guard);
+  }
 
   // Rank i < streams.size() receives the reduction of everybody's streams[i] in `output` (its own
   // stream's length; may be its own stream itself): elements, or accumulators if to_accumulators.
@@ -42,29 +60,40 @@ class ShmGroup {
   struct ReduceTarget {
     Pieces output;
     bool to_accumulators = false;
-    uint64_t divisor = 1;
   };
   Status ReduceScatter(const std::vector<ConstPieces>& streams, const ReduceTarget& target,
-                       const ReduceKernels& kernels, OperationGuard& guard);
+                       const Reduction& reduction, OperationGuard& guard);
 
   // Every rank publishes the stream `mine`; the stream of rank i goes to destinations[i], whose
-  // lengths everybody knows. destinations[local_rank] is not written, only its length counts.
+  // lengths everybody knows. destinations[local_rank] is not written, only its length counts;
+  // `mine` may be empty if nobody stores it.
   Status Gather(const ConstPieces& mine, const std::vector<Pieces>& destinations,
                 OperationGuard& guard);
 
+  // outgoing[i] goes to rank i, incoming[i] comes from there; this rank's own are left alone.
+  // longest: bytes of the longest of all ranks' streams.
+  Status Exchange(const std::vector<ConstPieces>& outgoing, const std::vector<Pieces>& incoming,
+                  size_t longest, OperationGuard& guard);
+
  private:
-  Status ReduceInOneRound(std::byte* data, size_t count, const ReduceKernels& kernels,
-                          uint64_t divisor, OperationGuard& guard);
-  Status ReduceTile(std::byte* tile, size_t count, const ReduceKernels& kernels, uint64_t divisor,
+  static constexpr int kEverybody = -1;
+
+  Status ReduceTo(int root, std::byte* data, size_t count, const Reduction& reduction,
+                  OperationGuard& guard);
+  Status ReduceInOneRound(int root, std::byte* data, size_t count, const Reduction& reduction,
+                          OperationGuard& guard);
+  Status ReduceTile(int root, std::byte* tile, size_t count, const Reduction& reduction,
                     OperationGuard& guard);
   std::byte* slot(int local_rank) const { return segment_->slot(local_rank, turn_); }
-  void EndTurn() { turn_ ^= 1; }
+  static int TurnAfter(int turn) { return (turn + 1) % Segment::kSlotsPerRank; }
+  void EndTurn() { turn_ = TurnAfter(turn_); }
 
   std::shared_ptr<Segment> segment_;
   const int local_rank_;
   const int size_;
   FlagBoard board_;
   int turn_ = 0;
+  int turn_at_begin_ = 0;
   std::vector<const void*> sources_;
 };
 

@@ -20,6 +20,9 @@ enum class StatusCode : uint8_t {
   kRankLost = 5,
   kInterrupted = 6,
   kWrongType = 7,
+  kMismatch = 8,
+  // Inside the core only: the ranks are not about to do the same. Becomes kMismatch.
+  kDisagreement = 9,
 };
 
 // The outcome of something that can fail. Copies share one immutable description.
@@ -60,6 +63,7 @@ class [[nodiscard]] Result {
   const Status& status() const { return status_; }
   // Only if ok().
   T& value() & { return *value_; }               // NOLINT(bugprone-unchecked-optional-access)
+  const T& value() const& { return *value_; }    // NOLINT(bugprone-unchecked-optional-access)
   T&& value() && { return *std::move(value_); }  // NOLINT(bugprone-unchecked-optional-access)
 
  private:

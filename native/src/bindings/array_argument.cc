@@ -84,9 +84,10 @@ ArrayArgument Convert(const char* name, const Array& array) {
   }
   const auto dtype = FromDlpack(array.dtype());
   if (!dtype.has_value()) {
-    Raise(
-        StatusCode::kWrongType, name,
-        "has an unsupported dtype; use float32, float64, bfloat16, float16, int32, int64 or uint8");
+    Raise(StatusCode::kWrongType, name,
+          "has an unsupported dtype; use float32, float64, bfloat16, float16, int8 to int64, uint8 "
+          "to "
+          "uint64 or bool");
   }
   ArrayArgument argument;
   argument.count = CountContiguous(name, array);

@@ -1,5 +1,6 @@
 #include "bindings/communicator_class.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -16,6 +17,7 @@
 
 #include "bindings/errors.h"
 #include "bindings/handle_class.h"
+#include "bindings/monitor_class.h"
 #include "bindings/request.h"
 #include "bindings/text.h"
 #include "sparkdl/communicator.h"
@@ -25,12 +27,24 @@ namespace {
 
 using Timeout = std::optional<double>;
 
+Status ReadWire(std::string_view name, Dtype& wire) {
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16}) {
+    if (name != NameOf(dtype)) continue;
+    wire = dtype;
+    return {};
+  }
+  return Status(StatusCode::kInvalidArgument,
+                "wire must be 'float32', 'bfloat16' or 'float16', got '" + std::string(name) + "'");
+}
+
 class CommunicatorObject {
  public:
   CommunicatorObject(int rank, const std::vector<int>& host_of_rank, int segment_fd,
                      std::pair<int, int> lane_fds, std::pair<int, int> lifeline_fds,
-                     double timeout_s) {
+                     double timeout_s, std::string_view wire, Timeout stall_warning_s,
+                     Timeout stall_abort_s, int stall_fd) {
     CommunicatorOptions options;
+    RaiseIfError(ReadWire(wire, options.wire));
     options.rank = rank;
     options.host_of_rank = host_of_rank;
     options.segment_fd = segment_fd;
@@ -39,15 +53,20 @@ class CommunicatorObject {
     options.lifeline_to_next_fd = lifeline_fds.first;
     options.lifeline_from_previous_fd = lifeline_fds.second;
     options.timeout_s = timeout_s;
+    options.stalls = {.warn_after_s = stall_warning_s.value_or(StallOptions::kNever),
+                      .abort_after_s = stall_abort_s.value_or(StallOptions::kNever),
+                      .notice_fd = stall_fd};
     auto opened = Communicator::Open(options);
     RaiseIfError(opened.status());
     core_ = std::move(opened).value();
   }
 
+  int rank() const { return core_->rank(); }
   int world_size() const { return core_->world_size(); }
 
-  void Run(const Request& request, Timeout timeout_s) {
+  void Run(Request request, Timeout timeout_s) {
     const double seconds = Check(request, timeout_s);
+    core_->Locate(request.operation);
     Status status;
     {
       const nb::gil_scoped_release release;
@@ -58,10 +77,34 @@ class CommunicatorObject {
 
   Handle Submit(Request request, Timeout timeout_s) {
     const double seconds = Check(request, timeout_s);
+    core_->Locate(request.operation);
     held_->LetGoOfDone();
     auto pending = core_->Submit(request.operation, seconds);
     held_->Hold(pending, std::move(request.arguments));
     return {std::move(pending), held_};
+  }
+
+  int Join(Timeout timeout_s) {
+    const double seconds = Check({}, timeout_s);
+    int last = -1;
+    Status status;
+    {
+      const nb::gil_scoped_release release;
+      status = core_->Join(seconds, &HasSignal, last);
+    }
+    RaiseIfError(status);
+    return last;
+  }
+
+  nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig> AddArena(int fd, size_t part_bytes) {
+    auto arena = core_->AddArena(fd, part_bytes);
+    RaiseIfError(arena.status());
+    auto* const kept = new std::shared_ptr<const Arena>(arena.value());
+    const nb::capsule owner(kept, [](void* pointer) noexcept {
+      delete static_cast<std::shared_ptr<const Arena>*>(pointer);
+    });
+    const size_t shape[1] = {part_bytes};
+    return {arena.value()->own_part(), 1, shape, owner};
   }
 
   void Abort(const std::string& reason) { core_->Abort(reason); }
@@ -75,6 +118,8 @@ class CommunicatorObject {
     held_->LetGoOfDone();
     RaiseIfError(status);
   }
+
+  Monitor monitor() const { return {core_->monitor()}; }
 
   nb::object failure() const {
     const auto text = core_->failure();
@@ -100,75 +145,108 @@ class CommunicatorObject {
 
 using Self = CommunicatorObject;
 
-void DefineSynchronous(nb::class_<Self>& type) {
-  using nb::literals::operator""_a;
-  type.def(
-          "allreduce",
-          [](Self& self, nb::handle array, std::string_view op, Timeout timeout_s) {
-            self.Run(AllReduceRequest(array, op), timeout_s);
-          },
-          "array"_a, "op"_a = "sum", "timeout_s"_a = nb::none(),
-          "Reduce array over all ranks, in place; every rank gets the same bits.")
-      .def(
-          "reduce_scatter",
-          [](Self& self, nb::handle array, nb::handle out, std::string_view op, Timeout timeout_s) {
-            self.Run(ReduceScatterRequest(array, out, op, self.world_size()), timeout_s);
-          },
-          "array"_a, "out"_a, "op"_a = "sum", "timeout_s"_a = nb::none(),
-          "Reduce array, world_size blocks as large as out, over all ranks; block r goes to rank "
-          "r's "
-          "out. out may be that block of array.")
-      .def(
-          "allgather",
-          [](Self& self, nb::handle array, nb::handle out, Timeout timeout_s) {
-            self.Run(AllGatherRequest(array, out, self.world_size()), timeout_s);
-          },
-          "array"_a, "out"_a, "timeout_s"_a = nb::none(),
-          "Gather every rank's array into out, world_size blocks in order of ranks. array may be "
-          "this "
-          "rank's block of out.")
-      .def(
-          "broadcast",
-          [](Self& self, nb::handle array, int root, Timeout timeout_s) {
-            self.Run(BroadcastRequest(array, root), timeout_s);
-          },
-          "array"_a, "root"_a, "timeout_s"_a = nb::none(),
-          "Copy rank root's array to all ranks, in place.")
-      .def(
-          "barrier", [](Self& self, Timeout timeout_s) { self.Run({}, timeout_s); },
-          "timeout_s"_a = nb::none(), "Return once all ranks have called it.");
+Request Named(Request request, std::string_view name) {
+  request.operation.name = name;
+  return request;
 }
 
-void DefineAsynchronous(nb::class_<Self>& type) {
+// Defines an operation and its asynchronous form. make turns its arguments into a request; both
+// take a name and a timeout besides.
+template <typename... Arguments, typename... Extras>
+void Define(nb::class_<Self>& type, const char* name, const char* async_name,
+            Request (*make)(const Self&, Arguments...), const char* doc, const Extras&... extras) {
   using nb::literals::operator""_a;
   type.def(
-          "allreduce_async",
-          [](Self& self, nb::handle array, std::string_view op, Timeout timeout_s) {
-            return self.Submit(AllReduceRequest(array, op), timeout_s);
-          },
-          "array"_a, "op"_a = "sum", "timeout_s"_a = nb::none(),
-          "Queue allreduce; operations run in the order of submission.")
-      .def(
-          "reduce_scatter_async",
-          [](Self& self, nb::handle array, nb::handle out, std::string_view op, Timeout timeout_s) {
-            return self.Submit(ReduceScatterRequest(array, out, op, self.world_size()), timeout_s);
-          },
-          "array"_a, "out"_a, "op"_a = "sum", "timeout_s"_a = nb::none(), "Queue reduce_scatter.")
-      .def(
-          "allgather_async",
-          [](Self& self, nb::handle array, nb::handle out, Timeout timeout_s) {
-            return self.Submit(AllGatherRequest(array, out, self.world_size()), timeout_s);
-          },
-          "array"_a, "out"_a, "timeout_s"_a = nb::none(), "Queue allgather.")
-      .def(
-          "broadcast_async",
-          [](Self& self, nb::handle array, int root, Timeout timeout_s) {
-            return self.Submit(BroadcastRequest(array, root), timeout_s);
-          },
-          "array"_a, "root"_a, "timeout_s"_a = nb::none(), "Queue broadcast.")
-      .def(
-          "barrier_async", [](Self& self, Timeout timeout_s) { return self.Submit({}, timeout_s); },
-          "timeout_s"_a = nb::none(), "Queue barrier.");
+      name,
+      [make](Self& self, Arguments... arguments, std::string_view label, Timeout timeout_s) {
+        self.Run(Named(make(self, arguments...), label), timeout_s);
+      },
+      extras..., "name"_a = "", "timeout_s"_a = nb::none(), doc);
+  type.def(
+      async_name,
+      [make](Self& self, Arguments... arguments, std::string_view label, Timeout timeout_s) {
+        return self.Submit(Named(make(self, arguments...), label), timeout_s);
+      },
+      extras..., "name"_a = "", "timeout_s"_a = nb::none(), "Queue it, in the order of the calls.");
+}
+
+void DefineReductions(nb::class_<Self>& type) {
+  using nb::literals::operator""_a;
+  const auto op = "op"_a = "sum";
+  const auto prescale = "prescale"_a = 1.0;
+  const auto postscale = "postscale"_a = 1.0;
+  const auto counts = "counts"_a = nb::none();
+  Define(
+      type, "allreduce", "allreduce_async",
+      +[](const Self&, nb::handle array, std::string_view op, double prescale, double postscale) {
+        return AllReduceRequest(array, {op, prescale, postscale});
+      },
+      "Reduce array over all ranks, in place; every rank gets the same bits.", "array"_a, op,
+      prescale, postscale);
+  Define(
+      type, "allreduce_group", "allreduce_group_async",
+      +[](const Self&, std::vector<nb::handle> arrays, std::string_view op, double prescale,
+          double postscale) { return AllReduceGroupRequest(arrays, {op, prescale, postscale}); },
+      "allreduce of several arrays of one dtype as one operation.", "arrays"_a, op, prescale,
+      postscale);
+  Define(
+      type, "reduce", "reduce_async",
+      +[](const Self&, nb::handle array, int root, std::string_view op, double prescale,
+          double postscale) { return ReduceRequest(array, root, {op, prescale, postscale}); },
+      "Reduce array over all ranks, into the root's; the other ranks keep theirs.", "array"_a,
+      "root"_a, op, prescale, postscale);
+  Define(
+      type, "reduce_scatter", "reduce_scatter_async",
+      +[](const Self& self, nb::handle array, nb::handle out, Counts counts, std::string_view op,
+          double prescale, double postscale) {
+        return ReduceScatterRequest(array, out, counts, {op, prescale, postscale}, self.rank(),
+                                    self.world_size());
+      },
+      "Reduce array, the blocks of all ranks, over all ranks; block r goes to rank r's out, which "
+      "may be that block of array.",
+      "array"_a, "out"_a, counts, op, prescale, postscale);
+}
+
+void DefineMovements(nb::class_<Self>& type) {
+  using nb::literals::operator""_a;
+  const auto counts = "counts"_a = nb::none();
+  Define(
+      type, "allgather", "allgather_async",
+      +[](const Self& self, nb::handle array, nb::handle out, Counts counts) {
+        return AllGatherRequest(array, out, counts, self.rank(), self.world_size());
+      },
+      "Gather every rank's array into out, in order of ranks. array may be this rank's block of "
+      "out.",
+      "array"_a, "out"_a, counts);
+  Define(
+      type, "broadcast", "broadcast_async",
+      +[](const Self&, nb::handle array, int root) { return BroadcastRequest(array, root); },
+      "Copy rank root's array to all ranks, in place.", "array"_a, "root"_a);
+  Define(
+      type, "gather", "gather_async",
+      +[](const Self& self, nb::handle array, nb::handle out, int root, Counts counts) {
+        return GatherRequest(array, out, root, counts, self.rank(), self.world_size());
+      },
+      "Gather every rank's array into the root's out, which is None elsewhere.", "array"_a,
+      "out"_a.none(), "root"_a, counts);
+  Define(
+      type, "scatter", "scatter_async",
+      +[](const Self& self, nb::handle array, nb::handle out, int root, Counts counts) {
+        return ScatterRequest(array, out, root, counts, self.rank(), self.world_size());
+      },
+      "Give block r of the root's array, which is None elsewhere, to rank r's out.",
+      "array"_a.none(), "out"_a, "root"_a, counts);
+  Define(
+      type, "alltoall", "alltoall_async",
+      +[](const Self& self, nb::handle array, nb::handle out, Counts send_counts,
+          Counts receive_counts) {
+        return AllToAllRequest(array, out, send_counts, receive_counts, self.world_size());
+      },
+      "Send block r of array to rank r; out takes the blocks of all ranks in order of ranks.",
+      "array"_a, "out"_a, "send_counts"_a = nb::none(), "receive_counts"_a = nb::none());
+  Define(
+      type, "barrier", "barrier_async", +[](const Self&) { return Request{}; },
+      "Return once all ranks have called it.");
 }
 
 }  // namespace
@@ -180,28 +258,44 @@ void DefineCommunicator(nb::module_& module) {
       "The open group of ranks, seen from one of them.\n\n"
       "Arrays are C-contiguous buffers in CPU memory: NumPy arrays, torch tensors and whatever "
       "else "
-      "speaks DLPack or the buffer protocol. float32, float64, bfloat16, float16, int32, int64 and "
-      "uint8 can be reduced, by 'sum', 'avg', 'min', 'max' or 'product'; bfloat16 and float16 "
+      "speaks DLPack or the buffer protocol. float32, float64, bfloat16, float16, all integers and "
+      "bool can be reduced, by 'sum', 'avg', 'min', 'max' or 'product'; bfloat16 and float16 "
       "accumulate in float32, integer sums wrap, integer averages round toward zero.\n\n"
+      "counts: elements of each rank's block, the same on all ranks; equal blocks when None. All "
+      "ranks must give the same name.\n\n"
       "timeout_s, in seconds, replaces the communicator's own for one operation. After an "
       "operation "
       "failed, all later ones raise the same error.");
   type.def(
-      nb::init<int, const std::vector<int>&, int, std::pair<int, int>, std::pair<int, int>,
-               double>(),
+      nb::init<int, const std::vector<int>&, int, std::pair<int, int>, std::pair<int, int>, double,
+               std::string_view, Timeout, Timeout, int>(),
       nb::kw_only(), "rank"_a, "host_of_rank"_a, "segment_fd"_a, "lane_fds"_a, "lifeline_fds"_a,
-      "timeout_s"_a,
+      "timeout_s"_a, "wire"_a = "float32", "stall_warning_s"_a = nb::none(),
+      "stall_abort_s"_a = nb::none(), "stall_fd"_a = -1,
       "Take over the descriptors of one rank; a ValueError leaves them with the caller.\n\n"
       "host_of_rank has the host of every rank, numbered by first appearance. segment_fd is -1 if "
       "the rank is alone on its host, lane_fds (to the next host, from the previous one) are "
       "(-1, -1) if it owns no lane, lifeline_fds (to the next rank, from the previous one) in a "
-      "world of one. timeout_s is the default deadline of every operation, in seconds.");
-  DefineSynchronous(type);
-  DefineAsynchronous(type);
-  type.def("abort", &Self::Abort, "reason"_a,
+      "world of one. timeout_s is the default deadline of every operation, in seconds. wire says "
+      "how sums and averages of float32 travel between hosts: as float32, bfloat16 or float16, the "
+      "same on all ranks; they are added up in float32. An operation in which nothing has moved "
+      "for stall_warning_s has its news ready in the monitor, of which stall_fd, an eventfd, "
+      "tells; "
+      "after stall_abort_s it fails.");
+  DefineReductions(type);
+  DefineMovements(type);
+  type.def("join", &Self::Join, "timeout_s"_a = nb::none(),
+           "Take part with zeros in what the others do, until all have called this; return the "
+           "rank that did so last.")
+      .def("add_arena", &Self::AddArena, "fd"_a, "part_bytes"_a,
+           "Map memory that the ranks of this host share, part_bytes for each of them, and return "
+           "this rank's part. Arrays that lie at the same place in every rank's part are reduced "
+           "without copies. The descriptor stays the caller's.")
+      .def("abort", &Self::Abort, "reason"_a,
            "Make every operation here and on all peers fail with the reason; returns at once.")
       .def("close", &Self::Close,
            "Wait for what is queued, at most the default timeout, then leave. Can be called again.")
+      .def_prop_ro("monitor", &Self::monitor, "What can be told of the operations.")
       .def_prop_ro("failure", &Self::failure, nb::sig("def failure(self) -> str | None"),
                    "Why the communicator failed; None while it has not.");
 }

@@ -23,7 +23,11 @@ nb::object ExceptionClass(StatusCode code) {
     case StatusCode::kRankLost:
       name = "RankLostError";
       break;
+    case StatusCode::kMismatch:
+      name = "MismatchError";
+      break;
     case StatusCode::kOk:
+    case StatusCode::kDisagreement:
     case StatusCode::kFailed:
     case StatusCode::kInterrupted:
       break;

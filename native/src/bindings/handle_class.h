@@ -4,10 +4,10 @@
 
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <deque>
 #include <memory>
-#include <optional>
+#include <utility>
+#include <vector>
 
 #include "bindings/array_argument.h"
 #include "sparkdl/pending_operation.h"
@@ -16,7 +16,7 @@ namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-using Arguments = std::array<std::optional<ArrayArgument>, 2>;
+using Arguments = std::vector<ArrayArgument>;
 
 // Holds the arrays of submitted operations until these are done, also when the user has dropped the
 // handle. They are let go by the next call from Python, not by the progress thread: it never needs

@@ -1,6 +1,8 @@
 #include "bindings/request.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -24,6 +26,12 @@ ReduceOp ToReduceOp(std::string_view name) {
                   "'");
 }
 
+void SetReduction(Request& request, const ReductionArguments& reduction) {
+  request.operation.reduce_op = ToReduceOp(reduction.op);
+  request.operation.prescale = reduction.prescale;
+  request.operation.postscale = reduction.postscale;
+}
+
 Request InPlace(OpKind kind, nb::handle object) {
   ArrayArgument array = ToArray("array", object, Access::kWrite);
   Request request;
@@ -32,45 +40,147 @@ Request InPlace(OpKind kind, nb::handle object) {
   request.operation.count = array.count;
   request.operation.input = array.data;
   request.operation.output = array.data;
-  request.arguments[0] = std::move(array);
+  request.arguments.push_back(std::move(array));
   return request;
 }
 
-// reduce_scatter and allgather: one array holds world_size times as many elements as the other.
-Request Between(OpKind kind, nb::handle array_object, nb::handle out_object, int world_size) {
+// An array of one block, or of the blocks of all ranks.
+struct Sized {
+  const char* name;
+  const ArrayArgument* array;
+};
+
+void CheckDtypes(const ArrayArgument& array, const ArrayArgument& out) {
+  if (array.dtype == out.dtype) return;
+  RaiseIfError(Status(StatusCode::kWrongType, "array is " + std::string(NameOf(array.dtype)) +
+                                                  ", out is " + std::string(NameOf(out.dtype)) +
+                                                  "; they must be alike"));
+}
+
+// Their sum; the largest number there is, which no array's size equals, if that is more.
+uint64_t Total(const std::vector<uint64_t>& counts) {
+  uint64_t total = 0;
+  for (const uint64_t count : counts) {
+    if (__builtin_add_overflow(total, count, &total)) return UINT64_MAX;
+  }
+  return total;
+}
+
+void CheckCounts(const char* name, const std::vector<uint64_t>& counts, int world_size) {
+  if (counts.size() == static_cast<size_t>(world_size)) return;
+  RaiseValueError(std::string(name) + " must have world_size = " + std::to_string(world_size) +
+                  " entries, got " + std::to_string(counts.size()));
+}
+
+void CheckSize(const Sized& sized, uint64_t expected, const std::string& why) {
+  if (sized.array == nullptr || sized.array->count == expected) return;
+  RaiseValueError(std::string(sized.name) + " must hold " + why + ": " + std::to_string(expected) +
+                  ", got " + std::to_string(sized.array->count));
+}
+
+// Sets the sizes of an operation that has a block of this rank and the blocks of all; one of the
+// two may be missing here.
+void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, const Counts& counts,
+               int rank, int world_size) {
+  const auto num_ranks = static_cast<uint64_t>(world_size);
+  if (counts.has_value()) {
+    CheckCounts("counts", *counts, world_size);
+    CheckSize(block, (*counts)[static_cast<size_t>(rank)],
+              "counts[" + std::to_string(rank) + "] elements");
+    CheckSize(whole, Total(*counts), "the sum of counts");
+    // Equal blocks are the same operation however they were said.
+    if (std::ranges::count(*counts, counts->front()) == world_size) {
+      operation.count = counts->front();
+    } else {
+      operation.counts = *counts;
+      operation.count = Total(*counts);
+    }
+    return;
+  }
+  if (block.array == nullptr) {
+    if (whole.array->count % num_ranks != 0) {
+      RaiseValueError(std::string(whole.name) + " has " + std::to_string(whole.array->count) +
+                      " elements, which are not " + std::to_string(world_size) + " equal blocks");
+    }
+    operation.count = whole.array->count / num_ranks;
+    return;
+  }
+  CheckSize(whole, block.array->count * num_ranks,
+            "world_size = " + std::to_string(world_size) + " times the elements of " + block.name);
+  operation.count = block.array->count;
+}
+
+// One array goes in, another comes out.
+Request Between(OpKind kind, nb::handle array_object, nb::handle out_object) {
   ArrayArgument array = ToArray("array", array_object, Access::kRead);
   ArrayArgument out = ToArray("out", out_object, Access::kWrite);
-  if (array.dtype != out.dtype) {
-    RaiseIfError(Status(StatusCode::kWrongType, "array is " + std::string(NameOf(array.dtype)) +
-                                                    ", out is " + std::string(NameOf(out.dtype)) +
-                                                    "; they must be alike"));
-  }
-  const bool scatters = kind == OpKind::kReduceScatter;
-  const size_t block = scatters ? out.count : array.count;
-  const size_t whole = scatters ? array.count : out.count;
-  if (whole != block * static_cast<size_t>(world_size)) {
-    RaiseValueError(std::string(scatters ? "array" : "out") +
-                    " must hold world_size = " + std::to_string(world_size) +
-                    " times the elements of " + (scatters ? "out" : "array") + ": " +
-                    std::to_string(block * static_cast<size_t>(world_size)) + ", got " +
-                    std::to_string(whole));
-  }
+  CheckDtypes(array, out);
   Request request;
   request.operation.kind = kind;
   request.operation.dtype = array.dtype;
-  request.operation.count = block;
   request.operation.input = array.data;
   request.operation.output = out.data;
-  request.arguments[0] = std::move(array);
-  request.arguments[1] = std::move(out);
+  request.arguments.push_back(std::move(array));
+  request.arguments.push_back(std::move(out));
+  return request;
+}
+
+void CheckPresence(const char* name, nb::handle object, bool is_root) {
+  if (object.is_none() != is_root) return;
+  RaiseValueError(std::string(name) + (is_root ? " must be given on the root"
+                                               : " must be None on ranks other than the root"));
+}
+
+// Gather and scatter on ranks other than the root: one array.
+Request OneSided(OpKind kind, const char* name, nb::handle object, Access access) {
+  ArrayArgument array = ToArray(name, object, access);
+  Request request;
+  request.operation.kind = kind;
+  request.operation.dtype = array.dtype;
+  if (access == Access::kRead) {
+    request.operation.input = array.data;
+  } else {
+    request.operation.output = array.data;
+  }
+  request.arguments.push_back(std::move(array));
   return request;
 }
 
 }  // namespace
 
-Request AllReduceRequest(nb::handle object, std::string_view op) {
+Request AllReduceRequest(nb::handle object, const ReductionArguments& reduction) {
   Request request = InPlace(OpKind::kAllReduce, object);
-  request.operation.reduce_op = ToReduceOp(op);
+  SetReduction(request, reduction);
+  return request;
+}
+
+Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
+                              const ReductionArguments& reduction) {
+  if (arrays.empty()) RaiseValueError("arrays must have one at least");
+  Request request;
+  request.operation.kind = OpKind::kAllReduce;
+  for (const nb::handle object : arrays) {
+    ArrayArgument array = ToArray("array", object, Access::kWrite);
+    if (request.arguments.empty()) {
+      request.operation.dtype = array.dtype;
+    } else if (array.dtype != request.operation.dtype) {
+      RaiseIfError(
+          Status(StatusCode::kWrongType, "the arrays of a group must be of one dtype, got " +
+                                             std::string(NameOf(request.operation.dtype)) +
+                                             " and " + std::string(NameOf(array.dtype))));
+    }
+    request.operation.count += array.count;
+    request.operation.group.push_back({array.data, array.count * BytesOf(array.dtype)});
+    request.arguments.push_back(std::move(array));
+  }
+  SetReduction(request, reduction);
+  return request;
+}
+
+Request ReduceRequest(nb::handle object, int root, const ReductionArguments& reduction) {
+  Request request = InPlace(OpKind::kReduce, object);
+  request.operation.root = root;
+  SetReduction(request, reduction);
   return request;
 }
 
@@ -80,15 +190,67 @@ Request BroadcastRequest(nb::handle object, int root) {
   return request;
 }
 
-Request ReduceScatterRequest(nb::handle array, nb::handle out, std::string_view op,
-                             int world_size) {
-  Request request = Between(OpKind::kReduceScatter, array, out, world_size);
-  request.operation.reduce_op = ToReduceOp(op);
+Request ReduceScatterRequest(nb::handle array, nb::handle out, const Counts& counts,
+                             const ReductionArguments& reduction, int rank, int world_size) {
+  Request request = Between(OpKind::kReduceScatter, array, out);
+  SetBlocks(request.operation, {"out", &request.arguments[1]}, {"array", request.arguments.data()},
+            counts, rank, world_size);
+  SetReduction(request, reduction);
   return request;
 }
 
-Request AllGatherRequest(nb::handle array, nb::handle out, int world_size) {
-  return Between(OpKind::kAllGather, array, out, world_size);
+Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts, int rank,
+                         int world_size) {
+  Request request = Between(OpKind::kAllGather, array, out);
+  SetBlocks(request.operation, {"array", request.arguments.data()}, {"out", &request.arguments[1]},
+            counts, rank, world_size);
+  return request;
+}
+
+Request GatherRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
+                      int world_size) {
+  const bool is_root = rank == root;
+  CheckPresence("out", out, is_root);
+  Request request = is_root ? Between(OpKind::kGather, array, out)
+                            : OneSided(OpKind::kGather, "array", array, Access::kRead);
+  SetBlocks(request.operation, {"array", request.arguments.data()},
+            {"out", is_root ? &request.arguments[1] : nullptr}, counts, rank, world_size);
+  request.operation.root = root;
+  return request;
+}
+
+Request ScatterRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
+                       int world_size) {
+  const bool is_root = rank == root;
+  CheckPresence("array", array, is_root);
+  Request request = is_root ? Between(OpKind::kScatter, array, out)
+                            : OneSided(OpKind::kScatter, "out", out, Access::kWrite);
+  SetBlocks(request.operation, {"out", &request.arguments[is_root ? 1 : 0]},
+            {"array", is_root ? request.arguments.data() : nullptr}, counts, rank, world_size);
+  request.operation.root = root;
+  return request;
+}
+
+Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_counts,
+                        const Counts& receive_counts, int world_size) {
+  Request request = Between(OpKind::kAllToAll, array, out);
+  if (send_counts.has_value() != receive_counts.has_value()) {
+    RaiseValueError("send_counts and receive_counts must be given both or not at all");
+  }
+  const Sized sent{"array", request.arguments.data()};
+  const Sized received{"out", &request.arguments[1]};
+  if (send_counts.has_value()) {
+    CheckCounts("send_counts", *send_counts, world_size);
+    CheckCounts("receive_counts", *receive_counts, world_size);
+    CheckSize(sent, Total(*send_counts), "the sum of send_counts");
+    CheckSize(received, Total(*receive_counts), "the sum of receive_counts");
+    request.operation.counts = *send_counts;
+    request.operation.receive_counts = *receive_counts;
+    return request;
+  }
+  SetBlocks(request.operation, {"array", nullptr}, sent, {}, 0, world_size);
+  CheckSize(received, sent.array->count, "as many elements as array");
+  return request;
 }
 
 }  // namespace sparkdl::bindings

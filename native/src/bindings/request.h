@@ -4,7 +4,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "bindings/handle_class.h"
 #include "sparkdl/operation.h"
@@ -17,11 +20,33 @@ struct Request {
   Arguments arguments;
 };
 
+// How a reduction is asked for.
+struct ReductionArguments {
+  std::string_view op;
+  double prescale;
+  double postscale;
+};
+
+// Elements of each rank's block; None if all are equal.
+using Counts = std::optional<std::vector<uint64_t>>;
+
 // All raise TypeError or ValueError if the arguments cannot be used.
-Request AllReduceRequest(nb::handle array, std::string_view op);
-Request ReduceScatterRequest(nb::handle array, nb::handle out, std::string_view op, int world_size);
-Request AllGatherRequest(nb::handle array, nb::handle out, int world_size);
+Request AllReduceRequest(nb::handle array, const ReductionArguments& reduction);
+Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
+                              const ReductionArguments& reduction);
+Request ReduceRequest(nb::handle array, int root, const ReductionArguments& reduction);
+Request ReduceScatterRequest(nb::handle array, nb::handle out, const Counts& counts,
+                             const ReductionArguments& reduction, int rank, int world_size);
+Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts, int rank,
+                         int world_size);
 Request BroadcastRequest(nb::handle array, int root);
+// None stands for the array that only the root has.
+Request GatherRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
+                      int world_size);
+Request ScatterRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
+                       int world_size);
+Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_counts,
+                        const Counts& receive_counts, int world_size);
 
 }  // namespace sparkdl::bindings
 

@@ -73,10 +73,14 @@ struct Kernels {
     }
   }
 
-  static void Divide(A* accumulators, size_t n, uint64_t divisor) {
+  static void FinishRound(A* accumulators, size_t n, const Finish& finish) {
     if constexpr (kDivides) {
-      const A by = static_cast<A>(divisor);
+      const A by = static_cast<A>(finish.divisor);
       for (size_t i = 0; i < n; ++i) accumulators[i] = static_cast<A>(accumulators[i] / by);
+    }
+    if (finish.factor != 1.0) {
+      for (size_t i = 0; i < n; ++i)
+        accumulators[i] = Scaled<NumberOf<T>>(accumulators[i], finish.factor);
     }
   }
 
@@ -92,11 +96,12 @@ struct Kernels {
   }
 
   static void Reduce(void* destination, const void* const* sources, size_t num_sources,
-                     size_t count, uint64_t divisor) {
+                     size_t count, const Finish& finish) {
     auto* out = static_cast<Loose<T>*>(destination);
     if constexpr (kPlain) {
-      if (num_sources == 2) {
-        ReduceTwo(out, static_cast<In>(sources[0]), static_cast<In>(sources[1]), count, divisor);
+      if (num_sources == 2 && finish.factor == 1.0) {
+        ReduceTwo(out, static_cast<In>(sources[0]), static_cast<In>(sources[1]), count,
+                  finish.divisor);
         return;
       }
     }
@@ -104,7 +109,7 @@ struct Kernels {
     for (size_t done = 0; done < count; done += kRound) {
       const size_t n = RoundAt(done, count);
       Gather(accumulators, sources, num_sources, done, n);
-      Divide(accumulators, n, divisor);
+      FinishRound(accumulators, n, finish);
       Encode(accumulators, out + done, n);
     }
   }
@@ -140,10 +145,12 @@ struct Kernels {
   }
 
   static void Finalize(void* destination, const void* accumulators, size_t count,
-                       uint64_t divisor) {
+                       const Finish& finish) {
     if constexpr (kPlain && !kDivides) {
-      Copy(destination, accumulators, count * sizeof(T));
-      return;
+      if (finish.factor == 1.0) {
+        Copy(destination, accumulators, count * sizeof(T));
+        return;
+      }
     }
     const auto* from = static_cast<const Loose<A>*>(accumulators);
     auto* out = static_cast<Loose<T>*>(destination);
@@ -151,13 +158,24 @@ struct Kernels {
     for (size_t done = 0; done < count; done += kRound) {
       const size_t n = RoundAt(done, count);
       __builtin_memcpy(round, from + done, n * sizeof(A));
-      Divide(round, n, divisor);
+      FinishRound(round, n, finish);
+      Encode(round, out + done, n);
+    }
+  }
+
+  static void Scale(void* destination, const void* source, size_t count, double factor) {
+    auto* out = static_cast<Loose<T>*>(destination);
+    NumberOf<T> round[kRound];
+    for (size_t done = 0; done < count; done += kRound) {
+      const size_t n = RoundAt(done, count);
+      Decode(static_cast<In>(source) + done, round, n);
+      for (size_t i = 0; i < n; ++i) round[i] = Scaled<NumberOf<T>>(round[i], factor);
       Encode(round, out + done, n);
     }
   }
 
   static constexpr ReduceKernels kTable = {sizeof(T), sizeof(A), &Reduce, &ReduceToAccumulators,
-                                           &Combine,  &Finalize};
+                                           &Combine,  &Finalize, &Scale};
 };
 
 template <typename T, typename A, typename AverageA>
@@ -173,6 +191,20 @@ const ReduceKernels* ForOp(ReduceOp op) {
       return &Kernels<T, A, Max, false>::kTable;
     case ReduceOp::kProduct:
       return &Kernels<T, A, Product, false>::kTable;
+  }
+  return nullptr;
+}
+
+const ReduceKernels* ForBool(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kMax:
+      return &Kernels<Bool, uint8_t, Max, false>::kTable;
+    case ReduceOp::kProduct:
+    case ReduceOp::kMin:
+      return &Kernels<Bool, uint8_t, Min, false>::kTable;
+    case ReduceOp::kAvg:
+      break;
   }
   return nullptr;
 }
@@ -195,9 +227,20 @@ const ReduceKernels* Find(Dtype dtype, ReduceOp op) {
       return ForOp<int64_t, int64_t, int64_t>(op);
     case Dtype::kUint8:
       return ForOp<uint8_t, uint8_t, int32_t>(op);
-    default:
-      return nullptr;
+    case Dtype::kInt8:
+      return ForOp<int8_t, int8_t, int32_t>(op);
+    case Dtype::kInt16:
+      return ForOp<int16_t, int16_t, int64_t>(op);
+    case Dtype::kUint16:
+      return ForOp<uint16_t, uint16_t, int64_t>(op);
+    case Dtype::kUint32:
+      return ForOp<uint32_t, uint32_t, uint64_t>(op);
+    case Dtype::kUint64:
+      return ForOp<uint64_t, uint64_t, uint64_t>(op);
+    case Dtype::kBool:
+      return ForBool(op);
   }
+  return nullptr;
 }
 
 }  // namespace sparkdl::SPARKDL_KERNEL_NAMESPACE

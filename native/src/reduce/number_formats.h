@@ -32,37 +32,89 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Overflow of signed integers is undefined in C++; unsigned ones wrap to the same bits.
+template <typename T>
+constexpr bool kIsFloat = kIsSame<T, float> || kIsSame<T, double>;
+
+// A byte that holds 0 or 1.
+struct Bool {
+  uint8_t byte;
+};
+
+// What an element is as a number of C++.
+template <typename T>
+struct NumberOfElement {
+  using Type = T;
+};
+template <>
+struct NumberOfElement<Bfloat16> {
+  using Type = float;
+};
+template <>
+struct NumberOfElement<Float16> {
+  using Type = float;
+};
+template <>
+struct NumberOfElement<Bool> {
+  using Type = uint8_t;
+};
+template <typename T>
+using NumberOf = typename NumberOfElement<T>::Type;
+
+// Overflow of signed integers is undefined in C++, and so is that of what short ones are promoted
+// to; 64 unsigned bits wrap to the same ones.
 template <typename A>
 A WrapAdd(A a, A b) {
-  return a + b;
-}
-inline uint8_t WrapAdd(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }
-inline int32_t WrapAdd(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
-}
-inline int64_t WrapAdd(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  if constexpr (kIsFloat<A>) {
+    return a + b;
+  } else {
+    return static_cast<A>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
 }
 template <typename A>
 A WrapMultiply(A a, A b) {
-  return a * b;
+  if constexpr (kIsFloat<A>) {
+    return a * b;
+  } else {
+    return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  }
 }
-inline uint8_t WrapMultiply(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a * b); }
-inline int32_t WrapMultiply(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
-}
-inline int64_t WrapMultiply(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+
+// value * factor. What does not fit the integer type T becomes its nearest end; a NaN becomes 0.
+template <typename T, typename A>
+A Scaled(A value, double factor) {
+  if constexpr (kIsFloat<A>) {
+    return value * static_cast<A>(factor);
+  } else {
+    constexpr bool kSigned = static_cast<T>(-1) < static_cast<T>(0);
+    constexpr int kBits = static_cast<int>(sizeof(T)) * 8 - (kSigned ? 1 : 0);
+    constexpr A kLargest = static_cast<A>(~uint64_t{0} >> (64 - kBits));
+    constexpr A kSmallest = kSigned ? static_cast<A>(-kLargest - 1) : A{0};
+    // Exact: a power of two.
+    constexpr double kEnd = 2.0 * static_cast<double>(uint64_t{1} << (kBits - 1));
+    const double product = static_cast<double>(value) * factor;
+    if (product != product) return 0;
+    if (product >= kEnd) return kLargest;
+    if (product <= (kSigned ? -kEnd : 0.0)) return kSmallest;
+    return static_cast<A>(product);
+  }
 }
 
 template <typename T, typename A>
 void Decode(const Loose<T>* source, A* out, size_t n) {
+  // NOLINTNEXTLINE(bugprone-signed-char-misuse): int8 is a number here, whose sign is to stay
   for (size_t i = 0; i < n; ++i) out[i] = static_cast<A>(source[i].value);
 }
 template <typename A, typename T>
 void Encode(const A* values, Loose<T>* out, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i].value = static_cast<T>(values[i]);
+}
+
+// Any byte but 0 is true.
+inline void Decode(const Loose<Bool>* source, uint8_t* out, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = source[i].value.byte != 0 ? 1 : 0;
+}
+inline void Encode(const uint8_t* values, Loose<Bool>* out, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i].value.byte = values[i] != 0 ? 1 : 0;
 }
 
 inline void Decode(const Loose<Bfloat16>* source, float* out, size_t n) {

@@ -8,38 +8,42 @@
 namespace sparkdl {
 
 Collectives::Collectives(Topology topology, std::shared_ptr<Segment> segment,
-                         std::optional<Ring> ring)
+                         std::optional<Ring> ring, Dtype wire)
     : topology_(std::move(topology)),
       inside_(std::move(segment), topology_.local_rank(), topology_.local_ranks()),
-      lane_(std::move(ring)) {}
+      lane_(std::move(ring)),
+      wire_(WireFormat::Find(wire)) {}
 
-Status Collectives::Run(const Operation& operation, OperationGuard& guard) {
-  inside_.board().Begin(guard.signature());
-  if (spans_hosts()) {
-    // The ranks of this host first: a mismatch among them is found before another host is told.
-    SPARKDL_RETURN_IF_ERROR(inside_.board().SyncIfNotYet(guard));
-    if (lane_.has_value()) SPARKDL_RETURN_IF_ERROR(lane_->Begin(guard));
+Status Collectives::Perform(const Operation& operation, OperationGuard& guard) {
+  Operation scaled;
+  const Operation* todo = &operation;
+  if (operation.prescale != 1.0) {
+    SPARKDL_RETURN_IF_ERROR(Prescale(operation, scaled, guard));
+    todo = &scaled;
   }
-  Status status;
   switch (operation.kind) {
     case OpKind::kAllReduce:
-      status = AllReduce(operation, guard);
-      break;
+      return AllReduce(*todo, guard);
     case OpKind::kReduceScatter:
-      status = ReduceScatter(operation, guard);
-      break;
+      return ReduceScatter(*todo, guard);
     case OpKind::kAllGather:
-      status = AllGather(operation, guard);
-      break;
+      return AllGather(operation, guard);
     case OpKind::kBroadcast:
-      status = Broadcast(operation, guard);
-      break;
+      return Broadcast(operation, guard);
     case OpKind::kBarrier:
-      status = Barrier(guard);
-      break;
+      return Barrier(guard);
+    case OpKind::kReduce:
+      return Reduce(*todo, guard);
+    case OpKind::kGather:
+      return Gather(operation, guard);
+    case OpKind::kScatter:
+      return Scatter(operation, guard);
+    case OpKind::kAllToAll:
+      return AllToAll(operation, guard);
+    case OpKind::kJoin:
+      return Status(StatusCode::kFailed, "join moves no data");
   }
-  SPARKDL_RETURN_IF_ERROR(status);
-  return inside_.board().SyncIfNotYet(guard);
+  return {};
 }
 
 void Collectives::Release() {
@@ -47,56 +51,63 @@ void Collectives::Release() {
   inside_.Release();
 }
 
-Status Collectives::GatherLanes(std::byte* data, size_t bytes, size_t unit, OperationGuard& guard) {
+std::byte* Collectives::Accumulators(size_t bytes, size_t which) {
+  std::vector<std::byte>& memory = accumulators_[which];
+  if (memory.size() < bytes) memory.resize(bytes);
+  return memory.data();
+}
+
+Status Collectives::GatherLanes(const Pieces& data, size_t unit, OperationGuard& guard) {
+  const size_t bytes = TotalBytes(data);
   ConstPieces mine;
   std::vector<Pieces> destinations(static_cast<size_t>(inside_.size()));
   for (size_t lane = 0; lane < num_lanes(); ++lane) {
     const Part part = PartOf(bytes, num_lanes(), lane, unit);
-    destinations[lane] = {{data + part.begin, part.size}};
-    if (static_cast<int>(lane) == topology_.local_rank()) {
-      mine = {{data + part.begin, part.size}};
-    }
+    destinations[lane] = Slice(data, part.begin, part.size);
+    if (owns_lane(lane)) Append(mine, destinations[lane]);
   }
   return inside_.Gather(mine, destinations, guard);
 }
 
 Status Collectives::AllGather(const Operation& operation, OperationGuard& guard) {
-  const size_t bytes = operation.bytes();
-  const auto block = [&](int rank) { return operation.output + static_cast<size_t>(rank) * bytes; };
-  CopyBytes(block(topology_.rank()), operation.input, bytes);
-
+  const Blocks blocks = BlocksOf(operation);
+  const auto block = [&](int rank) {
+    return Piece{operation.output + blocks.begin(rank), blocks.bytes(rank)};
+  };
+  const Piece own = block(topology_.rank());
   std::vector<Pieces> inside_blocks;
-  for (const int rank : topology_.local_ranks()) inside_blocks.push_back({{block(rank), bytes}});
-  SPARKDL_RETURN_IF_ERROR(inside_.Gather({{operation.input, bytes}}, inside_blocks, guard));
+  for (const int rank : topology_.local_ranks()) inside_blocks.push_back({block(rank)});
+  SPARKDL_RETURN_IF_ERROR(inside_.Gather({{operation.input, own.bytes}}, inside_blocks, guard));
+  // Only now is it sure that the ranks agree.
+  SPARKDL_RETURN_IF_ERROR(inside_.board().SyncIfNotYet(guard));
+  CopyBytes(own.data, operation.input, own.bytes);
   if (!spans_hosts()) return {};
 
   // Lane i carries part i of every rank's block.
   const auto lane_stream = [&](size_t lane, int host) {
-    const Part part = PartOf(bytes, num_lanes(), lane);
     Pieces stream;
     for (const int rank : topology_.ranks_on(host)) {
-      stream.push_back({block(rank) + part.begin, part.size});
+      const Piece whole = block(rank);
+      const Part part = PartOf(whole.bytes, num_lanes(), lane);
+      stream.push_back({whole.data + part.begin, part.size});
     }
     return stream;
   };
   if (lane_.has_value()) {
-    std::vector<Pieces> blocks;
+    std::vector<Pieces> host_blocks;
     for (int host = 0; host < topology_.num_hosts(); ++host) {
-      blocks.push_back(lane_stream(static_cast<size_t>(topology_.local_rank()), host));
+      host_blocks.push_back(lane_stream(static_cast<size_t>(topology_.local_rank()), host));
     }
-    SPARKDL_RETURN_IF_ERROR(lane_->AllGather(blocks, guard));
+    SPARKDL_RETURN_IF_ERROR(lane_->AllGather(host_blocks, guard));
   }
   ConstPieces mine;
   std::vector<Pieces> destinations(static_cast<size_t>(inside_.size()));
   for (size_t lane = 0; lane < num_lanes(); ++lane) {
     for (int host = 0; host < topology_.num_hosts(); ++host) {
       if (host == topology_.host()) continue;
-      for (const Piece& piece : lane_stream(lane, host)) {
-        destinations[lane].push_back(piece);
-        if (static_cast<int>(lane) == topology_.local_rank()) {
-          mine.push_back({piece.data, piece.bytes});
-        }
-      }
+      const Pieces stream = lane_stream(lane, host);
+      Append(destinations[lane], stream);
+      if (owns_lane(lane)) Append(mine, stream);
     }
   }
   return inside_.Gather(mine, destinations, guard);
@@ -120,14 +131,12 @@ Status Collectives::Broadcast(const Operation& operation, OperationGuard& guard)
         lane_->Broadcast({operation.output + part.begin, part.size}, root_host, guard));
   }
   if (topology_.host() == root_host) return {};
-  return GatherLanes(operation.output, bytes, 1, guard);
+  return GatherLanes({{operation.output, bytes}}, 1, guard);
 }
 
 Status Collectives::Barrier(OperationGuard& guard) {
-  SPARKDL_RETURN_IF_ERROR(inside_.board().SyncIfNotYet(guard));
-  if (!spans_hosts()) return {};
-  if (lane_.has_value()) SPARKDL_RETURN_IF_ERROR(lane_->Barrier(guard));
-  return inside_.board().Sync(guard);
+  // Over several hosts, to have agreed is to have heard of all ranks.
+  return inside_.board().SyncIfNotYet(guard);
 }
 
 }  // namespace sparkdl

@@ -2,8 +2,6 @@
 
 #include <sched.h>
 
-#include <string>
-
 #include "sparkdl/futex.h"
 
 namespace sparkdl {
@@ -15,6 +13,10 @@ constexpr int kSpins = 4000;
 // With more ranks than cores the one waited for may need this very core.
 constexpr int kSpinsWhenCrowded = 20;
 constexpr int kSpinsBetweenLooks = 64;
+// The scheduler may put two ranks that wake each other on one core and leave them there, as never
+// both want to run: everything then takes four times as long. A rank that waits for one that last
+// ran on this very core goes to another, but not more often than the scheduler would.
+constexpr std::chrono::milliseconds kBetweenMoves{4};
 
 int NumUsableCores() {
   cpu_set_t cores;
@@ -23,30 +25,19 @@ int NumUsableCores() {
   return CPU_COUNT(&cores);
 }
 
-// A peer may be writing its next signature: the sequence is read and written whole.
-uint64_t SequenceOf(const Signature& signature) {
-  return __atomic_load_n(&signature.sequence, __ATOMIC_RELAXED);
-}
-
 }  // namespace
 
 FlagBoard::FlagBoard(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks)
     : segment_(std::move(segment)),
       local_rank_(local_rank),
       ranks_(std::move(ranks)),
-      spins_(static_cast<int>(ranks_.size()) <= NumUsableCores() ? kSpins : kSpinsWhenCrowded) {}
+      is_crowded_(static_cast<int>(ranks_.size()) > NumUsableCores()),
+      spins_(is_crowded_ ? kSpinsWhenCrowded : kSpins) {}
 
 void FlagBoard::Begin(const Signature& signature) {
   has_synced_ = false;
   if (segment_ == nullptr) return;
-  Signature& mine = segment_->line(local_rank_).signatures[signature.sequence % 2];
-  __atomic_store_n(&mine.sequence, signature.sequence, __ATOMIC_RELAXED);
-  mine.count = signature.count;
-  mine.kind = signature.kind;
-  mine.dtype = signature.dtype;
-  mine.reduce_op = signature.reduce_op;
-  mine.padding = signature.padding;
-  mine.root = signature.root;
+  segment_->line(local_rank_).digests[signature.sequence % 2] = DigestOf(signature);
 }
 
 bool FlagBoard::HasReached(int local_rank, uint32_t phase) const {
@@ -58,17 +49,23 @@ Status FlagBoard::Sync(OperationGuard& guard) {
   if (segment_ == nullptr) return {};
   ++phase_;
   FlagLine& mine = segment_->line(local_rank_);
+  mine.core.store(::sched_getcpu(), std::memory_order_relaxed);
   // Both in the one total order, as are the sleeper's two: either it sees the new phase, or this
   // rank sees the sleeper.
   mine.phase.store(phase_, std::memory_order_seq_cst);
   if (mine.sleepers.load(std::memory_order_seq_cst) != 0) FutexWakeAll(mine.phase);
+  // Each wait ends when its rank has come, and only who has not come yet is waited for: so the last
+  // one that was waited for came last.
+  int last = -1;
   for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
     if (other == local_rank_ || HasReached(other, phase_)) continue;
     SPARKDL_RETURN_IF_ERROR(WaitFor(other, guard));
+    last = ranks_[other];
   }
   if (has_synced_) return {};
   has_synced_ = true;
-  return CompareSignatures(guard.signature());
+  guard.NoteAllHere(last);
+  return CompareDigests(guard.signature().sequence);
 }
 
 Status FlagBoard::SyncIfNotYet(OperationGuard& guard) {
@@ -80,17 +77,49 @@ Status FlagBoard::WaitFor(int local_rank, OperationGuard& guard) {
   for (int spin = 0; spin < spins_; ++spin) {
     SpinPause();
     if (HasReached(local_rank, phase_)) return {};
-    if (spin % kSpinsBetweenLooks == 0 && guard.has_failure()) break;
+    if (spin % kSpinsBetweenLooks != 0) continue;
+    if (!has_synced_) guard.NoteWaiting();
+    if (guard.has_failure()) break;
+    if (spin > 0 && SharesCoreWith(local_rank)) LeaveSharedCore();
   }
   return SleepUntilReached(local_rank, guard);
 }
 
+bool FlagBoard::SharesCoreWith(int local_rank) const {
+  return !is_crowded_ &&
+         segment_->line(local_rank).core.load(std::memory_order_relaxed) == ::sched_getcpu();
+}
+
+void FlagBoard::LeaveSharedCore() {
+  const auto now = Clock::now();
+  if (now < next_move_) return;
+  next_move_ = now + kBetweenMoves;
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  if (::sched_getaffinity(0, sizeof(usable), &usable) != 0) return;
+  cpu_set_t free = usable;
+  for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
+    const int core = segment_->line(other).core.load(std::memory_order_relaxed);
+    if (core >= 0 && core < CPU_SETSIZE) CPU_CLR(core, &free);
+  }
+  if (CPU_COUNT(&free) == 0 || ::sched_setaffinity(0, sizeof(free), &free) != 0) return;
+  // The thread has moved; where it goes from here is the scheduler's business again.
+  static_cast<void>(::sched_setaffinity(0, sizeof(usable), &usable));
+  segment_->line(local_rank_).core.store(::sched_getcpu(), std::memory_order_relaxed);
+}
+
 Status FlagBoard::SleepUntilReached(int local_rank, OperationGuard& guard) {
   FlagLine& line = segment_->line(local_rank);
+  if (has_synced_) {
+    guard.NoteProgress();
+  } else {
+    guard.NoteWaiting();
+  }
   while (!HasReached(local_rank, phase_)) {
     SPARKDL_RETURN_IF_ERROR(guard.Check());
+    SPARKDL_RETURN_IF_ERROR(guard.HeedStall());
     const auto slice = guard.Slice();
-    if (slice.count() == 0) return Missed(guard);
+    if (slice.count() == 0) return guard.TimedOut();
     line.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = line.phase.load(std::memory_order_seq_cst);
     FutexWake wake = FutexWake::kWokenOrChanged;
@@ -98,38 +127,30 @@ Status FlagBoard::SleepUntilReached(int local_rank, OperationGuard& guard) {
     line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (wake == FutexWake::kSignal) guard.NoteSignal();
   }
+  // A thread that is woken is often put on the core of the one that wakes it.
+  if (SharesCoreWith(local_rank)) LeaveSharedCore();
   return {};
 }
 
-Status FlagBoard::CompareSignatures(const Signature& mine) const {
-  const auto parity = mine.sequence % 2;
+Status FlagBoard::CompareDigests(uint64_t sequence) const {
+  const auto parity = sequence % 2;
+  const uint64_t mine = segment_->line(local_rank_).digests[parity];
   bool agrees = true;
   for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
-    agrees = agrees && segment_->line(other).signatures[parity] == mine;
+    agrees = agrees && segment_->line(other).digests[parity] == mine;
   }
   if (agrees) return {};
-  std::string text = "the ranks disagree about operation " + std::to_string(mine.sequence) + ": ";
-  for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
-    if (other > 0) text += "; ";
-    text += "rank " + std::to_string(ranks_[other]) + " said " +
-            DescribeFully(segment_->line(other).signatures[parity]);
-  }
-  return Status(StatusCode::kFailed, text);
+  return Status(StatusCode::kDisagreement, "the ranks of this host disagree");
 }
 
-Status FlagBoard::Missed(OperationGuard& guard) const {
-  const uint64_t sequence = guard.signature().sequence;
-  std::vector<int> absent;
-  std::vector<int> behind;
-  for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
-    if (HasReached(other, phase_)) continue;
-    const bool has_begun =
-        SequenceOf(segment_->line(other).signatures[sequence % 2]) == sequence && has_synced_;
-    (has_begun ? behind : absent).push_back(ranks_[other]);
+void FlagBoard::SetVerdict(const Signature& signature, bool agrees) {
+  if (segment_ != nullptr) {
+    segment_->line(local_rank_).verdicts[signature.sequence % 2] = agrees ? 1 : 0;
   }
-  if (!absent.empty()) return guard.TimedOut(NameRanks(absent) + " had not joined");
-  // They may be waiting for another host, and then know better who is missing.
-  return guard.TimedOutUnlessTold(NameRanks(behind) + " had joined, but did not get further");
+}
+
+bool FlagBoard::HostsAgree(const Signature& signature) const {
+  return segment_ == nullptr || segment_->line(0).verdicts[signature.sequence % 2] == 1;
 }
 
 }  // namespace sparkdl

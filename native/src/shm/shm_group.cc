@@ -27,43 +27,50 @@ ShmGroup::ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector
       board_(segment_, local_rank, std::move(ranks)),
       sources_(static_cast<size_t>(size_)) {}
 
-Status ShmGroup::AllReduce(std::byte* data, size_t count, const ReduceKernels& kernels,
-                           uint64_t divisor, OperationGuard& guard) {
-  if (size_ == 1) return {};
-  const size_t bytes = count * kernels.element_bytes;
-  if (bytes * static_cast<size_t>(size_) <= 2 * kOneRoundBytes) {
-    return ReduceInOneRound(data, count, kernels, divisor, guard);
+Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reduction& reduction,
+                          OperationGuard& guard) {
+  if (size_ == 1) {
+    if (reduction.finish.factor != 1.0) {
+      reduction.kernels.scale(data, data, count, reduction.finish.factor);
+    }
+    return {};
+  }
+  const size_t element_bytes = reduction.kernels.element_bytes;
+  if (count * element_bytes * static_cast<size_t>(size_) <= 2 * kOneRoundBytes) {
+    return ReduceInOneRound(root, data, count, reduction, guard);
   }
   // The last slice of a tile is the one that rounding up leaves shorter, so all slices fit the
   // slot.
-  const size_t tile = Segment::kSlotBytes / kernels.element_bytes;
+  const size_t tile = Segment::kSlotBytes / element_bytes;
   for (size_t done = 0; done < count; done += tile) {
-    SPARKDL_RETURN_IF_ERROR(ReduceTile(data + done * kernels.element_bytes,
-                                       std::min(tile, count - done), kernels, divisor, guard));
+    SPARKDL_RETURN_IF_ERROR(ReduceTile(root, data + done * element_bytes,
+                                       std::min(tile, count - done), reduction, guard));
   }
   return {};
 }
 
-Status ShmGroup::ReduceInOneRound(std::byte* data, size_t count, const ReduceKernels& kernels,
-                                  uint64_t divisor, OperationGuard& guard) {
-  CopyBytes(slot(local_rank_), data, count * kernels.element_bytes);
+Status ShmGroup::ReduceInOneRound(int root, std::byte* data, size_t count,
+                                  const Reduction& reduction, OperationGuard& guard) {
+  CopyBytes(slot(local_rank_), data, count * reduction.kernels.element_bytes);
   SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-  for (int other = 0; other < size_; ++other) sources_[other] = slot(other);
-  sources_[local_rank_] = data;
-  kernels.reduce(data, sources_.data(), sources_.size(), count, divisor);
+  if (root == kEverybody || root == local_rank_) {
+    for (int other = 0; other < size_; ++other) sources_[other] = slot(other);
+    sources_[local_rank_] = data;
+    reduction.kernels.reduce(data, sources_.data(), sources_.size(), count, reduction.finish);
+  }
   EndTurn();
   return {};
 }
 
 // Two-shot: each rank reduces one slice of the tile, reading its own part where it is, and pushes
 // the result into its slot, from where the others fetch it.
-Status ShmGroup::ReduceTile(std::byte* tile, size_t count, const ReduceKernels& kernels,
-                            uint64_t divisor, OperationGuard& guard) {
-  const size_t element_bytes = kernels.element_bytes;
+Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, const Reduction& reduction,
+                            OperationGuard& guard) {
+  const size_t element_bytes = reduction.kernels.element_bytes;
+  const bool keeps_result = root == kEverybody || root == local_rank_;
   const auto slice_of = [&](int rank) {
-    const Part part = PartOf(count * element_bytes, static_cast<size_t>(size_),
-                             static_cast<size_t>(rank), kSliceUnit);
-    return part;
+    return PartOf(count * element_bytes, static_cast<size_t>(size_), static_cast<size_t>(rank),
+                  kSliceUnit);
   };
   std::byte* const my_slot = slot(local_rank_);
   for (int step = 1; step < size_; ++step) {
@@ -78,18 +85,45 @@ Status ShmGroup::ReduceTile(std::byte* tile, size_t count, const ReduceKernels& 
     const size_t bytes = std::min(kPushBytes, mine.size - done);
     for (int other = 0; other < size_; ++other) sources_[other] = slot(other) + offset;
     sources_[local_rank_] = tile + offset;
-    kernels.reduce(tile + offset, sources_.data(), sources_.size(), bytes / element_bytes, divisor);
-    CopyBytes(my_slot + offset, tile + offset, bytes);
+    std::byte* const reduced = keeps_result ? tile + offset : my_slot + offset;
+    reduction.kernels.reduce(reduced, sources_.data(), sources_.size(), bytes / element_bytes,
+                             reduction.finish);
+    CopyBytes(my_slot + offset, reduced, bytes);
   }
   SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
 
-  for (int step = 1; step < size_; ++step) {
+  for (int step = 1; step < size_ && keeps_result; ++step) {
     const int other = (local_rank_ + step) % size_;
     const Part part = slice_of(other);
     CopyBytes(tile + part.begin, slot(other) + part.begin, part.size);
   }
   EndTurn();
   return {};
+}
+
+// Each rank reduces one slice of every array from where all ranks have it to where all ranks want
+// it: a rank reads and writes as many bytes as the arrays have.
+Status ShmGroup::AllReduceInArena(const Arena& arena, const Pieces& arrays,
+                                  const Reduction& reduction, OperationGuard& guard) {
+  const size_t element_bytes = reduction.kernels.element_bytes;
+  SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+  for (const Piece& array : arrays) {
+    const size_t begin = arena.OffsetOf(array.data);
+    const Part mine = PartOf(array.bytes, static_cast<size_t>(size_),
+                             static_cast<size_t>(local_rank_), kSliceUnit);
+    for (size_t done = 0; done < mine.size; done += kPushBytes) {
+      const size_t offset = begin + mine.begin + done;
+      const size_t bytes = std::min(kPushBytes, mine.size - done);
+      for (int other = 0; other < size_; ++other) sources_[other] = arena.part(other) + offset;
+      std::byte* const reduced = arena.part(local_rank_) + offset;
+      reduction.kernels.reduce(reduced, sources_.data(), sources_.size(), bytes / element_bytes,
+                               reduction.finish);
+      for (int step = 1; step < size_; ++step) {
+        CopyBytes(arena.part((local_rank_ + step) % size_) + offset, reduced, bytes);
+      }
+    }
+  }
+  return board_.Sync(guard);
 }
 
 }  // namespace sparkdl

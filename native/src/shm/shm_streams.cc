@@ -31,7 +31,8 @@ void CopyIn(PieceCursor<std::byte>& stream, const std::byte* source, size_t byte
 }  // namespace
 
 Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const ReduceTarget& target,
-                               const ReduceKernels& kernels, OperationGuard& guard) {
+                               const Reduction& reduction, OperationGuard& guard) {
+  const ReduceKernels& kernels = reduction.kernels;
   const size_t num_owners = streams.size();
   const size_t element_bytes = kernels.element_bytes;
   const size_t out_bytes = target.to_accumulators ? kernels.accumulator_bytes : element_bytes;
@@ -68,7 +69,7 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
         if (target.to_accumulators) {
           kernels.reduce_to_accumulators(to.data, sources_.data(), sources_.size(), count);
         } else {
-          kernels.reduce(to.data, sources_.data(), sources_.size(), count, target.divisor);
+          kernels.reduce(to.data, sources_.data(), sources_.size(), count, reduction.finish);
         }
         mine.Advance(count * element_bytes);
         output.Advance(count * out_bytes);
@@ -98,6 +99,31 @@ Status ShmGroup::Gather(const ConstPieces& mine, const std::vector<Pieces>& dest
       const int other = (local_rank_ + step) % size_;
       CopyIn(cursors[other], slot(other),
              std::min(Segment::kSlotBytes, cursors[other].remaining()));
+    }
+    EndTurn();
+  }
+  return {};
+}
+
+Status ShmGroup::Exchange(const std::vector<ConstPieces>& outgoing,
+                          const std::vector<Pieces>& incoming, size_t longest,
+                          OperationGuard& guard) {
+  std::vector<PieceCursor<const std::byte>> sent(outgoing.begin(), outgoing.end());
+  std::vector<PieceCursor<std::byte>> received(incoming.begin(), incoming.end());
+  // Each destination's share of a slot, in whole cache lines.
+  const size_t share = Segment::kSlotBytes / static_cast<size_t>(size_) / 64 * 64;
+  for (size_t done = 0; done < longest && size_ > 1; done += share) {
+    for (int step = 1; step < size_; ++step) {
+      const auto other = static_cast<size_t>((local_rank_ + step) % size_);
+      CopyOut(sent[other], slot(local_rank_) + other * share,
+              std::min(share, sent[other].remaining()));
+    }
+    SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+    for (int step = 1; step < size_; ++step) {
+      const auto other = static_cast<size_t>((local_rank_ + step) % size_);
+      CopyIn(received[other],
+             slot(static_cast<int>(other)) + static_cast<size_t>(local_rank_) * share,
+             std::min(share, received[other].remaining()));
     }
     EndTurn();
   }

@@ -13,6 +13,7 @@ namespace sparkdl {
 namespace {
 
 constexpr size_t kStagingBytes = size_t{256} * 1024;
+constexpr size_t kPackedBytes = size_t{128} * 1024;
 // One call moves at most so much: combining and sending on should not wait for long.
 constexpr size_t kCallBytes = size_t{1024} * 1024;
 constexpr size_t kMaxVectors = 64;
@@ -35,9 +36,9 @@ size_t FillVectors(PieceCursor<Byte> cursor, size_t longest, std::array<iovec, k
 bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 Status Lost(int rank, const std::string& how, OperationGuard& guard) {
-  return guard.NewsOr(Status(StatusCode::kRankLost, "rank " + std::to_string(rank) +
-                                                        " was lost during " +
-                                                        Describe(guard.signature()) + ": " + how));
+  return guard.NewsOr(
+      Status(StatusCode::kRankLost,
+             "rank " + std::to_string(rank) + " was lost during " + guard.Summary() + ": " + how));
 }
 
 }  // namespace
@@ -48,56 +49,103 @@ struct DuplexStream::Progress {
         incoming(transfer.incoming),
         credit(transfer.outgoing_credit),
         combine_with(transfer.combine_with),
-        begins_operation(transfer.begins_operation) {}
+        wire(transfer.wire) {}
 
+  // Bytes of memory, as the credit and the cursors count them.
   size_t Sendable() const { return std::min(credit, outgoing.remaining()); }
-  bool is_done() const { return outgoing.remaining() == 0 && incoming.remaining() == 0; }
+  bool wants_to_send() const { return Sendable() > 0 || packed.bytes > 0; }
+  bool is_done() const {
+    return outgoing.remaining() == 0 && packed.bytes == 0 && incoming.remaining() == 0;
+  }
+  bool is_staged() const { return combine_with != nullptr || wire != nullptr; }
+
+  // What comes and is staged, one whole number of it: in memory and on its way.
+  size_t unit_in_memory() const {
+    return wire != nullptr ? sizeof(float) : combine_with->accumulator_bytes;
+  }
+  size_t unit_on_wire() const { return wire != nullptr ? wire->bytes() : unit_in_memory(); }
 
   PieceCursor<const std::byte> outgoing;
   PieceCursor<std::byte> incoming;
   size_t credit;
   const ReduceKernels* combine_with;
-  bool begins_operation;
+  const WireFormat* wire;
+  ConstPiece packed;  // the rest of packed_
   size_t staged = 0;
 };
 
 DuplexStream::DuplexStream(GuardedSocket to_next, GuardedSocket from_previous, int next_rank,
-                           int previous_rank, bool previous_is_alone)
+                           int previous_rank)
     : to_next_(std::move(to_next)),
       from_previous_(std::move(from_previous)),
       next_rank_(next_rank),
-      previous_rank_(previous_rank),
-      previous_is_alone_(previous_is_alone) {}
+      previous_rank_(previous_rank) {}
 
 Status DuplexStream::Run(const DuplexTransfer& transfer, OperationGuard& guard) {
   Progress progress(transfer);
-  if (transfer.combine_with != nullptr) staging_.resize(kStagingBytes);
+  if (progress.is_staged()) staging_.resize(kStagingBytes);
   while (!progress.is_done()) {
     if (guard.has_failure()) return guard.Check();
     bool has_moved = false;
     SPARKDL_RETURN_IF_ERROR(SendSome(progress, guard, has_moved));
     SPARKDL_RETURN_IF_ERROR(ReceiveSome(progress, guard, has_moved));
-    if (!has_moved) SPARKDL_RETURN_IF_ERROR(Sleep(progress, guard));
+    if (has_moved) {
+      guard.NoteProgress();
+    } else {
+      SPARKDL_RETURN_IF_ERROR(Sleep(progress, guard));
+    }
   }
   return {};
 }
 
 Status DuplexStream::SendSome(Progress& progress, OperationGuard& guard, bool& has_moved) {
-  const size_t sendable = std::min(progress.Sendable(), kCallBytes);
-  if (sendable == 0) return {};
+  if (progress.wire != nullptr && progress.packed.bytes == 0) {
+    const size_t bytes = PackSome(progress);
+    progress.packed = {packed_.data(), bytes};
+  }
+  if (!progress.wants_to_send()) return {};
   std::array<iovec, kMaxVectors> vectors;
   msghdr message{};
   message.msg_iov = vectors.data();
-  message.msg_iovlen = FillVectors(progress.outgoing, sendable, vectors);
+  if (progress.wire != nullptr) {
+    const ConstPieces packed = {progress.packed};
+    message.msg_iovlen = FillVectors(PieceCursor<const std::byte>(packed), kCallBytes, vectors);
+  } else {
+    const size_t sendable = std::min(progress.Sendable(), kCallBytes);
+    message.msg_iovlen = FillVectors(progress.outgoing, sendable, vectors);
+  }
   const ssize_t sent = ::sendmsg(to_next_.get(), &message, MSG_NOSIGNAL);
   if (sent < 0) {
     if (WouldBlock() || errno == EINTR) return {};
     return Lost(next_rank_, std::string("sending to it failed: ") + std::strerror(errno), guard);
   }
-  progress.outgoing.Advance(static_cast<size_t>(sent));
-  progress.credit -= static_cast<size_t>(sent);
   has_moved = has_moved || sent > 0;
+  const auto bytes = static_cast<size_t>(sent);
+  if (progress.wire != nullptr) {
+    progress.packed = {progress.packed.data + bytes, progress.packed.bytes - bytes};
+  } else {
+    progress.outgoing.Advance(bytes);
+    progress.credit -= bytes;
+  }
   return {};
+}
+
+// Packs what may be sent, as far as there is room; the bytes that it takes.
+size_t DuplexStream::PackSome(Progress& progress) {
+  packed_.resize(kPackedBytes);
+  const size_t room = kPackedBytes / progress.wire->bytes();
+  size_t done = 0;
+  while (done < room) {
+    const size_t longest = std::min(room - done, progress.Sendable() / sizeof(float));
+    const ConstPiece piece = progress.outgoing.Peek(longest * sizeof(float));
+    if (piece.bytes == 0) break;
+    const size_t count = piece.bytes / sizeof(float);
+    progress.wire->Pack(packed_.data() + done * progress.wire->bytes(), piece.data, count);
+    progress.outgoing.Advance(piece.bytes);
+    progress.credit -= piece.bytes;
+    done += count;
+  }
+  return done * progress.wire->bytes();
 }
 
 Status DuplexStream::ReceiveInto(Pieces& window, OperationGuard& guard, size_t& received) {
@@ -119,7 +167,7 @@ Status DuplexStream::ReceiveInto(Pieces& window, OperationGuard& guard, size_t& 
 Status DuplexStream::ReceiveSome(Progress& progress, OperationGuard& guard, bool& has_moved) {
   if (progress.incoming.remaining() == 0) return {};
   Pieces window;
-  if (progress.combine_with == nullptr) {
+  if (!progress.is_staged()) {
     PieceCursor<std::byte> ahead = progress.incoming;
     for (size_t left = kCallBytes;
          left > 0 && ahead.remaining() > 0 && window.size() < kMaxVectors;) {
@@ -128,45 +176,65 @@ Status DuplexStream::ReceiveSome(Progress& progress, OperationGuard& guard, bool
       ahead.Advance(window.back().bytes);
     }
   } else {
-    const size_t room = std::min(kStagingBytes, progress.incoming.remaining()) - progress.staged;
+    const size_t coming =
+        progress.incoming.remaining() / progress.unit_in_memory() * progress.unit_on_wire();
+    const size_t room = std::min(kStagingBytes, coming) - progress.staged;
     window.push_back({staging_.data() + progress.staged, room});
   }
   size_t received = 0;
   SPARKDL_RETURN_IF_ERROR(ReceiveInto(window, guard, received));
   if (received == 0) return {};
   has_moved = true;
-  if (progress.combine_with == nullptr) {
+  if (!progress.is_staged()) {
     progress.incoming.Advance(received);
     progress.credit += received;
   } else {
     progress.staged += received;
-    CombineStaged(progress);
+    TakeStaged(progress);
   }
   return {};
 }
 
-// Combines the whole accumulators that are staged; the bytes of a torn one stay for the next time.
-void DuplexStream::CombineStaged(Progress& progress) {
-  const size_t unit = progress.combine_with->accumulator_bytes;
-  const size_t whole = progress.staged / unit * unit;
-  size_t done = 0;
-  while (done < whole) {
-    const Piece piece = progress.incoming.Peek(whole - done);
-    progress.combine_with->combine(piece.data, staging_.data() + done, piece.bytes / unit);
+// Takes the whole numbers that are staged; the bytes of a torn one stay for the next time.
+void DuplexStream::TakeStaged(Progress& progress) {
+  const size_t unit = progress.unit_in_memory();
+  const size_t num_whole = progress.staged / progress.unit_on_wire();
+  const std::byte* next = staging_.data();
+  for (size_t left = num_whole; left > 0;) {
+    const Piece piece = progress.incoming.Peek(left * unit);
+    const size_t count = piece.bytes / unit;
+    const std::byte* numbers = next;
+    if (progress.wire != nullptr) {
+      std::byte* const unpacked =
+          progress.combine_with != nullptr ? Unpacked(piece.bytes) : piece.data;
+      progress.wire->Unpack(unpacked, next, count);
+      numbers = unpacked;
+    }
+    if (progress.combine_with != nullptr) {
+      progress.combine_with->combine(piece.data, numbers, count);
+    }
     progress.incoming.Advance(piece.bytes);
-    done += piece.bytes;
+    next += count * progress.unit_on_wire();
+    left -= count;
   }
-  progress.credit += whole;
-  std::memmove(staging_.data(), staging_.data() + whole, progress.staged - whole);
-  progress.staged -= whole;
+  progress.credit += num_whole * unit;
+  const size_t taken = num_whole * progress.unit_on_wire();
+  std::memmove(staging_.data(), staging_.data() + taken, progress.staged - taken);
+  progress.staged -= taken;
+}
+
+std::byte* DuplexStream::Unpacked(size_t bytes) {
+  if (unpacked_.size() < bytes) unpacked_.resize(bytes);
+  return unpacked_.data();
 }
 
 Status DuplexStream::Sleep(const Progress& progress, OperationGuard& guard) {
   SPARKDL_RETURN_IF_ERROR(guard.Check());
+  SPARKDL_RETURN_IF_ERROR(guard.HeedStall());
   const auto slice = guard.Slice();
-  if (slice.count() == 0) return Missed(progress, guard);
+  if (slice.count() == 0) return guard.TimedOut();
   const bool wants_input = progress.incoming.remaining() > 0;
-  const bool wants_output = progress.Sendable() > 0;
+  const bool wants_output = progress.wants_to_send();
   const auto watched = guard.WatchFds();
   std::array<pollfd, 4> polled = {
       pollfd{wants_output ? to_next_.get() : -1, POLLOUT, 0},
@@ -177,19 +245,6 @@ Status DuplexStream::Sleep(const Progress& progress, OperationGuard& guard) {
   const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(slice.count()));
   if (ready < 0 && errno == EINTR) guard.NoteSignal();
   return {};
-}
-
-Status DuplexStream::Missed(const Progress& progress, OperationGuard& guard) const {
-  const std::string previous = "rank " + std::to_string(previous_rank_);
-  if (progress.incoming.remaining() == 0) {
-    return guard.TimedOutUnlessTold("rank " + std::to_string(next_rank_) + " took no more data");
-  }
-  if (!progress.begins_operation) {
-    return guard.TimedOutUnlessTold(
-        previous + " had joined, but sent no more; a rank beyond it may be missing");
-  }
-  if (previous_is_alone_) return guard.TimedOut(previous + " had not joined");
-  return guard.TimedOutUnlessTold(previous + " or another rank of its host had not joined");
 }
 
 }  // namespace sparkdl

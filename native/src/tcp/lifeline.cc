@@ -1,7 +1,9 @@
 #include "sparkdl/lifeline.h"
 
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,6 +11,12 @@
 
 namespace sparkdl {
 namespace {
+
+// A call of the roll is answered within a millisecond or so unless ranks are frozen.
+constexpr std::chrono::milliseconds kCallIsFresh{100};
+
+// For a packet that has to be sent again.
+constexpr std::chrono::milliseconds kDeliveryGrace{1000};
 
 // Cuts text so that no UTF-8 character is torn.
 std::string Shortened(const std::string& text, size_t longest) {
@@ -23,15 +31,29 @@ bool IsFailure(StatusCode code) {
          code == StatusCode::kAborted || code == StatusCode::kRankLost;
 }
 
+// Waits until the peer's kernel has all that was sent on a TCP socket, or the peer has closed it.
+// Was it closed before, a word of the peer that crosses ours would be answered by a reset, and
+// ours, if lost on its way, never be sent again.
+void AwaitDelivery(int fd, Clock::time_point end) {
+  int domain = 0;
+  socklen_t length = sizeof(domain);
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain == AF_UNIX) return;
+  int unacknowledged = 0;
+  while (::ioctl(fd, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0 && Clock::now() < end) {
+    pollfd polled{fd, POLLRDHUP, 0};
+    if (::poll(&polled, 1, 1) > 0) return;
+  }
+}
+
 }  // namespace
 
-Lifeline::Lifeline(int rank, int next_rank, int previous_rank, GuardedSocket to_next,
-                   GuardedSocket from_previous, FailureLatch& failure)
-    : rank_(rank), failure_(failure) {
+Lifeline::Lifeline(int rank, int world_size, GuardedSocket to_next, GuardedSocket from_previous,
+                   FailureLatch& failure)
+    : rank_(rank), failure_(failure), roll_book_(world_size) {
   links_[0].fd = std::move(to_next);
-  links_[0].peer = next_rank;
+  links_[0].peer = (rank + 1) % world_size;
   links_[1].fd = std::move(from_previous);
-  links_[1].peer = previous_rank;
+  links_[1].peer = (rank + world_size - 1) % world_size;
 }
 
 std::array<int, 2> Lifeline::PollFds() {
@@ -74,9 +96,10 @@ bool Lifeline::Parse(Link& link) {
   if (!link.fd.valid() || link.filled < sizeof(Header)) return false;
   Header header{};
   std::memcpy(&header, link.buffer.data(), sizeof(header));
-  const bool is_known = header.type == MessageType::kGoodbye ||
-                        (header.type == MessageType::kFailure && IsFailure(header.code));
-  if (header.magic != kMagic || header.text_bytes > kMaxReasonBytes || !is_known) {
+  const bool is_known = header.type == MessageType::kFailure ? IsFailure(header.code)
+                                                             : header.type <= MessageType::kAnswer;
+  if (header.magic != kMagic || header.text_bytes > kMaxReasonBytes || !is_known ||
+      !roll_book_.IsRank(header.rank)) {
     Lost(link, "it sent something that is no lifeline message");
     return false;
   }
@@ -91,13 +114,60 @@ bool Lifeline::Parse(Link& link) {
 }
 
 void Lifeline::Act(Link& link, const Header& header, const char* text) {
-  if (header.type == MessageType::kGoodbye) {
-    if (header.rank == link.peer) link.said_goodbye = true;
-    NoteLeaver(header.rank, header.next_sequence);
-    return;
+  switch (header.type) {
+    case MessageType::kGoodbye:
+      if (header.rank == link.peer) link.said_goodbye = true;
+      NoteLeaver(header.rank, header.next_sequence);
+      return;
+    case MessageType::kFailure:
+      // The text was made by the rank where the failure began and reads well on every other.
+      if (failure_.Set(Status(header.code, text))) SendFailure(header.code, header.rank, text);
+      return;
+    case MessageType::kRollCall:
+      PassOnCall(header.call);
+      return;
+    case MessageType::kAnswer:
+      PassOnAnswer(header.rank, header.call, header.next_sequence);
+      return;
   }
-  // The text was made by the rank where the failure began and reads well on every other.
-  if (failure_.Set(Status(header.code, text))) SendFailure(header.code, header.rank, text);
+}
+
+uint32_t Lifeline::CallRoll() {
+  const std::scoped_lock lock(mutex_);
+  if (Clock::now() - last_call_time_ > kCallIsFresh) PassOnCall(roll_book_.last_call() + 1);
+  return roll_book_.last_call();
+}
+
+Attendance Lifeline::AttendanceOf(uint64_t sequence, uint32_t call) {
+  const std::scoped_lock lock(mutex_);
+  return roll_book_.Of(sequence, call);
+}
+
+// News goes to both neighbours and is no news where both ways around the ring meet.
+void Lifeline::PassOnCall(uint32_t call) {
+  if (!roll_book_.NoteCall(call)) return;
+  last_call_time_ = Clock::now();
+  Send(Header{.magic = kMagic,
+              .type = MessageType::kRollCall,
+              .code = StatusCode::kOk,
+              .text_bytes = 0,
+              .rank = rank_,
+              .call = call,
+              .next_sequence = 0},
+       "");
+  PassOnAnswer(rank_, call, num_begun_.load(std::memory_order_relaxed));
+}
+
+void Lifeline::PassOnAnswer(int rank, uint32_t call, uint64_t num_begun) {
+  if (!roll_book_.NoteAnswer(rank, call, num_begun)) return;
+  Send(Header{.magic = kMagic,
+              .type = MessageType::kAnswer,
+              .code = StatusCode::kOk,
+              .text_bytes = 0,
+              .rank = rank,
+              .call = call,
+              .next_sequence = num_begun},
+       "");
 }
 
 void Lifeline::Lost(Link& link, const std::string& how) {
@@ -118,7 +188,7 @@ void Lifeline::NoteLeaver(int rank, uint64_t next_sequence) {
               .code = StatusCode::kOk,
               .text_bytes = 0,
               .rank = rank,
-              .reserved = 0,
+              .call = 0,
               .next_sequence = next_sequence},
        "");
 }
@@ -139,13 +209,14 @@ void Lifeline::SendFailure(StatusCode code, int origin, const std::string& text)
               .code = code,
               .text_bytes = static_cast<uint16_t>(reason.size()),
               .rank = origin,
-              .reserved = 0,
+              .call = 0,
               .next_sequence = 0},
        reason);
 }
 
-// A link carries at most a goodbye per leaver and one failure in its life, far less than a socket's
-// buffer; one that takes no more is as good as gone and must not hold this rank up.
+// A link carries a goodbye per leaver, one failure in its life and a line per rank and roll call,
+// far less than a socket's buffer; one that takes no more is as good as gone and must not hold this
+// rank up. What came after a message that went only in part could not be told from its rest.
 void Lifeline::Send(const Header& header, const std::string& text) {
   std::array<std::byte, sizeof(Header) + kMaxReasonBytes> message{};
   std::memcpy(message.data(), &header, sizeof(header));
@@ -153,11 +224,12 @@ void Lifeline::Send(const Header& header, const std::string& text) {
   std::memcpy(message.data() + sizeof(header), text.data(), text_bytes);
   const size_t bytes = sizeof(header) + text_bytes;
   for (Link& link : links_) {
-    if (!link.fd.valid()) continue;
+    if (!link.fd.valid() || link.is_clogged) continue;
     ssize_t sent = 0;
     do {
       sent = ::send(link.fd.get(), message.data(), bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (sent < 0 && errno == EINTR);
+    link.is_clogged = sent != static_cast<ssize_t>(bytes);
   }
 }
 
@@ -173,10 +245,14 @@ void Lifeline::Goodbye(uint64_t next_sequence) {
               .code = StatusCode::kOk,
               .text_bytes = 0,
               .rank = rank_,
-              .reserved = 0,
+              .call = 0,
               .next_sequence = next_sequence},
        "");
-  for (Link& link : links_) link.fd.Reset();
+  const auto end = Clock::now() + kDeliveryGrace;
+  for (Link& link : links_) {
+    if (link.fd.valid() && !link.is_clogged) AwaitDelivery(link.fd.get(), end);
+    link.fd.Reset();
+  }
 }
 
 }  // namespace sparkdl

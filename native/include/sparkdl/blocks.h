@@ -1,0 +1,33 @@
+// Where each rank's block lies in a buffer that holds the blocks of all ranks.
+#ifndef SPARKDL_BLOCKS_H_
+#define SPARKDL_BLOCKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace sparkdl {
+
+class Blocks {
+ public:
+  // counts: elements per rank; empty if all of them have `count`.
+  Blocks(const std::vector<uint64_t>& counts, size_t count, size_t element_bytes, int world_size) {
+    begins_.reserve(static_cast<size_t>(world_size) + 1);
+    begins_.push_back(0);
+    for (size_t rank = 0; rank < static_cast<size_t>(world_size); ++rank) {
+      const size_t elements = counts.empty() ? count : counts[rank];
+      begins_.push_back(begins_.back() + elements * element_bytes);
+    }
+  }
+
+  size_t begin(int rank) const { return begins_[static_cast<size_t>(rank)]; }
+  size_t bytes(int rank) const { return begins_[static_cast<size_t>(rank) + 1] - begin(rank); }
+  size_t total() const { return begins_.back(); }
+
+ private:
+  std::vector<size_t> begins_;
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_BLOCKS_H_

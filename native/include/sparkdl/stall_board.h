@@ -1,0 +1,49 @@
+// Operations that some ranks do not join for long, and how the application comes to know of them.
+#ifndef SPARKDL_STALL_BOARD_H_
+#define SPARKDL_STALL_BOARD_H_
+
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace sparkdl {
+
+struct StallOptions {
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  double warn_after_s = kNever;  // and again whenever as much time has passed
+  double abort_after_s = kNever;
+  // An eventfd that is written to when there is news; it stays the caller's.
+  int notice_fd = -1;
+
+  bool is_on() const { return warn_after_s != kNever || abort_after_s != kNever; }
+};
+
+struct StallNotice {
+  uint64_t sequence = 0;
+  std::string operation;
+  double waited_s = 0.0;
+  std::string who;  // "ranks 1, 3 had not joined"
+};
+
+// Where the latest news lies until somebody takes it. Thread-safe.
+class StallBoard {
+ public:
+  explicit StallBoard(const StallOptions& options) : options_(options) {}
+
+  const StallOptions& options() const { return options_; }
+
+  void Post(StallNotice notice);
+  std::optional<StallNotice> Take();
+
+ private:
+  const StallOptions options_;
+  std::mutex mutex_;
+  std::optional<StallNotice> notice_;
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_STALL_BOARD_H_

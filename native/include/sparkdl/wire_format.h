@@ -1,0 +1,41 @@
+// How float32 travels between hosts when it is to take half the bytes.
+#ifndef SPARKDL_WIRE_FORMAT_H_
+#define SPARKDL_WIRE_FORMAT_H_
+
+#include <cstddef>
+
+#include "sparkdl/dtype.h"
+#include "sparkdl/operation.h"
+#include "sparkdl/pieces.h"
+#include "sparkdl/reduce.h"
+
+namespace sparkdl {
+
+// Rounds to a 16-bit type, to nearest even, and back. What was rounded once stays as it is.
+class WireFormat {
+ public:
+  // Null for float32, which travels as it is, and for what is no 16-bit float.
+  static const WireFormat* Find(Dtype wire);
+
+  // Of one number.
+  size_t bytes() const { return kernels_->element_bytes; }
+
+  void Pack(void* packed, const void* values, size_t count) const {
+    kernels_->finalize(packed, values, count, {});
+  }
+  void Unpack(void* values, const void* packed, size_t count) const {
+    kernels_->reduce_to_accumulators(values, &packed, 1, count);
+  }
+
+  // Packs and unpacks float32 in place.
+  void Round(const Pieces& values) const;
+
+ private:
+  explicit WireFormat(Dtype wire) : kernels_(FindReduceKernels(wire, ReduceOp::kSum)) {}
+
+  const ReduceKernels* kernels_;
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_WIRE_FORMAT_H_

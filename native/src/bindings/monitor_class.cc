@@ -1,0 +1,96 @@
+#include "bindings/monitor_class.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/text.h"
+
+namespace sparkdl::bindings {
+namespace {
+
+nb::list Totals(const Monitor& self) {
+  nb::list list;
+  for (const KindTotals& kind : self.monitor->totals()) {
+    list.append(nb::make_tuple(NameOf(kind.kind), kind.count, kind.num_failed, kind.bytes,
+                               kind.busy_ns, kind.waiting_ns, kind.queued_ns, kind.exposed_ns));
+  }
+  return list;
+}
+
+nb::list LatenessOf(const Monitor& self) {
+  nb::list list;
+  for (const Lateness& late : self.monitor->lateness()) {
+    list.append(nb::make_tuple(late.rank, late.count, late.waited_ns));
+  }
+  return list;
+}
+
+nb::list Arrivals(const Monitor& self) {
+  nb::list list;
+  for (const Arrival& arrival : self.monitor->arrivals()) {
+    list.append(nb::make_tuple(arrival.sequence, arrival.time_ns));
+  }
+  return list;
+}
+
+nb::tuple TakeRecords(const Monitor& self) {
+  nb::list list;
+  const OperationMonitor::Records taken = self.monitor->TakeRecords();
+  for (const OperationRecord& record : taken.records) {
+    const OperationTimes& times = record.times;
+    list.append(nb::make_tuple(record.sequence, NameOf(record.kind), ToPythonText(record.name),
+                               record.bytes, NameOf(record.dtype), record.is_ok, times.queued,
+                               times.begun, times.arrived, times.ready, times.done, times.last));
+  }
+  return nb::make_tuple(list, taken.num_dropped);
+}
+
+nb::object TakeStall(const Monitor& self) {
+  const auto notice = self.monitor->stalls().Take();
+  if (!notice.has_value()) return nb::none();
+  return nb::make_tuple(notice->sequence, ToPythonText(notice->operation), notice->waited_s,
+                        ToPythonText(notice->who));
+}
+
+}  // namespace
+
+void DefineMonitor(nb::module_& module) {
+  using nb::literals::operator""_a;
+  nb::class_<Monitor>(module, "Monitor",
+                      "What can be told of a communicator's operations, also when it is closed.\n\n"
+                      "Times are integers in nanoseconds, points in time those of "
+                      "time.monotonic_ns(); 0 stands for one that was not taken.")
+      .def("totals", &Totals,
+           nb::sig("def totals(self) -> list[tuple[str, int, int, int, int, int, int, int]]"),
+           "Of each kind of operation: kind, count, failed, bytes, time busy, of that waiting for "
+           "other ranks to join, time queued before, and of the time busy that in which the caller "
+           "was blocked.")
+      .def("lateness", &LatenessOf, nb::sig("def lateness(self) -> list[tuple[int, int, int]]"),
+           "The ranks of this host that this rank waited for last: rank, how often, how long.")
+      .def("arrivals", &Arrivals, nb::sig("def arrivals(self) -> list[tuple[int, int]]"),
+           "Number and time of this rank's coming to each of the latest operations, if the "
+           "communicator spans hosts.")
+      .def(
+          "start_recording",
+          [](const Monitor& self, size_t max_records) {
+            self.monitor->StartRecording(max_records);
+          },
+          "max_records"_a, "Write operations down, the latest max_records until they are taken.")
+      .def(
+          "stop_recording", [](const Monitor& self) { self.monitor->StopRecording(); },
+          "Write no more down.")
+      .def("take_records", &TakeRecords,
+           nb::sig("def take_records(self) -> tuple[list[tuple[int, str, str, int, str, bool, int, "
+                   "int, int, int, int, int]], int]"),
+           "What was written down, and how many earlier records had to go.\n\n"
+           "A record: number, kind, name, bytes, dtype, whether it ended well, the times when it "
+           "was queued, begun, waiting for others, joined by all and done, and the rank that came "
+           "last, -1 if nobody was waited for.")
+      .def("take_stall", &TakeStall,
+           nb::sig("def take_stall(self) -> tuple[int, str, float, str] | None"),
+           "The news of an operation that makes no progress, once: its number, what it is, the "
+           "seconds waited, and who is missing.");
+}
+
+}  // namespace sparkdl::bindings

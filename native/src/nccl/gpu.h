@@ -1,0 +1,57 @@
+// A GPU as NCCL needs it: current on a thread, and events on its streams.
+#ifndef SPARKDL_NCCL_GPU_H_
+#define SPARKDL_NCCL_GPU_H_
+
+#include <memory>
+#include <string>
+
+#include "sparkdl/nccl_library.h"
+#include "sparkdl/status.h"
+
+namespace sparkdl {
+
+// Holds the GPU's primary context, the one that the CUDA runtime and torch use. Thread-safe.
+class Gpu {
+ public:
+  static Result<std::shared_ptr<const Gpu>> Open(std::shared_ptr<const NcclLibrary> library,
+                                                 int ordinal);
+  ~Gpu();
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  const NcclLibrary& library() const { return *library_; }
+  int ordinal() const { return ordinal_; }
+
+  // Makes the GPU current on this thread as long as it lives.
+  class Current {
+   public:
+    explicit Current(const Gpu& gpu);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    const Status& status() const { return status_; }
+
+   private:
+    const Gpu& gpu_;
+    Status status_;
+  };
+
+  // Ok if the pointer is to memory of this GPU, or that it reaches as its own.
+  Status CheckPointer(const void* pointer, const std::string& name) const;
+
+  Result<bool> IsCapturing(CudaStream stream) const;
+
+ private:
+  Gpu(std::shared_ptr<const NcclLibrary> library, int ordinal, CudaDevice device,
+      CudaContext context)
+      : library_(std::move(library)), ordinal_(ordinal), device_(device), context_(context) {}
+
+  const std::shared_ptr<const NcclLibrary> library_;
+  const int ordinal_;
+  const CudaDevice device_;
+  const CudaContext context_;
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_NCCL_GPU_H_

@@ -1,0 +1,56 @@
+// A thread that moves data across hosts while another moves it inside this one.
+#ifndef SPARKDL_RING_LANE_WORKER_H_
+#define SPARKDL_RING_LANE_WORKER_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "sparkdl/operation_guard.h"
+#include "sparkdl/status.h"
+
+namespace sparkdl {
+
+// Lives as long as one operation, on the stack of the thread that runs it. Does what that thread
+// hands over, in this order, until something fails.
+class LaneWorker {
+ public:
+  using Work = std::function<Status(OperationGuard&)>;
+
+  // The guard is that of the operation, and stays with its own thread.
+  explicit LaneWorker(OperationGuard& guard);
+
+  // What is not done yet is given up, and what is being done fails.
+  ~LaneWorker();
+  LaneWorker(const LaneWorker&) = delete;
+  LaneWorker& operator=(const LaneWorker&) = delete;
+
+  void Submit(Work work);
+
+  // Waits until so many pieces of work are done; the status of the first that failed.
+  Status Await(size_t num_done);
+
+ private:
+  void Loop();
+  Status Do(const Work& work);
+
+  OperationGuard& guard_;
+  std::atomic<bool> stops_{false};
+  OperationGuard own_guard_;
+
+  std::mutex mutex_;  // guards the members up to status_
+  std::condition_variable change_;
+  std::deque<Work> queue_;
+  size_t num_done_ = 0;
+  Status status_;
+
+  std::thread thread_;  // last: it uses all the others
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_RING_LANE_WORKER_H_

@@ -1,0 +1,27 @@
+#include "sparkdl/stall_board.h"
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace sparkdl {
+
+void StallBoard::Post(StallNotice notice) {
+  {
+    const std::scoped_lock lock(mutex_);
+    notice_ = std::move(notice);
+  }
+  const uint64_t one = 1;
+  // Cannot fail but by overflow, when the reader is to wake anyway.
+  if (options_.notice_fd >= 0) {
+    static_cast<void>(!::write(options_.notice_fd, &one, sizeof(one)));
+  }
+}
+
+std::optional<StallNotice> StallBoard::Take() {
+  const std::scoped_lock lock(mutex_);
+  return std::exchange(notice_, std::nullopt);
+}
+
+}  // namespace sparkdl

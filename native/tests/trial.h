@@ -1,0 +1,78 @@
+// Operations with their buffers and what must stand in them afterwards.
+#ifndef SPARKDL_TESTS_TRIAL_H_
+#define SPARKDL_TESTS_TRIAL_H_
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "reference.h"
+#include "requests.h"
+#include "sparkdl/communicator.h"
+
+namespace sparkdl::tests {
+
+// One operation of one rank. Not copied: the operation points into memory that only moves along.
+struct Trial {
+  Trial() = default;
+  Trial(Trial&&) = default;
+  Trial& operator=(Trial&&) = default;
+
+  Operation operation;
+  Bytes input;  // empty for an operation that works in `output`
+  Bytes output;
+  Bytes input_afterwards;
+  Bytes output_afterwards;
+
+  // Reports a failure unless the operation ended well and the buffers hold what they should.
+  void Check(const Status& status) const;
+};
+
+enum class Place : uint8_t {
+  kApart,
+  kInside,  // the block of this rank lies in the buffer of all blocks
+};
+
+// Makes this rank's share of operations that the reference knows the outcome of. counts: as in
+// Operation; with empty counts all blocks have `count` elements.
+class Trials {
+ public:
+  explicit Trials(const Communicator& communicator)
+      : rank_(communicator.rank()), world_size_(communicator.world_size()) {}
+
+  struct Numbers {
+    Dtype dtype = Dtype::kFloat32;
+    ReduceOp op = ReduceOp::kSum;
+    Scales scales = {};
+  };
+
+  Trial AllReduce(const Numbers& numbers, size_t count) const;
+  // Of arrays that lie apart, with these numbers of elements.
+  Trial AllReduceGroup(const Numbers& numbers, const std::vector<size_t>& counts) const;
+  Trial Reduce(const Numbers& numbers, size_t count, int root) const;
+  Trial ReduceScatter(const Numbers& numbers, size_t count, const Counts& counts = {},
+                      Place place = Place::kApart) const;
+  Trial AllGather(Dtype dtype, size_t count, const Counts& counts = {},
+                  Place place = Place::kApart) const;
+  Trial Gather(Dtype dtype, size_t count, int root, const Counts& counts = {}) const;
+  Trial Scatter(Dtype dtype, size_t count, int root, const Counts& counts = {}) const;
+  Trial Broadcast(Dtype dtype, size_t count, int root) const;
+  Trial AllToAll(Dtype dtype, size_t count) const;
+  // from and to are ranks; the result is how many elements go from one to the other.
+  Trial AllToAll(Dtype dtype, const std::function<size_t(int from, int to)>& count_between) const;
+
+ private:
+  Bytes AllBlocks(Dtype dtype, size_t count, const Counts& counts) const;
+  Trial AllToAllOf(Dtype dtype, const std::function<size_t(int, int)>& count_between) const;
+
+  const int rank_;
+  const int world_size_;
+};
+
+// Runs and checks it.
+void RunTrial(Communicator& communicator, const Trial& trial);
+
+}  // namespace sparkdl::tests
+
+#endif  // SPARKDL_TESTS_TRIAL_H_

@@ -73,6 +73,13 @@ class CommunicatorError(SparkdlError, RuntimeError):
     """A collective failed. The communicator is of no further use; close it and open a new one."""
 
 
+class MismatchError(CommunicatorError, ValueError):
+    """The ranks disagree about an operation; the message says which rank said what, and is the same on all.
+
+    Nothing was written, and the communicator can be used further. Give every rank the same sequence of operations.
+    """
+
+
 class CommunicatorTimeoutError(CommunicatorError, TimeoutError):
     """A collective missed its deadline; the message names the ranks that had not joined.
 

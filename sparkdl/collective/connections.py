@@ -18,7 +18,7 @@ from sparkdl.collective.dialing import connect_authenticated
 from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
-from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
+from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError, MismatchError
 
 if TYPE_CHECKING:
     import socket
@@ -85,11 +85,18 @@ def plan_rings(topology: Topology) -> dict[str, Ring]:
 
 
 def connect_rings(
-    rendezvous: Rendezvous, *, topology: Topology, secret: bytes, name: str, timeout_s: float
+    rendezvous: Rendezvous,
+    *,
+    topology: Topology,
+    secret: bytes,
+    name: str,
+    timeout_s: float,
+    wire: str = "float32",
 ) -> dict[str, RingSockets]:
     """Connect this rank with its neighbours in the rings of :func:`plan_rings`; all ranks take part.
 
     Raises:
+        MismatchError: on every rank, if they disagree about ``wire``, how float32 is sent.
         AuthenticationError: if a neighbour has another secret.
         CommunicatorError: if a neighbour cannot be reached; the message lists what was tried.
         CommunicatorTimeoutError: if a neighbour does not connect in time; the message names it.
@@ -100,37 +107,59 @@ def connect_rings(
     with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank)) as listener:
         # A rank that gives up says so before its listener goes, or its neighbours would blame the network.
         try:
+            deadline = Deadline(timeout_s)
+            addresses = _exchange_addresses(rendezvous, listener.address, topology, wire, deadline)
             return _connect(
-                rendezvous, listener, topology, rings, secret=secret, name=name, deadline=Deadline(timeout_s)
+                rendezvous,
+                listener,
+                addresses,
+                topology.rank,
+                rings,
+                secret=secret,
+                name=name,
+                deadline=deadline,
             )
+        except MismatchError:
+            raise
         except (OSError, CommunicatorError) as error:
             raise _first_failure(rendezvous, topology.rank, error) from error
+
+
+def _exchange_addresses(
+    rendezvous: Rendezvous, address: Address, topology: Topology, wire: str, deadline: Deadline
+) -> list[Address]:
+    values = all_gather_bytes(
+        rendezvous,
+        key="connections/addresses",
+        rank=topology.rank,
+        world_size=topology.world_size,
+        value=f"{wire}\n".encode() + address.to_bytes(),
+        timeout_s=deadline.remaining_s(),
+    )
+    wires, addresses = zip(*(value.decode().split("\n", 1) for value in values), strict=True)
+    if len(set(wires)) > 1:
+        said = "; ".join(f"rank {rank} said {other!r}" for rank, other in enumerate(wires))
+        raise MismatchError(f"the ranks disagree about how to send float32 between hosts (wire): {said}")
+    return [Address.from_bytes(other) for other in addresses]
 
 
 def _connect(
     rendezvous: Rendezvous,
     listener: AuthenticatedListener,
-    topology: Topology,
+    addresses: list[Address],
+    rank: int,
     rings: Mapping[str, Ring],
     *,
     secret: bytes,
     name: str,
     deadline: Deadline,
 ) -> dict[str, RingSockets]:
-    addresses = all_gather_bytes(
-        rendezvous,
-        key="connections/addresses",
-        rank=topology.rank,
-        world_size=topology.world_size,
-        value=listener.address.to_bytes(),
-        timeout_s=deadline.remaining_s(),
-    )
     with ExitStack() as stack:
         outgoing = {}
         for kind, ring in rings.items():
-            sock = _dial(Address.from_bytes(addresses[ring.next]), secret, name, ring.next, deadline)
+            sock = _dial(addresses[ring.next], secret, name, ring.next, deadline)
             outgoing[kind] = stack.enter_context(sock)
-            send_frame(sock, _hello(name, kind, topology.rank), deadline=deadline)
+            send_frame(sock, _hello(name, kind, rank), deadline=deadline)
         incoming: dict[str, socket.socket] = {}
         stack.callback(_close_all, incoming)
         _accept_all(rendezvous, listener, rings, incoming, name=name, deadline=deadline)

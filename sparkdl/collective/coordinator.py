@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from sparkdl.collective.key_values import Answer
+
 logger = logging.getLogger(__name__)
 
 PURPOSE = b"sparkdl coordinator"
@@ -168,6 +170,9 @@ class Coordinator:
         if kind == Operation.GET:
             self._wait(client, request_id, fields[0].decode(), int(fields[1]) / 1000)
             return
+        if kind == Operation.EXCHANGE:
+            self._exchange(client, request_id, fields)
+            return
         try:
             answer = self._perform(client, kind, fields)
         except ValueError as error:
@@ -176,15 +181,37 @@ class Coordinator:
             client.answer(request_id, Status.DONE, answer)
 
     def _wait(self, client: _Client, request_id: int, key: str, timeout_s: float) -> None:
+        self._answer_later(
+            client, request_id, lambda answer: self._memory.wait(key, timeout_s, answer), late=list
+        )
+
+    def _exchange(self, client: _Client, request_id: int, fields: list[bytes]) -> None:
+        key, rank, world_size, value = fields[0].decode(), int(fields[1]), int(fields[2]), fields[3]
+        timeout_s = int(fields[4]) / 1000
+        self._answer_later(
+            client,
+            request_id,
+            lambda answer: self._memory.exchange(key, rank, world_size, value, timeout_s, answer),
+            late=lambda: [str(other).encode() for other in self._memory.ranks_in(key)],
+        )
+
+    def _answer_later(
+        self,
+        client: _Client,
+        request_id: int,
+        begin: Callable[[Answer], Callable[[], None]],
+        *,
+        late: Callable[[], list[bytes]],
+    ) -> None:
         def answer(value: bytes | None) -> None:
             client.waits.pop(request_id, None)
             if value is None:
-                client.answer(request_id, Status.LATE)
+                client.answer(request_id, Status.LATE, *late())
             else:
                 client.answer(request_id, Status.DONE, value)
 
         client.waits[request_id] = lambda: None
-        end_wait = self._memory.wait(key, timeout_s, answer)
+        end_wait = begin(answer)
         if request_id in client.waits:
             client.waits[request_id] = end_wait
 

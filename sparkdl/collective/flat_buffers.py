@@ -1,7 +1,8 @@
 """Seeing any CPU buffer as a flat NumPy array of its memory, without copies or knowing whose it is.
 
 NumPy arrays are taken as they are; everything else through DLPack (https://dmlc.github.io/dlpack), which,
-unlike the buffer protocol, knows bfloat16. NumPy has no such type: those elements are seen as uint16.
+unlike the buffer protocol, knows bfloat16. NumPy has no such type: those elements are seen as uint16. Bools are seen
+as the bytes 0 and 1.
 """
 
 from __future__ import annotations
@@ -14,21 +15,31 @@ import numpy as np
 
 from sparkdl.errors import ParamError
 
-DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
+DTYPES = (
+    *("float32", "float64", "bfloat16", "float16"),
+    *("int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+    "bool",
+)
 
 _CPU_DEVICES = (1, 3)
 """``kDLCPU`` and ``kDLCUDAHost`` (pinned host memory)."""
 
 _NAMES = {
-    (0, 32): "int32",
-    (0, 64): "int64",
-    (1, 8): "uint8",
-    (2, 16): "float16",
-    (2, 32): "float32",
-    (2, 64): "float64",
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
     (4, 16): "bfloat16",
+    (6, 8): "bool",
 }
 """Type code and bits of DLPack to dtype name."""
+
+_STORAGE = {"bfloat16": "uint16", "bool": "uint8"}
+"""What elements are seen as, where that is not their dtype."""
+
+
+_NUMPY_NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
+"""NumPy takes microseconds to tell the name of a dtype."""
 
 
 class _Tensor(ctypes.Structure):
@@ -48,19 +59,40 @@ class _Tensor(ctypes.Structure):
     )
 
 
+def item_bytes(dtype: str) -> int:
+    """Size of an element of one of :data:`DTYPES`."""
+    return np.dtype(_STORAGE.get(dtype, dtype)).itemsize
+
+
 @dataclass(frozen=True)
 class FlatBuffer:
     """A buffer's memory.
 
     Attributes:
         dtype: one of :data:`DTYPES`.
-        data: its elements, shape ``(n,)``; uint16 for bfloat16.
+        data: its elements, shape ``(n,)``; uint16 for bfloat16, uint8 for bool.
         owner: what keeps the memory alive.
     """
 
     dtype: str
     data: np.ndarray[Any, Any]
-    owner: object
+    owner: object = None
+
+    @property
+    def unread(self) -> np.ndarray[Any, Any]:
+        """The elements as unsigned integers of their width: what a library moves without knowing their type."""
+        return self.data.view(f"u{self.data.itemsize}")
+
+
+def zeros(count: int, dtype: str) -> FlatBuffer:
+    """A new buffer of ``count`` zeros."""
+    return FlatBuffer(dtype=dtype, data=np.zeros(count, storage_of(dtype)))
+
+
+def storage_of(dtype: str) -> np.dtype[Any]:
+    """NumPy's type of the elements in ``FlatBuffer.data``."""
+    storage: np.dtype[Any] = np.dtype(_STORAGE.get(dtype, dtype))
+    return storage
 
 
 def flatten(array: Any) -> FlatBuffer:
@@ -70,10 +102,13 @@ def flatten(array: Any) -> FlatBuffer:
         ParamError: if it is not contiguous, not in CPU memory, or of another dtype.
     """
     if isinstance(array, np.ndarray):
-        _check_dtype(array.dtype.name)
+        name = _NUMPY_NAMES.get(array.dtype)
+        if name is None:
+            raise _unknown(array.dtype.name)
         if not array.flags.c_contiguous:
             raise ParamError(f"array of shape {array.shape} is not C-contiguous; copy it first")
-        return FlatBuffer(dtype=array.dtype.name, data=array.reshape(-1), owner=array)
+        data = array.reshape(-1)
+        return FlatBuffer(dtype=name, data=data.view(np.uint8) if name == "bool" else data, owner=array)
     if not hasattr(array, "__dlpack__"):
         raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
     if array.__dlpack_device__()[0] not in _CPU_DEVICES:
@@ -86,22 +121,21 @@ def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
     name = _NAMES.get((tensor.type_code, tensor.type_bits)) if tensor.type_lanes == 1 else None
-    _check_dtype(name or f"DLPack type {tensor.type_code} of {tensor.type_bits} bits")
-    assert name is not None
+    if name is None:
+        raise _unknown(f"DLPack type {tensor.type_code} of {tensor.type_bits} bits")
     shape = tensor.shape[: tensor.ndim]
+    storage = storage_of(name)
+    if 0 in shape:  # whatever its strides are
+        return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array)
     num_elements = 1
     for position in reversed(range(tensor.ndim)):
         if tensor.strides and shape[position] > 1 and tensor.strides[position] != num_elements:
             raise ParamError(f"tensor of shape {tuple(shape)} is not C-contiguous; pass tensor.contiguous()")
         num_elements *= shape[position]
-    storage = np.dtype("uint16" if name == "bfloat16" else name)
-    if num_elements == 0:
-        return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array)
     num_bytes = num_elements * storage.itemsize
     memory = (ctypes.c_char * num_bytes).from_address(tensor.data + tensor.byte_offset)
     return FlatBuffer(dtype=name, data=np.frombuffer(memoryview(memory), storage), owner=(array, capsule))
 
 
-def _check_dtype(name: str) -> None:
-    if name not in DTYPES:
-        raise ParamError(f"dtype {name} cannot be communicated; it may be one of {', '.join(DTYPES)}")
+def _unknown(dtype: str) -> ParamError:
+    return ParamError(f"dtype {dtype} cannot be communicated; it may be one of {', '.join(DTYPES)}")

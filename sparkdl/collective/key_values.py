@@ -6,11 +6,18 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from sparkdl.collective.messages import MAX_VALUE_BYTES
+from sparkdl.collective.messages import MAX_VALUE_BYTES, join_values
 
 Answer = Callable[[bytes | None], None]
 """Called once with the value of the key that was waited for, or with None when the wait has run out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exchange:
+    unanswered: set[int]
+    values: dict[int, bytes] = field(default_factory=dict)
 
 
 class KeyValues:
@@ -18,6 +25,7 @@ class KeyValues:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
+        self._exchanges: dict[str, _Exchange] = {}
         self._waits: dict[str, dict[int, Answer]] = {}
         self._deadlines: list[tuple[float, int, str]] = []
         self._wait_numbers = itertools.count()
@@ -39,6 +47,38 @@ class KeyValues:
         if key in self._values:
             answer(self._values[key])
             return lambda: None
+        return self._add_wait(key, timeout_s, answer)
+
+    def exchange(
+        self, key: str, rank: int, world_size: int, value: bytes, timeout_s: float, answer: Answer
+    ) -> Callable[[], None]:
+        """Have ``answer`` called with the joined values of all ranks once the last of them has given its own.
+
+        What is returned ends the wait, but does not take the value back; the rank may ask again. The exchange is
+        forgotten when all ranks have been answered.
+        """
+        exchange = self._exchanges.setdefault(key, _Exchange(unanswered=set(range(world_size))))
+        exchange.values[rank] = value
+
+        def deliver(joined: bytes | None) -> None:
+            if joined is not None:
+                exchange.unanswered.discard(rank)
+            answer(joined)
+
+        end_wait = self._add_wait(_exchange_key(key), timeout_s, deliver)
+        if len(exchange.values) == world_size:
+            joined = join_values([exchange.values[other] for other in sorted(exchange.values)])
+            for waiting in self._waits.pop(_exchange_key(key)).values():
+                waiting(joined)
+            if not exchange.unanswered:
+                del self._exchanges[key]
+        return end_wait
+
+    def ranks_in(self, key: str) -> list[int]:
+        """The ranks that have given their value to an exchange that is under way."""
+        return sorted(self._exchanges[key].values) if key in self._exchanges else []
+
+    def _add_wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
         number = next(self._wait_numbers)
         self._waits.setdefault(key, {})[number] = answer
         heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, number, key))
@@ -106,3 +146,8 @@ class KeyValues:
         if not waits:
             self._waits.pop(key, None)
         return answer
+
+
+def _exchange_key(key: str) -> str:
+    # Nobody sets such a key.
+    return f"{key}\0"

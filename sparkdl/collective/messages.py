@@ -41,6 +41,9 @@ class Operation(IntEnum):
     takes it back"""
     GOODBYE = 9
     """[]"""
+    EXCHANGE = 10
+    """[key, rank, world size, value, milliseconds]: answered with the joined values once all ranks have given theirs,
+    or LATE after that time, with the numbers of those that have"""
 
 
 class Status(IntEnum):
@@ -78,3 +81,18 @@ def unpack(message: bytes) -> tuple[int, int, list[bytes]]:
     if position != len(message):
         raise ValueError(f"damaged message of {len(message)} bytes: its fields end at byte {position}")
     return request_id, kind, fields
+
+
+def join_values(values: Sequence[bytes]) -> bytes:
+    """Encode several values as one."""
+    return b"".join(_LENGTH.pack(len(value)) + value for value in values)
+
+
+def cut_values(joined: bytes) -> list[bytes]:
+    """Decode what :func:`join_values` made."""
+    values, position = [], 0
+    while position < len(joined):
+        (length,) = _LENGTH.unpack_from(joined, position)
+        position += _LENGTH.size + length
+        values.append(joined[position - length : position])
+    return values

@@ -9,13 +9,19 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from typing import TYPE_CHECKING
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.connections import connect_rings
 from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.point_to_point import Messages
 from sparkdl.collective.rendezvous import PrefixRendezvous
 from sparkdl.collective.segment import SegmentError, open_segment
+from sparkdl.collective.stall_watcher import stall_watcher
 from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.topology import Topology, number_hosts
 
@@ -34,12 +40,25 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 
+def _of_core(name: str) -> Any:
+    """The core's method of that name, found once per communicator: what it does needs no frame of Python around it."""
+    return cached_property(attrgetter(f"_core.{name}"))
+
+
 class NativeCommunicator(Communicator):
     """The contract on the native core; made by :func:`open_native_communicator`."""
 
-    def __init__(self, core: _native.Communicator, opening: Opening, topology: Topology) -> None:
+    def __init__(
+        self, core: _native.Communicator, opening: Opening, topology: Topology, memory: Topology
+    ) -> None:
         super().__init__(opening, topology)
         self._core = core
+        self.monitor = core.monitor
+        if opening.stall_check.warn_after_s is not None:
+            stall_watcher().watch(self, core.monitor)
+        self._memory = memory
+        self._num_arenas = 0
+        self._messages = Messages(self, opening.own_rendezvous)
 
     @property
     def transport(self) -> str:
@@ -51,61 +70,69 @@ class NativeCommunicator(Communicator):
         """See the contract."""
         return self._core.failure
 
-    def allreduce(self, array: Array, *, op: str = "sum", timeout_s: float | None = None) -> None:
-        """See the contract."""
-        self._core.allreduce(array, op, timeout_s)
+    allreduce = _of_core("allreduce")
+    allreduce_async = _of_core("allreduce_async")
+    allreduce_group = _of_core("allreduce_group")
+    allreduce_group_async = _of_core("allreduce_group_async")
+    reduce_scatter = _of_core("reduce_scatter")
+    reduce_scatter_async = _of_core("reduce_scatter_async")
+    allgather = _of_core("allgather")
+    allgather_async = _of_core("allgather_async")
+    broadcast = _of_core("broadcast")
+    broadcast_async = _of_core("broadcast_async")
+    reduce = _of_core("reduce")
+    reduce_async = _of_core("reduce_async")
+    gather = _of_core("gather")
+    gather_async = _of_core("gather_async")
+    scatter = _of_core("scatter")
+    scatter_async = _of_core("scatter_async")
+    alltoall = _of_core("alltoall")
+    alltoall_async = _of_core("alltoall_async")
+    barrier = _of_core("barrier")
+    barrier_async = _of_core("barrier_async")
+    join = _of_core("join")
 
-    def allreduce_async(self, array: Array, *, op: str = "sum", timeout_s: float | None = None) -> Handle:
+    def send_async(self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None) -> Handle:
         """See the contract."""
-        return self._core.allreduce_async(array, op, timeout_s)
+        return self._messages.send_async(array, to, tag, timeout_s)
 
-    def reduce_scatter(
-        self, array: Array, out: Array, *, op: str = "sum", timeout_s: float | None = None
-    ) -> None:
-        """See the contract."""
-        self._core.reduce_scatter(array, out, op, timeout_s)
-
-    def reduce_scatter_async(
-        self, array: Array, out: Array, *, op: str = "sum", timeout_s: float | None = None
+    def recv_async(
+        self, array: Array, *, source: int, tag: int = 0, timeout_s: float | None = None
     ) -> Handle:
         """See the contract."""
-        return self._core.reduce_scatter_async(array, out, op, timeout_s)
+        return self._messages.recv_async(array, source, tag, timeout_s)
 
-    def allgather(self, array: Array, out: Array, *, timeout_s: float | None = None) -> None:
+    def allocate(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See the contract."""
-        self._core.allgather(array, out, timeout_s)
-
-    def allgather_async(self, array: Array, out: Array, *, timeout_s: float | None = None) -> Handle:
-        """See the contract."""
-        return self._core.allgather_async(array, out, timeout_s)
-
-    def broadcast(self, array: Array, *, root: int, timeout_s: float | None = None) -> None:
-        """See the contract."""
-        self._core.broadcast(array, root, timeout_s)
-
-    def broadcast_async(self, array: Array, *, root: int, timeout_s: float | None = None) -> Handle:
-        """See the contract."""
-        return self._core.broadcast_async(array, root, timeout_s)
-
-    def barrier(self, *, timeout_s: float | None = None) -> None:
-        """See the contract."""
-        self._core.barrier(timeout_s)
-
-    def barrier_async(self, *, timeout_s: float | None = None) -> Handle:
-        """See the contract."""
-        return self._core.barrier_async(timeout_s)
+        if num_bytes == 0 or self._memory.num_hosts > 1 or self._memory.local_size == 1:
+            return super().allocate(num_bytes)
+        part_bytes = _native.arena_part_bytes(num_bytes)
+        self._num_arenas += 1
+        fd = open_segment(
+            PrefixRendezvous(self._own_rendezvous, f"arena/{self._num_arenas}"),
+            self._memory,
+            num_bytes=part_bytes * self._memory.local_size,
+            timeout_s=self.timeout_s,
+        )
+        try:
+            return self._core.add_arena(fd, part_bytes)[:num_bytes]
+        finally:
+            os.close(fd)
 
     def abort(self, reason: str) -> None:
         """See the contract."""
         self._core.abort(reason)
+        self._messages.abort(reason)
 
     def close(self) -> None:
         """See the contract."""
+        self._end_timeline()
+        self._messages.close()
         self._core.close()
 
 
 def open_native_communicator(opening: Opening) -> NativeCommunicator:
-    """Open a communicator on the native core; see :func:`~sparkdl.collective.communicator.open_communicator`."""
+    """Open a communicator on the native core; see :func:`~sparkdl.collective.opening.open_communicator`."""
     deadline = Deadline(opening.timeout_s)
     topology = opening.find_topology(deadline)
     memory, segment_fd = _share_memory(opening, topology, deadline)
@@ -115,6 +142,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
             topology=memory,
             secret=opening.secret,
             name=opening.name,
+            wire=opening.wire,
             timeout_s=deadline.remaining_s(),
         )
     except BaseException:
@@ -122,6 +150,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
             os.close(segment_fd)
         raise
     fds = {kind: pair.detach() for kind, pair in sockets.items()}
+    stall_check = opening.stall_check
     try:
         core = _native.Communicator(
             rank=opening.rank,
@@ -130,6 +159,10 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
             lane_fds=fds.get("lane", (-1, -1)),
             lifeline_fds=fds.get("lifeline", (-1, -1)),
             timeout_s=opening.timeout_s,
+            wire=opening.wire,
+            stall_warning_s=stall_check.warn_after_s,
+            stall_abort_s=stall_check.abort_after_s,
+            stall_fd=stall_watcher().fd if stall_check.warn_after_s is not None else -1,
         )
     except ValueError:
         # The core takes the descriptors over unless it refuses them.
@@ -137,7 +170,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
             if fd >= 0:
                 os.close(fd)
         raise
-    return NativeCommunicator(core, opening, topology)
+    return NativeCommunicator(core, opening, topology, memory)
 
 
 def _share_memory(opening: Opening, topology: Topology, deadline: Deadline) -> tuple[Topology, int]:

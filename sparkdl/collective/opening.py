@@ -1,23 +1,31 @@
-"""What a rank says when it opens a communicator. Runs on ranks."""
+"""Opening a communicator: what each rank says, and who carries it out. Runs on ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.host_groups import find_hosts
+from sparkdl.collective.rendezvous import PrefixRendezvous, answered_by
+from sparkdl.collective.stalls import StallCheck
+from sparkdl.collective.telemetry import Telemetry
+from sparkdl.errors import ParamError
 from sparkdl.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdl.collective.deadline import Deadline
-    from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous
+    from sparkdl.collective.communicator import Communicator
+    from sparkdl.collective.rendezvous import Rendezvous
+
+TRANSPORTS = ("auto", "native", "shm", "tcp", "mpi", "hierarchical", "hierarchical-mpi")
+WIRES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """One opening of a communicator, as :func:`~sparkdl.collective.communicator.open_communicator` describes it.
+    """One opening of a communicator, as :func:`open_communicator` describes it.
 
     Attributes:
         rendezvous: the store that the communicator shows to its users.
@@ -29,6 +37,9 @@ class Opening:
         timeout_s: seconds for opening, and the default deadline of every operation.
         name: what the communicator is called in messages.
         host_of_rank: which ranks share a host; found out by trying when None.
+        wire: how sums and averages of float32 travel between hosts.
+        stall_check: when ranks that do not join are reported.
+        telemetry: what measures the communicator, together with others.
     """
 
     rendezvous: Rendezvous
@@ -40,6 +51,9 @@ class Opening:
     timeout_s: float
     name: str
     host_of_rank: Sequence[int] | None = None
+    wire: str = "float32"
+    stall_check: StallCheck = field(default_factory=StallCheck)
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     def find_topology(self, deadline: Deadline) -> Topology:
         """Where the ranks stand: as the caller said, or found out by trying; all ranks take part.
@@ -56,3 +70,116 @@ class Opening:
                 timeout_s=deadline.remaining_s(),
             )
         return Topology(rank=self.rank, host_of_rank=tuple(hosts))
+
+
+def check_transport(transport: str, wire: str = "float32") -> None:
+    """Refuse what :func:`open_communicator` would refuse.
+
+    Raises:
+        ParamError: if there is no such transport or wire format, or not both together.
+    """
+    if transport not in TRANSPORTS:
+        raise ParamError(f"transport={transport!r} is unknown; it may be one of {', '.join(TRANSPORTS)}")
+    if wire not in WIRES:
+        raise ParamError(f"wire={wire!r} is unknown; it may be one of {', '.join(WIRES)}")
+    if uses_mpi(transport) and wire != "float32":
+        raise ParamError(
+            f"transport={transport!r} sends float32 as it is; wire={wire!r} needs another transport"
+        )
+
+
+def uses_mpi(transport: str) -> bool:
+    """Whether the ranks have to stand in one MPI world."""
+    return transport in ("mpi", "hierarchical-mpi")
+
+
+def is_hierarchical(transport: str) -> bool:
+    """Whether CUDA tensors go by NCCL inside a host alone."""
+    return transport in ("hierarchical", "hierarchical-mpi")
+
+
+def open_communicator(
+    *,
+    rendezvous: Rendezvous,
+    rank: int,
+    world_size: int,
+    secret: bytes,
+    transport: str = "auto",
+    timeout_s: float = 300.0,
+    name: str = "world",
+    host_of_rank: Sequence[int] | None = None,
+    own_rendezvous: PrefixRendezvous | None = None,
+    wire: str = "float32",
+    stall_check: StallCheck | None = None,
+    telemetry: Telemetry | None = None,
+) -> Communicator:
+    """Open a communicator; all its ranks call this with the same arguments but ``rank``.
+
+    Args:
+        rendezvous: the store in which the ranks find each other.
+        rank: number of this rank.
+        world_size: how many ranks there are.
+        secret: the job's secret, with which ranks prove themselves to each other.
+        transport: ``"auto"`` and ``"native"``: shared memory inside a host and TCP across, where ``"auto"``
+            makes do with TCP, after a warning, on a host whose shared memory is too small; ``"shm"`` and
+            ``"tcp"``: only that; ``"mpi"``: mpi4py. ``"hierarchical"`` is ``"native"``, and
+            ``"hierarchical-mpi"`` is ``"mpi"``, for this communicator; :mod:`sparkdl.torch` then has CUDA tensors
+            go by NCCL inside a host, and by this transport across.
+        timeout_s: seconds for opening, and the default deadline of every operation.
+        name: what it is called; the same name may be opened again, as long as all ranks do so in the same
+            order.
+        host_of_rank: which ranks share a host, numbered by first appearance, where the caller knows; found
+            out by trying when None.
+        own_rendezvous: a part of the store for this opening alone, the same on all ranks, where the caller knows
+            one; found by counting the openings of the name when None.
+        wire: how sums and averages of float32 travel between hosts: ``"float32"``, or rounded to ``"bfloat16"`` or
+            ``"float16"``, which is half the bytes. They are added up in float32, and every rank gets the same bits;
+            each host that a sum passes rounds it once, by at most 2^-8 or 2^-11 of itself. float16 ends at 65504.
+            Inside a host nothing is rounded.
+        stall_check: when an operation that some ranks do not join is reported, and given up; a warning
+            after 60 s when None.
+        telemetry: of another communicator of this process, to be measured together with it; its own when None.
+
+    Raises:
+        ParamError: if an argument has a value that cannot work.
+        MismatchError: if the ranks disagree about ``wire``.
+        TransportUnavailableError: if the transport is not installed.
+        CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
+        AuthenticationError: if some rank has another secret.
+        CommunicatorError: if the ranks cannot connect, or shared memory cannot be had where it was asked for.
+    """
+    check_transport(transport, wire)
+    if not 0 <= rank < world_size:
+        raise ParamError(f"rank {rank} is outside a world of {world_size} ranks")
+    with answered_by(Deadline(timeout_s)):
+        if own_rendezvous is None:
+            # A name that is opened again must not meet what the first opening left in the store.
+            count = rendezvous.add(f"communicator/{name}/openings/{rank}/{world_size}", 1)
+            own_rendezvous = PrefixRendezvous(rendezvous, f"communicator/{name}/{count}")
+        opening = Opening(
+            rendezvous=rendezvous,
+            own_rendezvous=own_rendezvous,
+            rank=rank,
+            world_size=world_size,
+            secret=secret,
+            transport=transport,
+            timeout_s=timeout_s,
+            name=name,
+            host_of_rank=host_of_rank,
+            wire=wire,
+            stall_check=stall_check or StallCheck(),
+            telemetry=telemetry or Telemetry(),
+        )
+        communicator = _carry_out(opening)
+    opening.telemetry.watch(communicator)
+    return communicator
+
+
+def _carry_out(opening: Opening) -> Communicator:
+    if uses_mpi(opening.transport):
+        from sparkdl.collective.mpi_communicator import open_mpi_communicator
+
+        return open_mpi_communicator(opening)
+    from sparkdl.collective.native_communicator import open_native_communicator
+
+    return open_native_communicator(opening)

@@ -1,4 +1,4 @@
-"""News about other ranks that a transport cannot tell: who died, who aborted and why, who is missing.
+"""News about other ranks that a transport cannot tell: who died, who failed and why, who is missing.
 
 MPI offers none of that, so it goes through the rendezvous: one thread per communicator waits there for
 notices.
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 _WAIT_S = 600.0
 _ROLL_CALL_S = 2.0
 
+_ERRORS = {error.__name__: error for error in (CommunicatorAbortedError, CommunicatorTimeoutError)}
+"""What a rank that fails lets the others fail with; anything else is a :class:`CommunicatorError`."""
+
 
 class PeerWatch:
     """Watches the peers of one communicator from its opening until all ranks have left it.
@@ -49,6 +52,7 @@ class PeerWatch:
         self._left: set[int] = set()
         self._closed = False
         self.failure: CommunicatorError | None = None
+        self._failed = threading.Event()
         self._lock = threading.Lock()
         rendezvous.post_if_lost("notices", self._notice("lost"))
         threading.Thread(target=self._watch, name="sparkdl-peer-watch", daemon=True).start()
@@ -57,6 +61,14 @@ class PeerWatch:
         """Let this and every other rank fail with ``reason``."""
         self._fail(CommunicatorAbortedError(f"rank {self._rank} aborted: {reason}"))
         self._post("aborted", reason=reason)
+
+    def pass_on(self, failure: CommunicatorError) -> None:
+        """Let every other rank fail as this one has, which would otherwise have them wait for it."""
+        self._post("failed", error=type(failure).__name__, reason=f"rank {self._rank}: {failure}")
+
+    def hears_of_failure(self, timeout_s: float) -> bool:
+        """Whether another rank's failure is known, or comes to be known within ``timeout_s``."""
+        return self._failed.wait(timeout_s)
 
     def roll_call(self) -> list[int]:
         """Ask who has joined as many operations as this rank; return those that have not or do not answer."""
@@ -105,6 +117,8 @@ class PeerWatch:
             self._fail(RankLostError(f"rank {rank} died: its connection to the coordinator ended"))
         elif kind == "aborted":
             self._fail(CommunicatorAbortedError(f"rank {rank} aborted: {notice['reason']}"))
+        elif kind == "failed" and rank != self._rank:
+            self._fail(_ERRORS.get(notice["error"], CommunicatorError)(notice["reason"]))
         elif kind == "roll call":
             self._rendezvous.set(f"roll calls/{number}/{self._rank}", str(self._position()).encode())
 
@@ -112,6 +126,7 @@ class PeerWatch:
         with self._lock:
             if self.failure is None:
                 self.failure = failure
+                self._failed.set()
 
     def _notice(self, kind: str, **details: str) -> bytes:
         return json.dumps({"kind": kind, "rank": self._rank, **details}).encode()

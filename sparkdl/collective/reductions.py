@@ -6,42 +6,102 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.errors import ParamError
+
 OPS = ("sum", "avg", "min", "max", "product")
 
-_INTEGERS = ("int32", "int64", "uint8")
+Data = np.ndarray[Any, Any]
+
+_OF_BOOLS = {"sum": "max", "min": "min", "max": "max", "product": "min"}
+"""How the numbers 0 and 1 are reduced that stand for bools."""
+
+_SATURATED = ("int8", "uint8", "int16", "uint16")
+"""Whose sums end at the limits of their type in Open MPI, where it adds with AVX, and wrap around everywhere else."""
 
 
-def widen(data: np.ndarray[Any, Any], dtype: str, op: str) -> np.ndarray[Any, Any]:
-    """The array in which to reduce ``data``: itself, or a wider copy.
+def check_op(op: str, dtype: str) -> str:
+    """Return ``op``.
 
-    bfloat16 (given as uint16) and float16 are reduced in float32; averages of integers in int64, lest their
-    sum overflows.
+    Raises:
+        ParamError: if it is not one of :data:`OPS`, or elements of this dtype cannot be reduced by it.
     """
+    if op == "avg" and dtype == "bool":
+        raise ParamError("bools have no average; convert them to a number first")
+    if op not in OPS:
+        raise ParamError(f"op={op!r} is unknown; it may be one of {', '.join(OPS)}")
+    return op
+
+
+def elementary_op(op: str, dtype: str) -> str:
+    """What to reduce the arrays of :func:`widen` by: ``"sum"``, ``"min"``, ``"max"`` or ``"product"``."""
+    if dtype == "bool":
+        return _OF_BOOLS[op]
+    # An average is a sum that is divided afterwards.
+    return "sum" if op == "avg" else op
+
+
+def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
+    """The array in which to reduce ``data``: itself, or a wider or scaled copy.
+
+    bfloat16 (given as uint16) and float16 are reduced in float32; averages of integers in 64 bits, lest their
+    sum overflows; sums of integers of 8 and 16 bits in 32 bits.
+    """
+    wide = data
     if dtype == "bfloat16":
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    if dtype == "float16":
-        return data.astype(np.float32)
-    if op == "avg" and dtype in _INTEGERS:
-        return data.astype(np.int64)
-    return data
+        wide = (data.astype(np.uint32) << 16).view(np.float32)
+    elif dtype == "float16":
+        wide = data.astype(np.float32)
+    if prescale != 1.0:
+        wide = _scale(wide, dtype, prescale)
+    if op == "avg" and wide.dtype.kind in "iu":
+        wide = wide.astype(np.uint64 if dtype == "uint64" else np.int64)
+    elif op == "sum" and dtype in _SATURATED:
+        wide = wide.astype(np.int32)
+    return wide
 
 
 def narrow_into(
-    out: np.ndarray[Any, Any], reduced: np.ndarray[Any, Any], dtype: str, op: str, world_size: int
+    out: Data, reduced: Data, dtype: str, op: str, world_size: int, postscale: float = 1.0
 ) -> None:
-    """Write the reduced array of :func:`widen` to ``out``, divided by ``world_size`` for an average."""
-    if op == "avg" and dtype in _INTEGERS:
-        # Toward zero, where // would round toward minus infinity.
-        reduced = np.sign(reduced) * (np.abs(reduced) // world_size)
-    elif op == "avg":
-        np.divide(reduced, world_size, out=reduced)
+    """Write the reduced array of :func:`widen` to ``out``: divided by ``world_size`` for an average, then scaled."""
+    if op == "avg":
+        reduced = _divide(reduced, world_size)
+    elif dtype in _SATURATED:
+        # Sums wrap around before they are scaled, as those of wider integers do.
+        reduced = reduced.astype(out.dtype, copy=False)
+    if postscale != 1.0:
+        reduced = _scale(reduced, dtype, postscale, out=reduced)
     if dtype == "bfloat16":
         out[:] = _round_to_bfloat16(reduced)
     elif reduced is not out:
         out[:] = reduced.astype(out.dtype)
 
 
-def _round_to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _divide(values: Data, divisor: int) -> Data:
+    if values.dtype.kind == "u":
+        return values // np.uint64(divisor)
+    if values.dtype.kind == "i":
+        # Toward zero, where // would round toward minus infinity.
+        return np.asarray(np.sign(values) * (np.abs(values) // divisor))
+    return np.divide(values, divisor, out=values)
+
+
+def _scale(values: Data, dtype: str, factor: float, out: Data | None = None) -> Data:
+    if values.dtype.kind == "f":
+        return np.asarray(np.multiply(values, values.dtype.type(factor), out=out))
+    scaled = np.trunc(values.astype(np.float64) * factor)
+    if dtype == "bool":
+        # 0 and 1 are all that fits.
+        return np.asarray(scaled >= 1, values.dtype)
+    ends = np.iinfo(dtype)
+    # The upper end of 64 bits is no float64: the next one is just beyond.
+    within = np.where(scaled < float(ends.max), np.maximum(scaled, float(ends.min)), 0.0)
+    limited = np.asarray(within.astype(values.dtype))
+    limited[scaled >= float(ends.max)] = ends.max
+    return limited
+
+
+def _round_to_bfloat16(values: Data) -> Data:
     bits = values.view(np.uint32)
     # To nearest, ties to even: add just under half of the last place that stays, and one more if that place
     # is odd.

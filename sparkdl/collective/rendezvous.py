@@ -6,13 +6,18 @@ implementation; any store with these few operations will do.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.messages import cut_values, join_values
 from sparkdl.errors import CommunicatorTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+_deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 
 
 class Rendezvous(Protocol):
@@ -58,6 +63,35 @@ class LossNotices(Protocol):
         """
 
 
+@runtime_checkable
+class Exchanges(Protocol):
+    """What a rendezvous can do besides when it can serve :func:`all_gather_bytes` by one request of each rank."""
+
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """Give a value and wait for those of all ranks; return them, or the ranks that came in time.
+
+        A rank that was not answered in time may ask again.
+        """
+
+
+@contextmanager
+def answered_by(deadline: Deadline) -> Iterator[None]:
+    """What this thread asks of a rendezvous meanwhile is wanted by the deadline, not only what says so itself."""
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def time_for_answers_s(longest_s: float) -> float:
+    """Seconds that are left to a request of this thread that could take ``longest_s``; see :func:`answered_by`."""
+    deadline = _deadline.get()
+    return longest_s if deadline is None else min(longest_s, deadline.remaining_s())
+
+
 class PrefixRendezvous:
     """A view of a rendezvous in which every key has a prefix, so that independent users do not meet."""
 
@@ -93,6 +127,19 @@ class PrefixRendezvous:
         """See :class:`Rendezvous`; counts only the keys of this view."""
         return self._rendezvous.num_keys(self._prefix + prefix)
 
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """See :class:`Exchanges`; done by keys when the rendezvous below knows nothing else."""
+        return _exchange(
+            self._rendezvous,
+            self._prefix + key,
+            rank=rank,
+            world_size=world_size,
+            value=value,
+            timeout_s=timeout_s,
+        )
+
     def post_if_lost(self, queue: str, value: bytes) -> None:
         """See :class:`LossNotices`; without effect when the rendezvous below does not notice losses."""
         if isinstance(self._rendezvous, LossNotices):
@@ -111,44 +158,42 @@ def all_gather_bytes(
 ) -> list[bytes]:
     """Exchange one value per rank; every rank gets all of them in order of rank.
 
-    Rank 0 joins the values, so that the store serves a number of requests that grows with the world size and
-    not with its square. The keys are removed when all ranks have read them; use each ``key`` once.
+    The store serves a number of requests that grows with the world size and not with its square, and keeps nothing;
+    use each ``key`` once.
 
     Raises:
         CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
     """
     if world_size == 1:
         return [value]
+    values = _exchange(rendezvous, key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
+    if isinstance(values, list):
+        return values
+    missing = [other for other in range(world_size) if other not in values]
+    who = f"ranks {missing} are missing" if missing else "rank 0 did not answer"
+    raise CommunicatorTimeoutError(
+        f"{key!r} was not complete within {timeout_s:g} s: {who} of {world_size}."
+        " Look at why they did not start, or allow more time."
+    )
+
+
+def _exchange(
+    rendezvous: Rendezvous, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+) -> list[bytes] | frozenset[int]:
+    if isinstance(rendezvous, Exchanges):
+        return rendezvous.exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
     deadline = Deadline(timeout_s)
     own_keys = [f"{key}/{other}" for other in range(world_size)]
     rendezvous.set(own_keys[rank], value)
     try:
         if rank == 0:
             values = [rendezvous.get(own, deadline.remaining_s()) for own in own_keys]
-            rendezvous.set(f"{key}/all", _join(values))
+            rendezvous.set(f"{key}/all", join_values(values))
         else:
-            values = _cut(rendezvous.get(f"{key}/all", deadline.remaining_s()), world_size)
-    except CommunicatorTimeoutError as error:
-        missing = [other for other in range(world_size) if not rendezvous.check([own_keys[other]])]
-        who = f"ranks {missing} are missing" if missing else "rank 0 did not answer"
-        raise CommunicatorTimeoutError(
-            f"{key!r} was not complete within {timeout_s:g} s: {who} of {world_size}."
-            " Look at why they did not start, or allow more time."
-        ) from error
+            values = cut_values(rendezvous.get(f"{key}/all", deadline.remaining_s()))
+    except CommunicatorTimeoutError:
+        return frozenset(other for other in range(world_size) if rendezvous.check([own_keys[other]]))
     if rendezvous.add(f"{key}/readers", 1) == world_size:
         for used in [*own_keys, f"{key}/all", f"{key}/readers"]:
             rendezvous.delete(used)
-    return values
-
-
-def _join(values: Sequence[bytes]) -> bytes:
-    return b"".join(len(value).to_bytes(4, "big") + value for value in values)
-
-
-def _cut(joined: bytes, num_values: int) -> list[bytes]:
-    values, position = [], 0
-    for _ in range(num_values):
-        length = int.from_bytes(joined[position : position + 4], "big")
-        values.append(joined[position + 4 : position + 4 + length])
-        position += 4 + length
     return values

@@ -18,8 +18,16 @@ from sparkdl.collective.coordinator import PURPOSE
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.dialing import connect_authenticated
 from sparkdl.collective.frames import receive_frame, send_frame
-from sparkdl.collective.messages import MAX_FRAME_BYTES, MAX_VALUE_BYTES, Operation, Status, pack, unpack
-from sparkdl.collective.rendezvous import PrefixRendezvous
+from sparkdl.collective.messages import (
+    MAX_FRAME_BYTES,
+    MAX_VALUE_BYTES,
+    Operation,
+    Status,
+    cut_values,
+    pack,
+    unpack,
+)
+from sparkdl.collective.rendezvous import PrefixRendezvous, time_for_answers_s
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 
 if TYPE_CHECKING:
@@ -30,6 +38,9 @@ if TYPE_CHECKING:
 
 _ANSWER_TIMEOUT_S = 60.0
 """How long the coordinator may take for something that it answers at once."""
+
+_GRACE_S = 5.0
+"""How much later than the deadline an answer may come: it is then that the coordinator says what is late."""
 
 _GOODBYE_TIMEOUT_S = 5.0
 
@@ -100,6 +111,24 @@ class RendezvousClient:
         """See :class:`Rendezvous`."""
         return int(self._ask(Operation.NUM_KEYS, prefix.encode()))
 
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """See :class:`~sparkdl.collective.rendezvous.Exchanges`."""
+        if len(value) * world_size > MAX_VALUE_BYTES:
+            raise CommunicatorError(
+                f"rank {rank}'s value of {key!r} has {len(value)} bytes; {world_size} ranks may exchange"
+                f" {MAX_VALUE_BYTES // world_size} each. Send large data through a communicator."
+            )
+        numbers = (rank, world_size, max(0, round(timeout_s * 1000)))
+        number_fields = [str(number).encode() for number in numbers]
+        status, fields = self._request(
+            Operation.EXCHANGE,
+            *(key.encode(), *number_fields[:2], bytes(value), number_fields[2]),
+            patience_s=timeout_s + _ANSWER_TIMEOUT_S,
+        )
+        return frozenset(int(field) for field in fields) if status == Status.LATE else cut_values(fields[0])
+
     def post_if_lost(self, queue: str, value: bytes) -> None:
         """See :class:`~sparkdl.collective.rendezvous.LossNotices`."""
         self._ask(Operation.POST_IF_LOST, queue.encode(), value)
@@ -136,7 +165,7 @@ class RendezvousClient:
 
     def _request(self, operation: Operation, *fields: bytes, patience_s: float) -> tuple[int, list[bytes]]:
         future: Future[tuple[int, list[bytes]]] = Future()
-        deadline = Deadline(patience_s)
+        deadline = Deadline(min(patience_s, time_for_answers_s(patience_s) + _GRACE_S))
         with self._lock:
             if self._ended is not None:
                 raise CommunicatorError(f"{operation.name} is not possible: {self._ended}")
@@ -154,7 +183,7 @@ class RendezvousClient:
                 self._answers.pop(number, None)
             raise CommunicatorError(
                 f"the coordinator at {self.address} did not answer {operation.name}"
-                f" within {deadline.timeout_s:g} s; its process or machine hangs"
+                f" within {deadline.timeout_s:g} s; its process or machine hangs, or this one is cut off from it"
             ) from None
 
     def _send(self, message: bytes, deadline: Deadline) -> None:

@@ -12,8 +12,7 @@ import secrets
 import time
 from pathlib import Path
 
-# Names in here are random and made with O_EXCL, so nobody can lay one out in advance.
-FOLDER = Path("/dev/shm")  # noqa: S108
+FOLDER = Path("/dev/shm")  # noqa: S108 - names in here are random and made with O_EXCL
 
 _PREFIX = "sparkdl-"
 _LEFTOVER_AGE_S = 10.0

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import CommunicatorTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    Blocked = Callable[[], AbstractContextManager[Any]]
+    """Makes a context in which a thread waits."""
 
 
 class FutureHandle:
     """The handle of an operation that a thread of this process carries out."""
 
-    def __init__(self, future: Future[None]) -> None:
+    def __init__(self, future: Future[None], blocked: Blocked = nullcontext) -> None:
         self._future = future
+        self._blocked = blocked
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See :class:`~sparkdl.collective.handle.Handle`."""
         try:
-            self._future.result(timeout_s)
+            with nullcontext() if self._future.done() else self._blocked():
+                self._future.result(timeout_s)
         except FutureTimeoutError as error:
             if self._future.done():
                 raise
@@ -34,13 +42,19 @@ class FutureHandle:
 
 
 class Turns:
-    """One queue of operations and the one thread that works on it."""
+    """One queue of operations and the one thread that works on it.
 
-    def __init__(self, name: str) -> None:
+    Attributes:
+        queued_ns: for the operation that has its turn: when it was submitted; 0 if it runs on its caller's thread.
+    """
+
+    def __init__(self, name: str, blocked: Blocked = nullcontext) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
         self._num_pending = 0
+        self._blocked = blocked
+        self.queued_ns = 0
 
     def run(self, operation: Callable[[], None]) -> None:
         """Carry out ``operation`` after all that was submitted; on the caller's thread if that is nothing."""
@@ -53,6 +67,7 @@ class Turns:
             self.submit(operation).wait()
             return
         try:
+            self.queued_ns = 0
             operation()
         finally:
             self._turn.release()
@@ -62,15 +77,17 @@ class Turns:
         """Queue ``operation``."""
         with self._submitting:
             self._num_pending += 1
-            return FutureHandle(self._executor.submit(self._take_turn, operation))
+            future = self._executor.submit(self._take_turn, operation, time.monotonic_ns())
+            return FutureHandle(future, self._blocked)
 
     def close(self) -> None:
         """Wait for everything that was submitted, and end the thread."""
         self._executor.shutdown()
 
-    def _take_turn(self, operation: Callable[[], None]) -> None:
+    def _take_turn(self, operation: Callable[[], None], queued_ns: int) -> None:
         try:
             with self._turn:
+                self.queued_ns = queued_ns
                 operation()
         finally:
             self._finish()

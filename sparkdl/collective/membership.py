@@ -1,0 +1,154 @@
+"""Joining the job that a process is a rank of, and leaving it when the process ends. Runs on ranks.
+
+In peace after the last line of its program; with an abort, which ends the others as well, after an exception.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from sparkdl.collective.addresses import Address
+from sparkdl.collective.authentication import new_secret
+from sparkdl.collective.coordinator import Coordinator
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.job import Job
+from sparkdl.collective.opening import open_communicator
+from sparkdl.collective.rendezvous import post
+from sparkdl.collective.rendezvous_client import RendezvousClient
+from sparkdl.errors import CommunicatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sparkdl.collective.communicator import Communicator
+
+FAILURE_KEY = "job/failure"
+"""Where the rank that failed first tells its launcher why, as JSON of ``rank``, ``host`` and ``error``."""
+
+_DEPARTURES = "job/departures"
+_CONNECT_TIMEOUT_S = 60.0
+_FAREWELL_TIMEOUT_S = 30.0
+_SHORT_FAREWELL_S = 5.0
+
+
+def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
+    """Open the communicator of all ranks of the job, and leave the job when the process ends.
+
+    Args:
+        job: which one.
+        coordinator: of the job, if it lives in this process; closed after the last rank has left.
+
+    Raises:
+        ConnectionError: if the coordinator cannot be reached.
+        SparkdlError: as :func:`~sparkdl.collective.opening.open_communicator`.
+    """
+    client = RendezvousClient.connect(
+        job.coordinator, job.secret, timeout_s=min(job.timeout_s, _CONNECT_TIMEOUT_S)
+    )
+    try:
+        client.post_if_lost(_DEPARTURES, b"lost")
+        communicator = open_communicator(
+            rendezvous=client.prefix("ranks"),
+            rank=job.rank,
+            world_size=job.world_size,
+            secret=job.secret,
+            transport=job.transport,
+            wire=job.wire,
+            timeout_s=job.timeout_s,
+        )
+    except BaseException:
+        client.close()
+        raise
+    atexit.register(_Membership(client, communicator, coordinator).leave)
+    return communicator
+
+
+def host_job(
+    rank: int, world_size: int, spread: Callable[[bytes], bytes], environ: Mapping[str, str]
+) -> Communicator:
+    """Found a job among ranks that know each other already, and join it: rank 0 has the coordinator.
+
+    Args:
+        rank: number of this rank.
+        world_size: how many ranks there are.
+        spread: gives all ranks the bytes that it is called with on rank 0.
+        environ: where the user's choices are.
+    """
+    coordinator, invitation = None, b""
+    if rank == 0:
+        secret = new_secret()
+        coordinator = Coordinator(secret=secret, world_size=world_size)
+        invitation = json.dumps([coordinator.address.to_bytes().decode(), secret.hex()]).encode()
+    try:
+        address, secret_text = json.loads(spread(invitation))
+        job = Job(
+            rank=rank,
+            world_size=world_size,
+            coordinator=Address.from_bytes(address),
+            secret=bytes.fromhex(secret_text),
+        )
+        return join_job(job.with_choices_of(environ), coordinator)
+    except BaseException:
+        if coordinator is not None:
+            coordinator.close()
+        raise
+
+
+def is_consequence(error: BaseException | None) -> bool:
+    """Whether a failed collective is behind an error: then another rank's failure is behind that."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, CommunicatorError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class _Membership:
+    """What a rank holds of its job, until its process ends."""
+
+    def __init__(
+        self, client: RendezvousClient, communicator: Communicator, coordinator: Coordinator | None
+    ) -> None:
+        self._client, self._communicator, self._coordinator = client, communicator, coordinator
+        self._pid = os.getpid()
+
+    def leave(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child ends
+        # What the interpreter has just printed as the reason of its end.
+        failure: BaseException | None = getattr(sys, "last_value", None)
+        # The errors: the coordinator, or whoever had it, has left already.
+        with contextlib.suppress(CommunicatorError):
+            if failure is not None:
+                self._tell(failure)
+        with contextlib.suppress(CommunicatorError):
+            self._communicator.close()
+        with contextlib.suppress(CommunicatorError):
+            self._depart(_FAREWELL_TIMEOUT_S if failure is None else _SHORT_FAREWELL_S)
+        self._client.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+    def _tell(self, failure: BaseException) -> None:
+        rank, text = self._communicator.rank, f"{type(failure).__name__}: {failure}"
+        if not is_consequence(failure):
+            news = {"rank": rank, "host": socket.gethostname(), "error": text}
+            self._client.compare_set(FAILURE_KEY, b"", json.dumps(news).encode())
+        self._communicator.abort(f"rank {rank} failed: {text}")
+
+    def _depart(self, timeout_s: float) -> None:
+        self._client.post_if_lost(_DEPARTURES, b"")
+        post(self._client, _DEPARTURES, b"left")
+        if self._coordinator is None:
+            return
+        deadline = Deadline(timeout_s)
+        for number in range(1, self._communicator.world_size + 1):
+            self._client.get(f"{_DEPARTURES}/{number}", deadline.remaining_s())

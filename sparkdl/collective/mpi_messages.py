@@ -1,0 +1,232 @@
+"""Messages between two ranks of a communicator over MPI. Runs on ranks.
+
+Both ends exchange envelopes before anything is written. The messages of one direction and tag go one after another;
+all others move independently, polled by one thread that sleeps while there are none.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.device_array import DeviceArray
+from sparkdl.collective.envelopes import check_peer, compare, envelope_of
+from sparkdl.collective.flat_buffers import FlatBuffer, flatten
+from sparkdl.collective.mpi_device import DeviceBuffer
+from sparkdl.collective.mpi_library import is_cuda_aware, library_name, load_mpi
+from sparkdl.collective.mpi_operations import for_mpi, pieces, written_by_mpi
+from sparkdl.collective.turns import FutureHandle
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError, ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi4py import MPI
+
+    from sparkdl.collective.communicator import Array
+    from sparkdl.collective.mpi_operations import Steps
+
+_SPIN_S = 0.02
+_SHORT_NAP_S = 2e-4
+_LONG_NAP_S = 2e-3
+
+
+@dataclass(kw_only=True)
+class _Message:
+    """One message on its way, at one of its ends."""
+
+    what: str
+    peer: int
+    steps: Steps
+    timeout_s: float
+    future: Future[None] = field(default_factory=Future)
+    request: MPI.Request | None = None
+    deadline: Deadline | None = None
+
+
+class MpiMessages:
+    """Sends and receives over one MPI communicator.
+
+    Args:
+        comm: over all ranks; the tags of its messages are used by nobody else.
+        name: of the communicator, for errors.
+        check: raises if the communicator has failed.
+        fail: makes it fail.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        name: str,
+        *,
+        check: Callable[[object], None],
+        fail: Callable[[CommunicatorError], None],
+    ) -> None:
+        self._comm = comm
+        self._name = name
+        self._check, self._fail = check, fail
+        self._mpi = load_mpi()
+        highest = comm.Get_attr(self._mpi.TAG_UB)
+        assert isinstance(highest, int), "MPI defines it for every communicator"
+        self._max_tag = (highest - 1) // 2  # two tags of MPI for each of ours
+        self._lines: dict[tuple[str, int, int], deque[_Message]] = {}
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._abandoned: list[_Message] = []
+
+    def send(self, array: Array, to: int, tag: int, timeout_s: float) -> FutureHandle:
+        """Queue a message to rank ``to``; see the contract."""
+        buffer = self._buffer_of(array)
+        what = f"send of {buffer.data.size} {buffer.dtype} to rank {to} with tag {tag}"
+        return self._queue("send", to, tag, what, partial(self._send, buffer, to, tag), timeout_s)
+
+    def recv(self, array: Array, source: int, tag: int, timeout_s: float) -> FutureHandle:
+        """Queue the arrival of a message of rank ``source``; see the contract."""
+        buffer = self._buffer_of(array)
+        what = f"recv of {buffer.data.size} {buffer.dtype} from rank {source} with tag {tag}"
+        return self._queue("recv", source, tag, what, partial(self._recv, buffer, source, tag), timeout_s)
+
+    def close(self) -> None:
+        """Wait for what is on its way, and end the thread."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _queue(
+        self, direction: str, peer: int, tag: int, what: str, begin: Callable[[], Steps], timeout_s: float
+    ) -> FutureHandle:
+        check_peer(peer, self._comm.Get_rank(), self._comm.Get_size())
+        if not 0 <= tag <= self._max_tag:
+            raise ParamError(f"tag {tag} is outside 0 to {self._max_tag}, which this MPI library allows")
+        self._check(what)
+        message = _Message(what=what, peer=peer, steps=begin(), timeout_s=timeout_s)
+        with self._news:
+            if self._closed:
+                raise CommunicatorError(f"{what}: communicator {self._name!r} is closed")
+            self._lines.setdefault((direction, peer, tag), deque()).append(message)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name=f"sparkdl-mpi-messages-{self._name}", daemon=True
+                )
+                self._thread.start()
+            self._news.notify()
+        return FutureHandle(message.future)
+
+    def _buffer_of(self, array: Array) -> FlatBuffer | DeviceBuffer:
+        if not isinstance(array, DeviceArray):
+            return flatten(array)
+        if not is_cuda_aware():
+            raise ParamError(f"{library_name()} does not take arrays in GPU memory; copy them to the host")
+        return DeviceBuffer(array)
+
+    def _send(self, buffer: FlatBuffer | DeviceBuffer, to: int, tag: int) -> Steps:
+        mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
+        if isinstance(buffer, DeviceBuffer):
+            buffer.enter()
+        yield self._comm.Isend(mine, to, 2 * tag)
+        yield self._comm.Irecv(theirs, to, 2 * tag + 1)
+        compare(mine, theirs, source=self._comm.Get_rank(), to=to, tag=tag)
+        whole = buffer.unread if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
+        for piece in pieces(whole):
+            yield self._comm.Isend(piece, to, 2 * tag)
+
+    def _recv(self, buffer: FlatBuffer | DeviceBuffer, source: int, tag: int) -> Steps:
+        mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
+        if isinstance(buffer, DeviceBuffer):
+            buffer.enter()
+        yield self._comm.Irecv(theirs, source, 2 * tag)
+        yield self._comm.Isend(mine, source, 2 * tag + 1)
+        compare(theirs, mine, source=source, to=self._comm.Get_rank(), tag=tag)
+        with self._written(buffer) as whole:
+            for piece in pieces(whole):
+                yield self._comm.Irecv(piece, source, 2 * tag)
+
+    def _written(self, buffer: FlatBuffer | DeviceBuffer) -> AbstractContextManager[Any]:
+        return (
+            nullcontext(buffer.unread) if isinstance(buffer, DeviceBuffer) else written_by_mpi(buffer.unread)
+        )
+
+    def _serve(self) -> None:
+        quiet_since = time.monotonic()
+        while True:
+            with self._news:
+                if not self._lines:
+                    if self._closed:
+                        return
+                    self._news.wait()
+                    quiet_since = time.monotonic()
+                lines = list(self._lines.items())
+            moves = [self._advance(*line) for line in lines]
+            if any(moves):
+                quiet_since = time.monotonic()
+                continue
+            quiet_s = time.monotonic() - quiet_since
+            if quiet_s < _SPIN_S:
+                os.sched_yield()
+            else:
+                time.sleep(_SHORT_NAP_S if quiet_s < 1.0 else _LONG_NAP_S)
+
+    def _advance(self, key: tuple[str, int, int], line: deque[_Message]) -> bool:
+        """Take the first message of a line as far as it goes; say whether that was any further."""
+        message = line[0]
+        try:
+            has_moved = self._step(message)
+        except StopIteration:
+            self._finish(key, line, None)
+        except MismatchError as error:
+            self._finish(key, line, error)
+        except self._mpi.Exception as error:
+            self._give_up(key, line, CommunicatorError(f"{message.what} failed in MPI: {error}"))
+        except CommunicatorError as error:
+            self._give_up(key, line, error)
+        else:
+            return has_moved
+        return True
+
+    def _step(self, message: _Message) -> bool:
+        if message.deadline is None:
+            message.deadline = Deadline(message.timeout_s)
+            message.request = next(message.steps)
+        assert message.request is not None
+        self._check(message.what)
+        has_moved = False
+        while message.request.Test():
+            message.request = next(message.steps)
+            has_moved = True
+        if message.deadline.expired:
+            raise CommunicatorTimeoutError(
+                f"{message.what} on {self._name!r} was not complete within {message.timeout_s:g} s:"
+                f" rank {message.peer} has not answered"
+            )
+        return has_moved
+
+    def _give_up(self, key: tuple[str, int, int], line: deque[_Message], failure: CommunicatorError) -> None:
+        # MPI may still write to the buffer: keep it.
+        self._abandoned.append(line[0])
+        self._fail(failure)
+        self._finish(key, line, failure)
+
+    def _finish(
+        self, key: tuple[str, int, int], line: deque[_Message], error: CommunicatorError | None
+    ) -> None:
+        with self._news:
+            message = line.popleft()
+            if not line:
+                del self._lines[key]
+        if error is None:
+            message.future.set_result(None)
+        else:
+            message.future.set_exception(error)

@@ -1,0 +1,220 @@
+"""Opening NCCL over a communicator: who has which GPU, the unique id, and what any rank failed with. Runs on ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl._native import NcclCommunicator
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.nccl_group import NcclGroup
+from sparkdl.collective.nccl_library import load_nccl
+from sparkdl.collective.rendezvous import PrefixRendezvous
+from sparkdl.errors import (
+    CommunicatorError,
+    CommunicatorTimeoutError,
+    ParamError,
+    SparkdlError,
+    TransportUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkdl._native import NcclLibrary
+    from sparkdl.collective.communicator import Communicator
+
+_LOOK_S = 0.25
+_OUTCOME_S = 15.0
+
+
+def open_nccl_group(
+    communicator: Communicator,
+    *,
+    gpu: int,
+    library: str | None = None,
+    timeout_s: float | None = None,
+    name: str = "nccl",
+) -> NcclGroup:
+    """Open NCCL over the ranks of a communicator, each with a GPU of its own; all ranks make this call.
+
+    Args:
+        communicator: the ranks, and where they tell each other what NCCL needs. It stays the caller's, but shares the
+            group's fate from now on.
+        gpu: number of this rank's GPU in this process.
+        library: path of the NCCL library; found by :func:`~sparkdl.collective.nccl_library.load_nccl` when None.
+        timeout_s: seconds for opening, and the deadline of operations; the communicator's when None.
+        name: what the group is called in messages.
+
+    Raises:
+        TransportUnavailableError: if some rank has no NCCL, no GPU or no driver; the message names the ranks.
+        ParamError: if ranks share a GPU, or one asked for a GPU that it does not see.
+        CommunicatorTimeoutError: if NCCL does not open in time.
+        CommunicatorError: if some rank failed in any other way; the message names it and has NCCL's own text.
+    """
+    timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
+    deadline = Deadline(timeout_s)
+    loaded, own = _look_at_own(gpu, library)
+    _check_ranks([json.loads(text) for text in gather_texts(communicator, json.dumps(own))])
+    assert loaded is not None, "a rank without NCCL has been refused"
+    unique_id = _share_unique_id(communicator, loaded)
+    core, failure = _begin(communicator, loaded, unique_id, gpu, f"{communicator.name}/{name}", deadline)
+    failures = gather_texts(communicator, failure, deadline.remaining_s() + _OUTCOME_S)
+    if core is None or any(failures):
+        if core is not None:
+            core.abort("another rank could not open it")
+        raise _opening_error(failures, timeout_s)
+    return NcclGroup(core, communicator, gpu=gpu, name=f"{communicator.name}/{name}", timeout_s=timeout_s)
+
+
+def gather_texts(communicator: Communicator, text: str, timeout_s: float | None = None) -> list[str]:
+    """Exchange one text per rank over a communicator; every rank gets all of them in order of rank."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.empty(communicator.world_size, np.int64)
+    communicator.allgather(np.array([len(own)], np.int64), lengths, timeout_s=timeout_s)
+    width = int(lengths.max())
+    if width == 0:
+        return [""] * communicator.world_size
+    padded = np.zeros(width, np.uint8)
+    padded[: len(own)] = own
+    rows = np.empty((communicator.world_size, width), np.uint8)
+    communicator.allgather(padded, rows, timeout_s=timeout_s)
+    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
+    """The GPUs that several ranks have, with these ranks.
+
+    Args:
+        gpus: the identity of every rank's GPU, in order of rank.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks_of.setdefault(gpu, []).append(rank)
+    return {gpu: ranks for gpu, ranks in ranks_of.items() if len(ranks) > 1}
+
+
+def _look_at_own(gpu: int, library: str | None) -> tuple[NcclLibrary | None, dict[str, Any]]:
+    """This rank's library and what the others have to know of it, an error among it."""
+    try:
+        loaded = load_nccl(library)
+        uuid, bus_id = loaded.gpu_id(gpu)
+    except (SparkdlError, ValueError) as error:
+        return None, {"kind": type(error).__name__, "error": str(error)}
+    return loaded, {"version": loaded.version, "path": loaded.path, "gpu": uuid, "bus": bus_id}
+
+
+def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise the same error on all ranks unless NCCL can be opened over them."""
+    errors = {rank: told["error"] for rank, told in enumerate(ranks) if "error" in told}
+    if errors:
+        kinds = {told.get("kind") for told in ranks} - {None}
+        text = _per_rank(errors)
+        if kinds == {TransportUnavailableError.__name__}:
+            raise TransportUnavailableError(text)
+        raise ParamError(text)
+    versions = sorted({told["version"] for told in ranks})
+    if len(versions) > 1:
+        text = _per_rank({rank: f"{told['version']} ({told['path']})" for rank, told in enumerate(ranks)})
+        raise CommunicatorError(f"all ranks need the same version of NCCL, but have: {text}")
+    shared = find_shared_gpus([told["gpu"] for told in ranks])
+    if shared:
+        who = "; ".join(f"ranks {members} share {gpu}" for gpu, members in shared.items())
+        raise ParamError(
+            f"NCCL needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or let them communicate"
+            " through host memory."
+        )
+
+
+def _share_unique_id(communicator: Communicator, library: NcclLibrary) -> bytes:
+    """The id that rank 0 makes, or on all ranks the error that it met."""
+    told: dict[str, str] = {}
+    if communicator.rank == 0:
+        try:
+            told = {"id": library.unique_id().hex()}
+        except CommunicatorError as error:
+            told = {"error": str(error)}
+    told = json.loads(_broadcast_text(communicator, json.dumps(told)))
+    if "error" in told:
+        raise CommunicatorError(f"rank 0: {told['error']}")
+    return bytes.fromhex(told["id"])
+
+
+def _broadcast_text(communicator: Communicator, text: str) -> str:
+    """Rank 0's text."""
+    data = np.frombuffer(text.encode(), np.uint8).copy()
+    length = np.array([len(data)], np.int64)
+    communicator.broadcast(length, root=0)
+    if communicator.rank != 0:
+        data = np.empty(int(length[0]), np.uint8)
+    communicator.broadcast(data, root=0)
+    return data.tobytes().decode()
+
+
+def _begin(
+    communicator: Communicator,
+    library: NcclLibrary,
+    unique_id: bytes,
+    gpu: int,
+    name: str,
+    deadline: Deadline,
+) -> tuple[NcclCommunicator | None, str]:
+    """Open NCCL on this rank: the open communicator, or None and what it failed with.
+
+    NCCL waits for all ranks; one that fails tells the others by the rendezvous, so that they need not wait.
+    """
+    count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
+    news = PrefixRendezvous(communicator.rendezvous, f"nccl/{name}/{count}")
+    core = None
+    try:
+        core = NcclCommunicator(
+            library=library,
+            gpu=gpu,
+            unique_id=unique_id,
+            rank=communicator.rank,
+            world_size=communicator.world_size,
+            name=name,
+            timeout_s=deadline.timeout_s,
+        )
+        while not core.wait_ready(min(_LOOK_S, deadline.remaining_s())):
+            if news.check(["failed"]):
+                core.abort("another rank failed")
+                return None, _GAVE_UP
+            if communicator.failure is not None:
+                core.abort(communicator.failure)
+                return None, communicator.failure
+            if deadline.expired:
+                core.abort("not open in time")
+                return None, _TOO_LATE
+    except CommunicatorError as error:
+        news.set("failed", str(error).encode())
+        return None, str(error)
+    return core, ""
+
+
+_GAVE_UP = "gave up because another rank failed"
+_TOO_LATE = "was still waiting for NCCL"
+
+
+def _opening_error(failures: Sequence[str], timeout_s: float) -> CommunicatorError:
+    causes = {rank: text for rank, text in enumerate(failures) if text and text not in (_GAVE_UP, _TOO_LATE)}
+    if causes:
+        return CommunicatorError(_per_rank(causes))
+    late = [rank for rank, text in enumerate(failures) if text == _TOO_LATE]
+    return CommunicatorTimeoutError(
+        f"NCCL did not open within {timeout_s:g} s: ranks {late} were still waiting for it. Run with NCCL_DEBUG=INFO to"
+        " see at what; often a network interface that the hosts cannot reach, to be named in NCCL_SOCKET_IFNAME."
+    )
+
+
+def _per_rank(texts: Mapping[int, str]) -> str:
+    """``rank 1: ...; rank 2: ...``, ranks that say the same together."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks_of.setdefault(text, []).append(rank)
+    return "; ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}"
+        for text, ranks in ranks_of.items()
+    )

@@ -1,0 +1,236 @@
+"""The communication report: how much a rank communicated, how fast, and what of it kept the program waiting.
+
+Runs on ranks. Bandwidths are those of nccl-tests
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm bandwidth is the bytes of an
+operation over its time, the bus bandwidth corrects it by what the algorithm has to move, so that it can be held
+against the hardware's and does not depend on the number of ranks. As nccl-tests starts all ranks at once, the
+time is that in which all ranks were there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.collective.telemetry import Measured
+
+_BLOCKED = ("reduce_scatter", "allgather", "alltoall", "gather", "scatter")
+"""Operations of which a rank has its own block already."""
+
+_HEADER = ("process set", "operation", "count", "MiB", "ms", "alg GB/s", "bus GB/s", "waiting", "exposed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationReport:
+    """The operations of one kind on one process set, as one rank saw them.
+
+    Of operations of up to 64 KiB that run on the caller's thread and inside a host, one of sixteen is timed and counts
+    for the others, but for long waits, which all count. Failed operations only count in ``num_failed``.
+
+    Attributes:
+        process_set: name of the communicator.
+        world_size: how many ranks it has.
+        operation: the contract's method.
+        count: how many there were.
+        num_failed: how many failed besides.
+        bytes: of all their buffers; where each rank has a block, of the blocks of all ranks.
+        busy_s: from the beginning of each operation to its end.
+        waiting_s: of that, waiting for the slowest rank to join.
+        queued_s: how long asynchronous ones waited for their turn before.
+        exposed_s: of ``busy_s``, while some thread of the program was blocked in an operation or a handle's wait,
+            so that the communication was not hidden behind computation.
+    """
+
+    process_set: str
+    world_size: int
+    operation: str
+    count: int
+    num_failed: int
+    bytes: int
+    busy_s: float
+    waiting_s: float
+    queued_s: float
+    exposed_s: float
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes per second while all ranks were there."""
+        transfer_s = self.busy_s - self.waiting_s
+        return self.bytes / transfer_s if transfer_s > 0 else 0.0
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes per second that the links carry for it."""
+        others = (self.world_size - 1) / self.world_size
+        if self.operation == "allreduce":
+            return self.algorithm_bandwidth * 2 * others
+        return self.algorithm_bandwidth * others if self.operation in _BLOCKED else self.algorithm_bandwidth
+
+    @property
+    def waiting_share(self) -> float:
+        """``waiting_s`` over ``busy_s``."""
+        return self.waiting_s / self.busy_s if self.busy_s > 0 else 0.0
+
+    @property
+    def exposed_share(self) -> float:
+        """``exposed_s`` over ``busy_s``."""
+        return self.exposed_s / self.busy_s if self.busy_s > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All attributes but the process set's and the operation's name."""
+        values = asdict(self)
+        for name in ("process_set", "world_size", "operation"):
+            del values[name]
+        for name in ("algorithm_bandwidth", "bus_bandwidth", "waiting_share", "exposed_share"):
+            values[name] = getattr(self, name)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRank:
+    """A rank that came last.
+
+    Attributes:
+        process_set: name of the communicator.
+        rank: in that communicator.
+        count: for how many operations it came last.
+        waited_s: for how long this rank waited for it.
+    """
+
+    process_set: str
+    rank: int
+    count: int
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicationReport:
+    """What one rank saw of its communication. ``str()`` gives :meth:`as_table`.
+
+    Attributes:
+        rank: whose report it is.
+        seconds: the time that it is about.
+        operations: by process set and operation.
+        late_ranks: the ranks of its host that this rank waited for, worst first.
+    """
+
+    rank: int
+    seconds: float
+    operations: tuple[OperationReport, ...]
+    late_ranks: tuple[LateRank, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested by process set and operation; times in seconds, bandwidths in bytes per second."""
+        process_sets: dict[str, Any] = {}
+        for row in self.operations:
+            place = process_sets.setdefault(
+                row.process_set, {"world_size": row.world_size, "operations": {}, "late_ranks": {}}
+            )
+            place["operations"][row.operation] = row.as_dict()
+        for late in self.late_ranks:
+            found = {"count": late.count, "waited_s": late.waited_s}
+            process_sets[late.process_set]["late_ranks"][late.rank] = found
+        return {"rank": self.rank, "seconds": self.seconds, "process_sets": process_sets}
+
+    def as_metrics(self, prefix: str = "communication") -> dict[str, float]:
+        """Metrics for MLflow: ``communication/world/allreduce/bus_gb_per_s`` and the like, all of them finite."""
+        metrics: dict[str, float] = {}
+        for row in self.operations:
+            # Of the signs that all of MLflow's stores take; a slash makes a group of charts.
+            place = "/".join(
+                re.sub(r"[^\w.\- ]", "_", part) for part in (prefix, row.process_set, row.operation)
+            )
+            metrics |= {
+                f"{place}/count": float(row.count),
+                f"{place}/bytes": float(row.bytes),
+                f"{place}/seconds": row.busy_s,
+                f"{place}/algorithm_gb_per_s": row.algorithm_bandwidth / 1e9,
+                f"{place}/bus_gb_per_s": row.bus_bandwidth / 1e9,
+                f"{place}/waiting_share": row.waiting_share,
+                f"{place}/exposed_share": row.exposed_share,
+            }
+        return metrics
+
+    def as_table(self) -> str:
+        """Lines for people: a row per process set and operation, and who came last."""
+        rows = [_cells(row) for row in self.operations]
+        busy_s = sum(row.busy_s for row in self.operations)
+        exposed_s = sum(row.exposed_s for row in self.operations)
+        title = f"Communication of rank {self.rank} took {busy_s:.3g} s of {self.seconds:.3g} s"
+        lines = [f"{title}, {exposed_s:.3g} s not hidden behind computation", format_columns(_HEADER, rows)]
+        return "\n".join(lines + format_late_ranks(self.late_ranks))
+
+    __str__ = as_table
+
+
+def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> CommunicationReport:
+    """The report of what was measured on a rank."""
+    late_ranks = [
+        LateRank(
+            process_set=place.name, rank=late.rank, count=late.num_operations, waited_s=late.waited_ns / 1e9
+        )
+        for place in measured
+        for late in place.lateness.values()
+        if late.num_operations
+    ]
+    return CommunicationReport(
+        rank=rank,
+        seconds=seconds,
+        operations=tuple(
+            OperationReport(
+                process_set=place.name,
+                world_size=place.world_size,
+                operation=totals.kind,
+                count=totals.num_operations,
+                num_failed=totals.num_failed,
+                bytes=totals.bytes,
+                busy_s=totals.busy_ns / 1e9,
+                waiting_s=totals.waiting_ns / 1e9,
+                queued_s=totals.queued_ns / 1e9,
+                exposed_s=totals.exposed_ns / 1e9,
+            )
+            for place in measured
+            for totals in place.totals.values()
+        ),
+        late_ranks=tuple(sorted(late_ranks, key=lambda late: -late.waited_s)),
+    )
+
+
+def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int = 2) -> str:
+    """Lines of columns, the first ``num_left`` aligned to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < num_left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    )
+
+
+def format_late_ranks(late_ranks: Sequence[LateRank]) -> list[str]:
+    """Lines that say who came last; none if nobody did."""
+    if not late_ranks:
+        return []
+    rows = [
+        (late.process_set, f"rank {late.rank}", f"{late.count:,}", f"{late.waited_s * 1e3:,.1f}")
+        for late in late_ranks
+    ]
+    return ["", format_columns(("process set", "came last", "times", "ms waited for"), rows)]
+
+
+def _cells(row: OperationReport) -> tuple[str, ...]:
+    return (
+        row.process_set,
+        row.operation,
+        f"{row.count:,}" if not row.num_failed else f"{row.count:,} + {row.num_failed:,} failed",
+        f"{row.bytes / (1 << 20):,.3f}",
+        f"{row.busy_s * 1e3:,.1f}",
+        f"{row.algorithm_bandwidth / 1e9:.3f}",
+        f"{row.bus_bandwidth / 1e9:.3f}",
+        f"{row.waiting_share:.0%}",
+        f"{row.exposed_share:.0%}",
+    )

@@ -8,13 +8,17 @@ no training loop.
 
 from __future__ import annotations
 
+from sparkdl.collective.discovery import add_finder
+from sparkdl.torch.data_parallel import DataParallel
 from sparkdl.torch.failures import collective_errors
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 from sparkdl.torch.registration import destroy_process_group, init_process_group, register
 from sparkdl.torch.store import RendezvousStore, StoreRendezvous
+from sparkdl.torch.torchrun import find_torchrun
 
 __all__ = [
     "BACKEND_NAME",
+    "DataParallel",
     "RendezvousStore",
     "SparkdlProcessGroup",
     "StoreRendezvous",
@@ -24,3 +28,4 @@ __all__ = [
 ]
 
 register()
+add_finder(find_torchrun)

@@ -17,28 +17,34 @@ from sparkdl.errors import ParamError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REDUCIBLE_DTYPES = frozenset(
-    {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8}
+ELEMENT_DTYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+    }
 )
+"""The element types that a communicator knows."""
 
-# Element types that the communicator does not add are added in the next wider one. Truncating the wide sum
-# gives what wrapping arithmetic in the narrow type would have given.
-_WIDER_DTYPE = {
-    torch.bool: torch.int32,
-    torch.int8: torch.int32,
-    torch.int16: torch.int32,
-    torch.uint16: torch.int64,
-    torch.uint32: torch.int64,
-}
-
-_NATIVE_OPS = {
+PLAIN_OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "avg",
     dist.ReduceOp.MIN: "min",
     dist.ReduceOp.MAX: "max",
     dist.ReduceOp.PRODUCT: "product",
-    dist.ReduceOp.PREMUL_SUM: "sum",
 }
+"""The operations of c10d that a communicator has by themselves, and its names for them."""
+
 _BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     dist.ReduceOp.BAND: torch.bitwise_and,
     dist.ReduceOp.BOR: torch.bitwise_or,
@@ -52,12 +58,12 @@ class Reduction:
 
     Attributes:
         op: the communicator's name of the operation, or None where the operation is bitwise.
-        factor: what every rank multiplies its input by first (``PREMUL_SUM``), or None.
+        prescale: what every rank multiplies its input by first (``PREMUL_SUM``).
         bitwise: the element-wise function of a bitwise operation, or None.
     """
 
     op: str | None
-    factor: float | torch.Tensor | None = None
+    prescale: float = 1.0
     bitwise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
@@ -70,11 +76,13 @@ def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
     kind, factor = _parts(reduce_op)
     if kind in _BITWISE_OPS:
         return Reduction(op=None, bitwise=_BITWISE_OPS[kind])
-    if kind not in _NATIVE_OPS:
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        return Reduction(op="sum", prescale=float(factor))
+    if kind not in PLAIN_OPS:
         raise ParamError(
             f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX, PRODUCT or a bitwise operation"
         )
-    return Reduction(op=_NATIVE_OPS[kind], factor=factor)
+    return Reduction(op=PLAIN_OPS[kind])
 
 
 def _parts(reduce_op: Any) -> tuple[Any, Any]:
@@ -86,13 +94,44 @@ def _parts(reduce_op: Any) -> tuple[Any, Any]:
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor in order, one-dimensional: a view where it is contiguous, else a copy."""
-    return tensor.detach().contiguous().view(-1)
+    """The elements of a tensor in order, one-dimensional: a view where it lies so, else a copy."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in order, one-dimensional: how any element type is moved without being read."""
+    """The bytes of a tensor in order, one-dimensional."""
     return flatten(tensor).view(torch.uint8)
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor in order, one-dimensional, in a type that a communicator moves: a view or a copy.
+
+    Complex numbers become pairs, and types that the communicator does not know become bytes.
+    """
+    flat = flatten(tensor)
+    if flat.dtype in ELEMENT_DTYPES:
+        return flat
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat.view(torch.uint8)
+
+
+def elements_per_element(tensor: torch.Tensor) -> int:
+    """How many elements :func:`movable` makes of one."""
+    if tensor.dtype in ELEMENT_DTYPES:
+        return 1
+    return 2 if tensor.is_complex() else tensor.element_size()
+
+
+def reducible(tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """The elements of a tensor, contiguous, in a type that the communicator reduces: a view or a copy.
+
+    Raises:
+        ParamError: if no such type stands for the tensor's, or if its order is undefined for ``op``.
+    """
+    if tensor.dtype in ELEMENT_DTYPES:
+        return flatten(tensor)
+    if tensor.is_complex() and op in ("sum", "avg"):
+        return torch.view_as_real(flatten(tensor)).view(-1)
+    raise ParamError(f"sparkdl cannot reduce {tensor.dtype} tensors with {op!r}; convert them first")
 
 
 def export(tensor: torch.Tensor) -> Any:
@@ -105,28 +144,10 @@ def is_flat(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def widen(tensor: torch.Tensor, op: str) -> torch.Tensor:
-    """The elements of a tensor, contiguous, in a type that the communicator reduces; a view where it can be.
-
-    Raises:
-        ParamError: if no such type stands for the tensor's, or if its order is undefined for ``op``.
-    """
-    if tensor.dtype in REDUCIBLE_DTYPES and is_flat(tensor):
-        return tensor.detach() if tensor.requires_grad else tensor
-    flat = flatten(tensor.resolve_conj().resolve_neg())
-    if flat.dtype in REDUCIBLE_DTYPES:
-        return flat
-    if flat.is_complex() and op in ("sum", "avg"):
-        return flatten(torch.view_as_real(flat))
-    if flat.dtype in _WIDER_DTYPE:
-        return flat.to(_WIDER_DTYPE[flat.dtype])
-    raise ParamError(f"sparkdl cannot reduce {tensor.dtype} tensors with {op!r}; convert them first")
-
-
 def restore(buffer: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Write back what :func:`widen` made of a tensor, now reduced; a view needs no writing back."""
+    """Write back what :func:`movable` or :func:`reducible` made of a tensor; a view needs no writing back."""
     if buffer.data_ptr() == tensor.data_ptr() and is_flat(tensor):
         return
-    if tensor.is_complex():
-        buffer = torch.view_as_complex(buffer.view(-1, 2))
+    if buffer.dtype != tensor.dtype:
+        buffer = buffer.view(tensor.dtype)
     tensor.detach().copy_(buffer.view(tensor.shape))

@@ -1,7 +1,7 @@
-"""The collectives of c10d that move tensors unread: allgather and broadcast.
+"""The collectives of c10d that give every rank the same data, unread: allgather and broadcast. And barrier.
 
 Runs on the *rank*. Method names, arguments and return values are c10d's, under both names where torch renamed
-one. Empty tensors take no part: every rank skips them alike.
+one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, BroadcastOptions
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import as_bytes, is_flat
-from sparkdl.torch.submission import Finish, Submission, as_list, copying
+from sparkdl.torch.buffers import elements_per_element, movable
+from sparkdl.torch.submission import Finish, Submission, as_list, restoring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Movements(Submission):
         """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
         if (other := self._group_of(tensor)) is not None:
             return other._allgather_base(output, tensor, opts)
-        return self._allgather_pairs([output], [tensor], AllgatherOptions() if opts is None else opts)
+        return self._allgather_pairs([output], [tensor], opts)
 
     _allgather_base = all_gather_single
 
@@ -38,13 +38,14 @@ class Movements(Submission):
         """:meth:`all_gather_single` for several pairs at once."""
         if inputs and (other := self._group_of(inputs[0])) is not None:
             return other.allgather_into_tensor_coalesced(list(outputs), list(inputs), opts)
-        return self._allgather_pairs(outputs, inputs, AllgatherOptions() if opts is None else opts)
+        return self._allgather_pairs(outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _allgather_pairs(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
         world_size = self._communicator.world_size
         handles: list[Handle] = []
         finishes: list[Finish] = []
@@ -55,12 +56,9 @@ class Movements(Submission):
                     f"{tensor.numel() * world_size} such elements of output, got {tuple(output.shape)} "
                     f"{output.dtype}."
                 )
-            if tensor.numel() == 0:
-                continue
-            target = output if is_flat(output) else torch.empty(output.shape, dtype=output.dtype)
-            handles += self._call("allgather", opts, as_bytes(tensor), as_bytes(target))
-            if target is not output:
-                finishes.append(copying([output], [target]))
+            target = movable(output)
+            handles += self._call("allgather", opts, movable(tensor), target)
+            finishes.append(restoring(target, output))
         return self._work(outputs, handles, finishes)
 
     def allgather(
@@ -74,22 +72,17 @@ class Movements(Submission):
         finishes: list[Finish] = []
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             sizes = [output.numel() for output in outputs]
-            if (
-                len(sizes) != self._communicator.world_size
-                or sizes[self._communicator.rank] != tensor.numel()
-            ):
+            rank, world_size = self._communicator.rank, self._communicator.world_size
+            if len(sizes) != world_size or sizes[rank] != tensor.numel():
                 raise ParamError(
-                    f"allgather of {tensor.numel()} elements on rank {self._communicator.rank} of "
-                    f"{self._communicator.world_size} does not fit outputs of {sizes} elements."
+                    f"allgather of {tensor.numel()} elements on rank {rank} of {world_size} does not fit "
+                    f"outputs of {sizes} elements."
                 )
-            if max(sizes) == 0:
-                continue
-            gathered = self._gather_rows(tensor, max(sizes), opts, handles)
-            parts = [
-                row[:size].view(output.shape)
-                for row, size, output in zip(gathered, sizes, outputs, strict=True)
-            ]
-            finishes.append(copying(outputs, parts))
+            source = movable(tensor)
+            counts = [size * elements_per_element(tensor) for size in sizes]
+            target = source.new_empty(sum(counts))
+            handles += self._call("allgather", opts, source, target, counts=counts)
+            finishes += restoring_parts(target, outputs)
         return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
 
     allgather_coalesced = allgather
@@ -103,17 +96,23 @@ class Movements(Submission):
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for tensor in tensors:
-            if tensor.numel() == 0:
-                continue
-            buffer = (
-                tensor if is_flat(tensor) else tensor.detach().clone(memory_format=torch.contiguous_format)
-            )
-            handles += self._call("broadcast", opts, as_bytes(buffer), root=opts.rootRank)
-            if buffer is not tensor:
-                finishes.append(copying([tensor], [buffer]))
+            buffer = movable(tensor)
+            handles += self._call("broadcast", opts, buffer, root=opts.rootRank)
+            finishes.append(restoring(buffer, tensor))
         return self._work(tensors, handles, finishes)
 
     def barrier(self, opts: Any = None) -> Any:
         """Return, or complete, once every rank has arrived."""
         opts = BarrierOptions() if opts is None else opts
-        return self._work([], self._call("barrier", opts), [])
+        return self._work((), self._call("barrier", opts))
+
+
+def restoring_parts(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[Finish]:
+    """Finishes that copy what lies in ``buffer``, as :func:`movable` lays it, to tensors of the same elements."""
+    finishes = []
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.numel() * elements_per_element(tensor)
+        finishes.append(restoring(buffer[start:end], tensor))
+        start = end
+    return finishes

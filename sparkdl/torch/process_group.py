@@ -1,8 +1,8 @@
 """The c10d process group of the backend ``"sparkdl"``: its name, its devices and its life.
 
-Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.reductions`, :mod:`sparkdl.torch.movements` and
-:mod:`sparkdl.torch.composed`,
-how a group comes into being in :mod:`sparkdl.torch.registration`.
+Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.reductions`, :mod:`sparkdl.torch.movements`,
+:mod:`sparkdl.torch.exchanges` and :mod:`sparkdl.torch.messages`, how a group comes into being in
+:mod:`sparkdl.torch.registration`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sparkdl.torch.composed import ComposedCollectives
-from sparkdl.torch.work import CollectiveWork, FutureCompleter
+from sparkdl.torch.exchanges import Exchanges
+from sparkdl.torch.messages import Messages
+from sparkdl.torch.movements import Movements
+from sparkdl.torch.reductions import Reductions
+from sparkdl.torch.work import CollectiveWork, FutureCompleter, joined
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 BACKEND_NAME = "sparkdl"
 
 
-class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: ignore[misc]
+class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.ProcessGroup):  # type: ignore[misc]  # torch renames methods
     """A process group whose CPU tensors travel over a communicator.
 
     Args:
@@ -35,7 +38,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         timeout_s: deadline of a collective that names none.
         owns_communicator: ``shutdown`` closes the communicator.
         base_store: the store below ``store``, to be kept as long as the group, or None.
-        accelerator: a plain process group for tensors that are not on the CPU, or None to refuse them.
+        accelerator: what serves tensors on the GPU (see :mod:`sparkdl.torch.accelerator`), or None to refuse them.
     """
 
     def __init__(
@@ -47,10 +50,10 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         timeout_s: float,
         owns_communicator: bool,
         base_store: Store | None = None,
-        accelerator: dist.ProcessGroup | None = None,
+        accelerator: Any = None,
     ) -> None:
         # The constructor that takes the store makes no subclassable object; only this form of it does.
-        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]
+        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the stub lacks it
         self._communicator = communicator
         self._store = store
         self._base_store = base_store
@@ -59,6 +62,9 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         self._owns_communicator = owns_communicator
         self._accelerator = accelerator
         self._completer = FutureCompleter(f"sparkdl-futures-{communicator.name}")
+        # Messages complete in an order of their own.
+        self._message_completer = FutureCompleter(f"sparkdl-messages-{communicator.name}")
+        self._coalesced: list[CollectiveWork] | None = None
         self._group_name = ""
         self._group_description = "undefined"
         self._sequence_number = 0
@@ -70,12 +76,13 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
 
     @property
     def failure(self) -> Exception | None:
-        """The first error that an asynchronous collective of this group had."""
-        return self._completer.failure
+        """The first error that an asynchronous operation of this group had."""
+        own = self._completer.failure or self._message_completer.failure
+        return own or getattr(self._accelerator, "failure", None)
 
     @property
-    def accelerator(self) -> dist.ProcessGroup | None:
-        """The group that serves tensors that are not on the CPU."""
+    def accelerator(self) -> Any:
+        """What serves tensors on the GPU."""
         return self._accelerator
 
     def shutdown(self) -> None:
@@ -86,6 +93,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
         if self._owns_communicator:
             self._communicator.close()
         self._completer.close()
+        self._message_completer.close()
 
     def abort(self) -> None:
         """Make every collective of the group fail, here and on the other ranks."""
@@ -112,7 +120,7 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
 
     # c10d keeps a group's name in its backends, and this group is its own.
     @property
-    def group_name(self) -> str:  # type: ignore[override]
+    def group_name(self) -> str:  # type: ignore[override]  # C++ looks for this spelling
         """The name by which functional collectives find the group."""
         return self._group_name
 
@@ -129,16 +137,13 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [
-            torch.device("cpu"),
-            *(self._accelerator._device_types if self._accelerator is not None else []),
-        ]
+        return [torch.device("cpu"), *([torch.device("cuda")] if self._accelerator is not None else [])]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What serves a device; for the CPU the group itself, which answers what torch asks a backend."""
-        if torch.device(device).type == "cpu" or self._accelerator is None:
-            return self
-        return self._accelerator._get_backend(device)
+        """What serves a device; unless that is torch's own, the group itself, which answers what torch asks."""
+        if torch.device(device).type != "cpu" and isinstance(self._accelerator, dist.ProcessGroup):
+            return self._accelerator._get_backend(device)
+        return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
         """FSDP asks whether buffers should come from the backend; they need not."""
@@ -149,13 +154,17 @@ class SparkdlProcessGroup(ComposedCollectives, dist.ProcessGroup):  # type: igno
     supports_time_estimate = False
 
     def _start_coalescing(self, device: torch.device) -> None:
-        if self._accelerator is not None and torch.device(device).type != "cpu":
+        if torch.device(device).type == "cpu":
+            self._coalesced = []
+        elif isinstance(self._accelerator, dist.ProcessGroup):
             self._accelerator._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        if self._accelerator is not None and torch.device(device).type != "cpu":
+        """One work for all that was started in between, which torch has forgotten by now."""
+        if torch.device(device).type != "cpu" and isinstance(self._accelerator, dist.ProcessGroup):
             return self._accelerator._end_coalescing(device)
-        return CollectiveWork([], [], [], completer=self._completer)
+        works, self._coalesced = self._coalesced or [], None
+        return joined(works, completer=self._completer)
 
     def _set_sequence_number_for_group(self) -> None:
         self._sequence_number = 0

@@ -1,7 +1,7 @@
-"""The reductions of c10d that a communicator has itself: allreduce and reduce_scatter.
+"""The collectives of c10d that reduce: allreduce, reduce_scatter and reduce.
 
 Runs on the *rank*. Method names, arguments and return values are c10d's, under both names where torch renamed
-one. Empty tensors take no part: every rank skips them alike.
+one.
 """
 
 from __future__ import annotations
@@ -10,62 +10,134 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions
+from torch._C._distributed_c10d import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+)
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import as_bytes, flatten, reduction_of, restore, widen
-from sparkdl.torch.submission import Finish, Submission, as_list
+from sparkdl.torch.buffers import (
+    ELEMENT_DTYPES,
+    PLAIN_OPS,
+    Reduction,
+    flatten,
+    movable,
+    reducible,
+    reduction_of,
+    restore,
+)
+from sparkdl.torch.submission import Finish, Submission, as_list, restoring
+from sparkdl.torch.work import CollectiveWork, CompletedWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdl.collective import Handle
 
+# bfloat16 has no counterpart in NumPy.
+_NUMPY_DTYPES = ELEMENT_DTYPES - {torch.bfloat16}
+
 
 class Reductions(Submission):
-    """allreduce and reduce_scatter, of one tensor or several."""
+    """allreduce, reduce_scatter and reduce, of one tensor or several."""
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
-        """Reduce each tensor over the ranks, in place, as one operation per tensor."""
+        """Reduce each tensor over the ranks, in place."""
+        tensors = as_list(tensors)
+        opts = AllreduceOptions() if opts is None else opts
+        if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
+            return work
+        return self.allreduce_coalesced(tensors, opts)
+
+    def _allreduce_plainly(self, tensor: torch.Tensor, opts: Any) -> CollectiveWork | CompletedWork | None:
+        """What :meth:`allreduce` usually is asked for, in few instructions; None if it is something else."""
+        op = PLAIN_OPS.get(opts.reduceOp.op)
+        if (
+            op is None
+            or not tensor.is_cpu
+            or tensor.dtype not in _NUMPY_DTYPES
+            or tensor.requires_grad
+            or tensor.is_neg()
+            or not tensor.is_contiguous()
+            or self._coalesced is not None
+        ):
+            return None
+        timeout_s = self._deadline_of(opts)
+        if opts.asyncOp:
+            handle = self._communicator.allreduce_async(tensor.numpy(), op=op, timeout_s=timeout_s)
+            return CollectiveWork((tensor,), (handle,), (), completer=self._completer)
+        self._communicator.allreduce(tensor.numpy(), op=op, timeout_s=timeout_s)
+        return CompletedWork((tensor,))
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        """Reduce each tensor over the ranks, in place, as one operation per element type."""
+        tensors = as_list(tensors)
+        if tensors and (other := self._group_of(tensors[0])) is not None:
+            return other.allreduce_coalesced(tensors, opts)
+        opts = AllreduceCoalescedOptions() if opts is None else opts
+        reduction = reduction_of(opts.reduceOp)
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        if reduction.op is None:
+            finishes += [
+                self._combine_bitwise(tensor, tensor, reduction, opts, handles) for tensor in tensors
+            ]
+            return self._work(tensors, handles, finishes)
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            buffer = reducible(tensor, reduction.op)
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+            finishes.append(restoring(buffer, tensor))
+        for buffers in by_dtype.values():
+            name, what = ("allreduce", buffers[0]) if len(buffers) == 1 else ("allreduce_group", buffers)
+            handles += self._call(name, opts, what, op=reduction.op, prescale=reduction.prescale)
+        return self._work(tensors, handles, finishes)
+
+    def _combine_bitwise(
+        self,
+        tensor: torch.Tensor,
+        output: torch.Tensor,
+        reduction: Reduction,
+        opts: Any,
+        handles: list[Handle],
+    ) -> Finish:
+        """Start a bitwise reduction into ``output``, which costs an allgather: communicators have none."""
+        assert reduction.bitwise is not None
+        function, source = reduction.bitwise, movable(tensor)
+        gathered = source.new_empty((self._communicator.world_size, source.numel()))
+        handles += self._call("allgather", opts, source, gathered)
+        return lambda: restore(reduce(function, gathered.unbind(0)), output)
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        """Reduce over the ranks into the root's tensors; the others keep theirs."""
         tensors = as_list(tensors)
         if (other := self._group_of(tensors[0])) is not None:
-            return other.allreduce(tensors, opts)
-        opts = AllreduceOptions() if opts is None else opts
+            return other.reduce(tensors, opts)
+        opts = ReduceOptions() if opts is None else opts
+        reduction = reduction_of(opts.reduceOp)
+        is_root = self._communicator.rank == opts.rootRank
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for tensor in tensors:
-            self._allreduce_one(tensor, opts, handles, finishes)
+            if reduction.op is None:
+                output = tensor if is_root else torch.empty_like(tensor)
+                finishes.append(self._combine_bitwise(tensor, output, reduction, opts, handles))
+                continue
+            buffer = reducible(tensor, reduction.op)
+            handles += self._call(
+                "reduce", opts, buffer, root=opts.rootRank, op=reduction.op, prescale=reduction.prescale
+            )
+            if is_root:
+                finishes.append(restoring(buffer, tensor))
         return self._work(tensors, handles, finishes)
-
-    allreduce_coalesced = allreduce
-
-    def _allreduce_one(
-        self, tensor: torch.Tensor, opts: Any, handles: list[Handle], finishes: list[Finish]
-    ) -> None:
-        if tensor.numel() == 0:
-            return
-        reduction = reduction_of(opts.reduceOp)
-        if reduction.op is None:
-            assert reduction.bitwise is not None
-            function, source = reduction.bitwise, flatten(tensor)
-            gathered = source.new_empty((self._communicator.world_size, source.numel()))
-            handles += self._call("allgather", opts, as_bytes(source), as_bytes(gathered))
-            finishes.append(lambda: restore(reduce(function, gathered.unbind(0)), tensor))
-            return
-        buffer = widen(tensor, reduction.op)
-        if reduction.factor is not None:
-            buffer.mul_(reduction.factor)
-        handles += self._call("allreduce", opts, buffer, op=reduction.op)
-        if buffer is not tensor:
-            finishes.append(lambda: restore(buffer, tensor))
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
         if (other := self._group_of(tensor)) is not None:
             return other._reduce_scatter_base(output, tensor, opts)
-        return self._reduce_scatter_pairs(
-            [output], [tensor], ReduceScatterOptions() if opts is None else opts
-        )
+        return self._reduce_scatter_pairs([output], [tensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -75,62 +147,89 @@ class Reductions(Submission):
         """:meth:`reduce_scatter_single` for several pairs at once."""
         if inputs and (other := self._group_of(inputs[0])) is not None:
             return other.reduce_scatter_tensor_coalesced(list(outputs), list(inputs), opts)
-        return self._reduce_scatter_pairs(outputs, inputs, ReduceScatterOptions() if opts is None else opts)
+        return self._reduce_scatter_pairs(outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def reduce_scatter(
-        self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
-    ) -> Any:
-        """Reduce the ranks' lists, of entries of one size, and keep this rank's entry in ``outputs``."""
-        if (other := self._group_of(outputs[0])) is not None:
-            return other.reduce_scatter(outputs, input_lists, opts)
-        for inputs in input_lists:
-            if len({tensor.numel() for tensor in inputs}) > 1:
-                raise ParamError(
-                    f"reduce_scatter needs inputs of one size, got {[t.numel() for t in inputs]} elements."
-                )
-        joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
-        return self._reduce_scatter_pairs(outputs, joined, ReduceScatterOptions() if opts is None else opts)
 
     def _reduce_scatter_pairs(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> Any:
+        opts = ReduceScatterOptions() if opts is None else opts
+        world_size = self._communicator.world_size
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for output, tensor in zip(outputs, inputs, strict=True):
-            self._reduce_scatter_one(output, tensor, opts, handles, finishes)
+            if tensor.numel() != output.numel() * world_size or output.dtype != tensor.dtype:
+                raise ParamError(
+                    f"reduce_scatter of {tuple(tensor.shape)} {tensor.dtype} over {world_size} ranks cannot "
+                    f"fill an output of {tuple(output.shape)} {output.dtype}: every rank gets one equal block."
+                )
+            finishes.append(self._reduce_scatter_one(output, tensor, None, opts, handles))
+        return self._work(outputs, handles, finishes)
+
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> Any:
+        """Reduce the ranks' lists and keep this rank's entry in ``outputs``; entries may differ in size."""
+        if (other := self._group_of(outputs[0])) is not None:
+            return other.reduce_scatter(outputs, input_lists, opts)
+        opts = ReduceScatterOptions() if opts is None else opts
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        for output, inputs in zip(outputs, input_lists, strict=True):
+            counts = [tensor.numel() for tensor in inputs]
+            rank, world_size = self._communicator.rank, self._communicator.world_size
+            if len(counts) != world_size or counts[rank] != output.numel():
+                raise ParamError(
+                    f"reduce_scatter of entries of {counts} elements does not fit {world_size} ranks and an "
+                    f"output of {output.numel()} elements on rank {rank}."
+                )
+            joined = torch.cat([flatten(tensor) for tensor in inputs])
+            finishes.append(self._reduce_scatter_one(output, joined, counts, opts, handles))
         return self._work(outputs, handles, finishes)
 
     def _reduce_scatter_one(
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
+        counts: list[int] | None,
         opts: Any,
         handles: list[Handle],
-        finishes: list[Finish],
-    ) -> None:
-        world_size = self._communicator.world_size
-        if tensor.numel() != output.numel() * world_size or output.dtype != tensor.dtype:
-            raise ParamError(
-                f"reduce_scatter of {tuple(tensor.shape)} {tensor.dtype} over {world_size} ranks cannot fill "
-                f"an output of {tuple(output.shape)} {output.dtype}: every rank gets one equal block."
-            )
-        if tensor.numel() == 0:
-            return
+    ) -> Finish:
         reduction = reduction_of(opts.reduceOp)
         if reduction.op is None:
-            assert reduction.bitwise is not None
-            function, rank = reduction.bitwise, self._communicator.rank
-            rows = self._gather_rows(tensor, tensor.numel(), opts, handles)
-            blocks = rows.view(world_size, world_size, -1)[:, rank]
-            finishes.append(lambda: restore(reduce(function, blocks.unbind(0)), output))
-            return
-        buffer = widen(tensor, reduction.op)
-        if reduction.factor is not None:
-            buffer = buffer * reduction.factor
-        block = widen(output, reduction.op)
+            return self._scatter_bitwise(output, tensor, counts, reduction, opts, handles)
+        source, block = reducible(tensor, reduction.op), reducible(output, reduction.op)
         if output.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
             block = torch.empty_like(block)
-        handles += self._call("reduce_scatter", opts, buffer, block, op=reduction.op)
-        finishes.append(lambda: restore(block, output))
+        per_element = source.numel() // max(1, tensor.numel())
+        handles += self._call(
+            "reduce_scatter",
+            opts,
+            source,
+            block,
+            counts=None if counts is None else [count * per_element for count in counts],
+            op=reduction.op,
+            prescale=reduction.prescale,
+        )
+        return restoring(block, output)
+
+    def _scatter_bitwise(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        counts: list[int] | None,
+        reduction: Reduction,
+        opts: Any,
+        handles: list[Handle],
+    ) -> Finish:
+        whole = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        combine = self._combine_bitwise(tensor, whole, reduction, opts, handles)
+        rank = self._communicator.rank
+        start = rank * output.numel() if counts is None else sum(counts[:rank])
+
+        def finish() -> None:
+            combine()
+            output.detach().copy_(whole[start : start + output.numel()].view(output.shape))
+
+        return finish

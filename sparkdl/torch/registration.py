@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -20,9 +20,10 @@ from sparkdl.collective import (
     current_communicator,
     new_secret,
     open_communicator,
+    provided_communicator,
 )
 from sparkdl.errors import ParamError
-from sparkdl.torch.accelerator import nccl_group
+from sparkdl.torch.accelerator import CUDA_ROADS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 from sparkdl.torch.store import RendezvousStore, StoreRendezvous
 
@@ -34,8 +35,8 @@ _given: list[tuple[Communicator, Rendezvous, RendezvousStore]] = []
 
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
-# Worlds that leave CUDA alone, and their sub-groups with them.
-_cpu_only: WeakSet[Communicator] = WeakSet()
+# What worlds were asked to serve CUDA tensors by, and their sub-groups with them; None to leave CUDA alone.
+_cuda_roads: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary()
 
 
 def register() -> None:
@@ -45,32 +46,42 @@ def register() -> None:
 
 
 def init_process_group(
-    communicator: Communicator, *, timeout_s: float | None = None, cuda: bool = True
+    communicator: Communicator | None = None, *, timeout_s: float | None = None, cuda: bool | str = True
 ) -> None:
     """Initialize torch.distributed over an open communicator, whose rendezvous also becomes c10d's store.
 
-    CPU tensors travel over the communicator; CUDA tensors over NCCL, where every rank has a GPU of its own.
-    The communicator stays the caller's: :func:`destroy_process_group` leaves it open.
+    CPU tensors travel over the communicator; CUDA tensors over NCCL where every rank has a GPU of its own, and
+    through host memory where ranks share one. The communicator stays the caller's: :func:`destroy_process_group`
+    leaves it open.
 
     Args:
-        communicator: the world; every rank of it makes this call.
+        communicator: the world; every rank of it makes this call. When None, that of the job which this process is
+            a rank of, as ``sparkdl run``, ``mpiexec`` or ``torchrun`` started it.
         timeout_s: deadline of a collective that names none, 300 s by default.
-        cuda: whether CUDA tensors are to travel, too. Finding out a rank's GPU initializes CUDA there and takes
-            hundreds of MiB of its memory; False leaves the GPUs alone. The same on every rank.
+        cuda: whether CUDA tensors are to travel, too, or by what: ``"auto"``, which True stands for, ``"torch"``,
+            ``"sparkdl"`` or ``"host"``; see :mod:`sparkdl.torch.accelerator`. Finding out a rank's GPU initializes
+            CUDA there and takes hundreds of MiB of its memory; False leaves the GPUs alone. The same on every rank.
 
     Raises:
-        ParamError: if torch.distributed is initialized already.
+        ParamError: if torch.distributed is initialized already, ``cuda`` cannot be had, or no communicator is given
+            and none is found.
     """
+    road = ("auto" if cuda else None) if isinstance(cuda, bool) else cuda
+    if road is not None and road not in CUDA_ROADS:
+        raise ParamError(f"cuda={cuda!r} is unknown; it may be a bool or one of {', '.join(CUDA_ROADS)}")
     if dist.is_initialized():
         raise ParamError("torch.distributed is initialized already; call destroy_process_group() first.")
+    communicator = communicator or current_communicator()
+    if communicator is None:
+        raise ParamError(
+            "init_process_group found no communicator: this process was not started as a rank. Pass one, or start the"
+            " script by `sparkdl run`, mpiexec or torchrun."
+        )
     register()
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     rendezvous = _fresh_keys(communicator)
     store = RendezvousStore(rendezvous, timeout_s=timeout_s)
-    if cuda:
-        _cpu_only.discard(communicator)
-    else:
-        _cpu_only.add(communicator)
+    _cuda_roads[communicator] = road
     _given.append((communicator, rendezvous, store))
     try:
         dist.init_process_group(
@@ -100,6 +111,10 @@ def _create(options: Any, _: object) -> SparkdlProcessGroup:
     else:
         rendezvous, base_store = _group_rendezvous(options), None
         communicator = _open(options, rendezvous, timeout_s)
+    road = _cuda_road(communicator)
+    accelerator = (
+        None if road is None else open_accelerator(road, communicator, rendezvous, options.store, timeout_s)
+    )
     return SparkdlProcessGroup(
         communicator,
         options.store,
@@ -107,9 +122,7 @@ def _create(options: Any, _: object) -> SparkdlProcessGroup:
         timeout_s=timeout_s,
         owns_communicator=given is None,
         base_store=base_store,
-        accelerator=nccl_group(communicator, rendezvous, options.store, timeout_s)
-        if _serves_cuda(communicator)
-        else None,
+        accelerator=accelerator,
     )
 
 
@@ -124,7 +137,7 @@ def _group_rendezvous(options: Any) -> Rendezvous:
 
 def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicator:
     world = _world()
-    parent = world.communicator if world is not None else current_communicator()
+    parent = world.communicator if world is not None else provided_communicator()
     rank = options.group_rank
     return open_communicator(
         rendezvous=rendezvous,
@@ -132,11 +145,15 @@ def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicato
         world_size=options.group_size,
         secret=parent.secret if parent is not None else _shared_secret(rendezvous, rank, timeout_s),
         transport=parent.requested_transport if parent is not None else "auto",
+        wire=parent.wire if parent is not None else "float32",
         timeout_s=timeout_s,
         name=f"group {options.group_id}",
         host_of_rank=world.communicator.hosts_of(options.global_ranks_in_group)
         if world is not None
         else None,
+        # A group is a process set of the communicator below: measured and watched together with it.
+        stall_check=parent.stall_check if parent is not None else None,
+        telemetry=parent.telemetry if parent is not None else None,
     )
 
 
@@ -146,10 +163,10 @@ def _world() -> SparkdlProcessGroup | None:
     return group if isinstance(group, SparkdlProcessGroup) else None
 
 
-def _serves_cuda(communicator: Communicator) -> bool:
-    """Whether the default group that this communicator makes or belongs to was asked to serve CUDA tensors."""
+def _cuda_road(communicator: Communicator) -> str | None:
+    """By what the default group that this communicator makes or belongs to was asked to serve CUDA tensors."""
     world = _world()
-    return (communicator if world is None else world.communicator) not in _cpu_only
+    return _cuda_roads.get(communicator if world is None else world.communicator, "auto")
 
 
 def _fresh_keys(communicator: Communicator) -> Rendezvous:

@@ -48,7 +48,7 @@ class RendezvousStore(Store):
 
     def get(self, key: str) -> bytes:
         """The value of a key, waiting until it is set."""
-        return self._rendezvous.get(key, self.timeout.total_seconds())  # type: ignore[attr-defined]
+        return self._rendezvous.get(key, self.timeout.total_seconds())  # type: ignore[attr-defined]  # not in the stub
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, which begins at zero, and return its new value."""
@@ -72,7 +72,7 @@ class RendezvousStore(Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of the keys are set."""
-        timeout_s = (timeout or self.timeout).total_seconds()  # type: ignore[attr-defined]
+        timeout_s = (timeout or self.timeout).total_seconds()  # type: ignore[attr-defined]  # likewise
         for key in keys:
             self._rendezvous.get(key, timeout_s)
 
@@ -85,8 +85,8 @@ class RendezvousStore(Store):
         return self
 
     # The names by which C++ looks for two of them.
-    deleteKey = delete_key  # noqa: N815
-    getNumKeys = num_keys  # noqa: N815
+    deleteKey = delete_key  # noqa: N815 - C++ names
+    getNumKeys = num_keys  # noqa: N815 - likewise
 
 
 class StoreRendezvous:
@@ -125,7 +125,7 @@ class StoreRendezvous:
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Set a key if it holds ``expected``, or is unset and that is empty; return its value."""
-        return bytes(self._store.compare_set(self._prefix + key, expected, desired))  # type: ignore[arg-type]
+        return bytes(self._store.compare_set(self._prefix + key, expected, desired))  # type: ignore[arg-type]  # likewise
 
     def delete(self, key: str) -> bool:
         """Delete a key; True if there was one."""

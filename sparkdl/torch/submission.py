@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.buffers import as_bytes, export, flatten
-from sparkdl.torch.work import CollectiveWork, FutureCompleter, seconds
+from sparkdl.torch.buffers import export, restore
+from sparkdl.torch.work import CollectiveWork, CompletedWork, FutureCompleter, seconds
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator, Handle
@@ -29,41 +28,53 @@ class Submission:
     _communicator: Communicator
     _completer: FutureCompleter
     _timeout_s: float
-    _accelerator: dist.ProcessGroup | None
+    _accelerator: Any
+    _coalesced: list[CollectiveWork] | None
 
-    def _call(self, name: str, opts: Any, *buffers: torch.Tensor, **arguments: Any) -> list[Handle]:
+    def _call(
+        self,
+        name: str,
+        opts: Any,
+        *buffers: torch.Tensor | Sequence[torch.Tensor] | None,
+        **arguments: Any,
+    ) -> list[Handle]:
         """Run an operation of the communicator to its end, or queue it and return its handle."""
-        arguments["timeout_s"] = seconds(getattr(opts, "timeout", None)) or self._timeout_s
-        arrays = [export(buffer) for buffer in buffers]
+        arrays = [
+            export(buffer)
+            if isinstance(buffer, torch.Tensor)
+            else buffer and [export(tensor) for tensor in buffer]
+            for buffer in buffers
+        ]
+        arguments["timeout_s"] = self._deadline_of(opts)
         if getattr(opts, "asyncOp", True):
             return [getattr(self._communicator, f"{name}_async")(*arrays, **arguments)]
         getattr(self._communicator, name)(*arrays, **arguments)
         return []
 
-    def _gather_rows(
-        self, tensor: torch.Tensor, width: int, opts: Any, handles: list[Handle]
-    ) -> torch.Tensor:
-        """Gather flat tensors of up to ``width`` elements as rows, of shape ``(world_size, width)``."""
-        source = flatten(tensor)
-        if source.numel() < width:
-            source = torch.cat([source, source.new_zeros(width - source.numel())])
-        rows = source.new_empty((self._communicator.world_size, width))
-        handles += self._call("allgather", opts, as_bytes(source), as_bytes(rows))
-        return rows
+    def _deadline_of(self, opts: Any) -> float:
+        return seconds(getattr(opts, "timeout", None)) or self._timeout_s
 
     def _work(
-        self, outputs: Sequence[torch.Tensor], handles: list[Handle], finishes: list[Finish]
-    ) -> CollectiveWork:
-        return CollectiveWork(outputs, handles, finishes, completer=self._completer)
+        self, outputs: Sequence[torch.Tensor], handles: Sequence[Handle], finishes: Sequence[Finish] = ()
+    ) -> CollectiveWork | CompletedWork:
+        """What torch gets for operations under way, or complete where there are no handles."""
+        if not handles:
+            for finish in finishes:
+                finish()
+            return CompletedWork(outputs)
+        work = CollectiveWork(outputs, handles, finishes, completer=self._completer)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def _group_of(self, tensor: torch.Tensor) -> Any:
         """None where the tensor is ours, on the CPU; else the group that serves the accelerator."""
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             return None
         if self._accelerator is None:
             raise ParamError(
                 f"This process group serves CPU tensors, got one on {tensor.device}. Move it to the CPU, or "
-                "give every rank a GPU of its own."
+                "give every rank a GPU and leave cuda= of init_process_group as it is."
             )
         return self._accelerator
 
@@ -73,11 +84,6 @@ def as_list(tensors: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def copying(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Finish:
-    """A finish that copies each source to its target, of the same shape."""
-
-    def copy() -> None:
-        for target, source in zip(targets, sources, strict=True):
-            target.detach().copy_(source)
-
-    return copy
+def restoring(buffer: torch.Tensor, tensor: torch.Tensor) -> Finish:
+    """A finish that writes back what :func:`sparkdl.torch.buffers.movable` or ``reducible`` made of a tensor."""
+    return lambda: restore(buffer, tensor)

@@ -20,9 +20,48 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import Handle
 
+_NO_TIMEOUT = timedelta(0)
+
+
+class CompletedWork(Work):
+    """A collective that was complete, and well, before its call returned."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002  # c10d's signature
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def is_success(self) -> bool:
+        """It is."""
+        return True
+
+    def exception(self) -> Exception | None:
+        """None."""
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return list(self._outputs)
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A complete future of the output tensors."""
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
 
 class CollectiveWork(Work):
-    """A collective under way, or complete where the communicator ran it on the caller's thread.
+    """A collective under way.
 
     The ``finishes`` run once, after the last handle completed and before anyone sees the result: they copy
     out of staging buffers. They must not call collectives.
@@ -35,17 +74,17 @@ class CollectiveWork(Work):
         finishes: Sequence[Callable[[], None]],
         *,
         completer: FutureCompleter,
+        source_rank: int = -1,
     ) -> None:
         super().__init__()
-        self._outputs = list(outputs)
-        self._handles = list(handles)
-        self._finishes = list(finishes)
+        self._outputs = outputs
+        self._handles = handles
+        self._finishes = finishes
         self._completer = completer
-        self._lock = threading.Lock()
+        self._finish_lock = threading.Lock() if finishes else None
         self._failure: Exception | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-        if not self._handles:
-            self._finish_once()
+        self._sender = source_rank
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the outputs hold the result.
@@ -56,11 +95,12 @@ class CollectiveWork(Work):
         Raises:
             CommunicatorError: if the collective failed; the subclass says how.
         """
-        timeout_s = seconds(timeout)
+        timeout_s = None if timeout is None else seconds(timeout)
         try:
             for handle in self._handles:
                 handle.wait(timeout_s)
-            self._finish_once()
+            if self._finish_lock is not None:
+                self._finish_once(self._finish_lock)
         except Exception as error:
             if self.is_completed():  # else it was only this wait that ran out of time
                 self._failure = error
@@ -87,7 +127,7 @@ class CollectiveWork(Work):
 
     def result(self) -> list[torch.Tensor]:
         """The output tensors; wait first."""
-        return self._outputs
+        return list(self._outputs)
 
     def synchronize(self) -> None:
         """The same as ``wait``: tensors on the CPU have no stream to order."""
@@ -103,11 +143,36 @@ class CollectiveWork(Work):
             self._future = self._completer.future_of(self)
         return self._future
 
-    def _finish_once(self) -> None:
-        with self._lock:
-            finishes, self._finishes = self._finishes, []
+    def _source_rank(self) -> int:
+        """Who sent what a ``recv`` received; -1 for what is no ``recv``."""
+        return self._sender
+
+    def _finish_once(self, lock: threading.Lock) -> None:
+        with lock:
+            finishes, self._finishes = self._finishes, ()
             for finish in finishes:
                 finish()
+
+
+class _WorkHandle:
+    """A work as a handle of another."""
+
+    def __init__(self, work: CollectiveWork) -> None:
+        self._work = work
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self._work.wait(None if timeout_s is None else timedelta(seconds=timeout_s))
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+
+def joined(works: Sequence[CollectiveWork], *, completer: FutureCompleter) -> CollectiveWork | CompletedWork:
+    """Several works as one."""
+    outputs = [output for work in works for output in work.result()]
+    if not works:
+        return CompletedWork(outputs)
+    return CollectiveWork(outputs, [_WorkHandle(work) for work in works], (), completer=completer)
 
 
 class FutureCompleter:
@@ -163,6 +228,6 @@ class FutureCompleter:
 
 def seconds(timeout: timedelta | None) -> float | None:
     """A c10d timeout in seconds, or None where it is zero or negative, by which c10d means "the default"."""
-    if timeout is None or timeout <= timedelta(0):
+    if timeout is None or timeout <= _NO_TIMEOUT:
         return None
     return timeout.total_seconds()

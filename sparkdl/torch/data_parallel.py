@@ -1,0 +1,170 @@
+"""Data parallelism on the CPU: gradients are averaged where they lie, while the backward pass still runs.
+
+Runs on the *rank*. Unlike ``torch.nn.parallel.DistributedDataParallel`` it works on a communicator alone, without a
+process group, buckets that gradients are copied to, or a search for parameters that take no part.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
+
+import torch
+from torch import nn
+
+from sparkdl.torch.gradient_arena import Bucket, make_buckets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from sparkdl.collective import Communicator, Handle
+
+_BUCKET_BYTES = 4 << 20
+"""Small enough that most of the gradients travel while others are still computed."""
+
+
+class DataParallel(nn.Module):
+    """Wraps a module so that the backward pass leaves every rank with the average of the ranks' gradients.
+
+    Rank 0's parameters and buffers become everyone's when it is made, and its buffers again before each forward
+    pass in training. A parameter that took part on no rank keeps the gradient that it had, or none.
+
+    Gradients lie in memory that the ranks of a host share. ``zero_grad(set_to_none=False)`` leaves them there;
+    where they were set to None, autograd makes new ones, which cost one copy.
+
+    Args:
+        module: on the CPU, of the same architecture on every rank.
+        communicator: open over the ranks; stays the caller's.
+        bucket_bytes: about so many bytes of gradients are reduced as one.
+        broadcast_buffers: whether rank 0's buffers are sent before each forward pass in training.
+
+    Raises:
+        ParamError: if a parameter is not on the CPU.
+        CommunicatorError: if the memory for the gradients cannot be had.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        communicator: Communicator,
+        *,
+        bucket_bytes: int = _BUCKET_BYTES,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._communicator = communicator
+        self._broadcasts_buffers = broadcast_buffers
+        self._averages = True
+        _broadcast([*module.parameters(), *module.buffers()], communicator)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._buckets = make_buckets(trained, communicator, bucket_bytes=bucket_bytes)
+        self._bucket_of = {
+            parameter: index for index, bucket in enumerate(self._buckets) for parameter in bucket.gradients
+        }
+        self._number_of = {parameter: number for number, parameter in enumerate(self._bucket_of)}
+        self._has_gradient = torch.zeros(len(trained), dtype=torch.uint8)
+        self._reset()
+        # Autograd keeps hooks where the garbage collector does not look: one that held this object for good, and with
+        # it the parameter, would keep them all for good. So it is held from a forward pass to the end of the backward
+        # pass alone.
+        self._held: list[DataParallel] = []
+        take = partial(_call, WeakMethod(self._take), self._held)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(take)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output."""
+        self._reset()
+        if torch.is_grad_enabled():
+            self._held[:] = [self]
+        if self._broadcasts_buffers and self._averages and self.training:
+            _broadcast(list(self.module.buffers()), self._communicator)
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only add up this rank's gradients; the next one after it averages the sums."""
+        self._averages = False
+        try:
+            yield
+        finally:
+            self._averages = True
+
+    def _reset(self) -> None:
+        self._runs_backward = False
+        self._num_missing = [len(bucket.gradients) for bucket in self._buckets]
+        self._handles: list[Handle] = []
+        self._has_gradient.zero_()
+
+    def _take(self, parameter: Tensor) -> None:
+        """Autograd has a parameter's gradient."""
+        assert isinstance(parameter, nn.Parameter)
+        index = self._bucket_of[parameter]
+        _settle(parameter, self._buckets[index])
+        if not self._averages:
+            return
+        if not self._runs_backward:
+            self._runs_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._has_gradient[self._number_of[parameter]] = 1
+        self._num_missing[index] -= 1
+        self._start_what_is_complete()
+
+    def _start_what_is_complete(self) -> None:
+        # In order, which is the same on all ranks, whatever the order of the gradients.
+        while len(self._handles) < len(self._buckets) and self._num_missing[len(self._handles)] <= 0:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[len(self._handles)]
+        self._handles.append(self._communicator.allreduce_async(bucket.elements, op="avg"))
+
+    def _finish(self) -> None:
+        """The backward pass is over: reduce what was not complete, and wait for all."""
+        for index in range(len(self._handles), len(self._buckets)):
+            bucket = self._buckets[index]
+            for parameter, gradient in bucket.gradients.items():
+                if parameter.grad is None:
+                    gradient.zero_()
+                _settle(parameter, bucket)
+            self._start_next()
+        on_some_rank = self._has_gradient.clone()
+        self._handles.append(self._communicator.allreduce_async(on_some_rank, op="max"))
+        for handle in self._handles:
+            handle.wait()
+        for parameter, number in self._number_of.items():
+            if on_some_rank[number] and parameter.grad is None:
+                parameter.grad = self._buckets[self._bucket_of[parameter]].gradients[parameter]
+        self._reset()
+        self._held.clear()
+
+
+def _call(method: WeakMethod[Any], _held: list[DataParallel], parameter: Tensor) -> None:
+    take = method()
+    if take is not None:
+        take(parameter)
+
+
+def _settle(parameter: nn.Parameter, bucket: Bucket) -> None:
+    """Make a parameter's gradient the one that lies in its bucket."""
+    gradient = bucket.gradients[parameter]
+    if parameter.grad is None or parameter.grad.data_ptr() == gradient.data_ptr():
+        return
+    gradient.copy_(parameter.grad)
+    parameter.grad = gradient
+
+
+def _broadcast(tensors: list[Tensor], communicator: Communicator) -> None:
+    with torch.no_grad():
+        sent = [(tensor, tensor.detach().contiguous()) for tensor in tensors]
+        handles = [communicator.broadcast_async(values, root=0) for _, values in sent]
+        for handle in handles:
+            handle.wait()
+        for tensor, values in sent:
+            if values.data_ptr() != tensor.data_ptr():
+                tensor.copy_(values)

@@ -1,0 +1,61 @@
+"""Messages of c10d between two ranks: send and recv, which pipelines use.
+
+Runs on the *rank*. They do not wait in the queue of the collectives: a message goes as soon as its receiver takes
+it, whatever else is under way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from sparkdl.torch.buffers import export, movable, restore
+from sparkdl.torch.submission import Submission
+from sparkdl.torch.work import CollectiveWork, FutureCompleter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Messages(Submission):
+    """send and recv; torch's ``isend`` and ``irecv`` are these, and its ``send`` and ``recv`` wait for them."""
+
+    _message_completer: FutureCompleter
+
+    def send(self, tensors: Sequence[torch.Tensor], destination: int, tag: int = 0) -> Any:
+        """Send a tensor to a rank of the group; returns at once."""
+        (tensor,) = tensors
+        if (other := self._group_of(tensor)) is not None:
+            return other.send(tensors, destination, tag)
+        handle = self._communicator.send_async(
+            export(movable(tensor)), to=destination, tag=tag, timeout_s=self._timeout_s
+        )
+        return CollectiveWork((), (handle,), (), completer=self._message_completer)
+
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> Any:
+        """Receive into a tensor what a rank of the group sends with this tag; returns at once."""
+        (tensor,) = tensors
+        if (other := self._group_of(tensor)) is not None:
+            return other.recv(tensors, source, tag)
+        buffer = movable(tensor)
+        handle = self._communicator.recv_async(
+            export(buffer), source=source, tag=tag, timeout_s=self._timeout_s
+        )
+        return CollectiveWork(
+            tensors,
+            (handle,),
+            (lambda: restore(buffer, tensor),),
+            completer=self._message_completer,
+            source_rank=source,
+        )
+
+    def recv_anysource(self, *_: Any) -> NoReturn:
+        """Not available.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "The c10d backend 'sparkdl' has no recv_anysource: name the rank to receive from, as recv(src=...)."
+        )

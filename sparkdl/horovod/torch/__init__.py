@@ -1,30 +1,18 @@
-"""``import sparkdl.horovod.torch as hvd``: the first part of ``horovod.torch`` (0.28), on sparkdl's communicators.
+"""``import sparkdl.horovod.torch as hvd``: a drop-in for ``horovod.torch`` 0.28.1, on sparkdl's communicators.
 
-Runs on the *rank*; :func:`sparkdl.launch.run_on_ranks` starts ranks. Names, defaults and error messages are
-Horovod's. One thing differs: operations are matched by the order in which a rank submits them, not by ``name``, so
-all ranks must submit them in the same order. ``DistributedOptimizer`` sees to that for gradients.
+Runs on the *rank*; :func:`sparkdl.launch.run_on_ranks` starts ranks. Names, defaults and error messages are Horovod's.
+What differs:
+
+- Nothing waits for ever: an operation that some rank does not join fails when the communicator's deadline has passed.
+- Tensors need not be contiguous, and may be bfloat16 or of any integer type.
+- Process sets can be added at run time without ``HOROVOD_DYNAMIC_PROCESS_SETS``.
+- CUDA tensors go through host memory.
 """
 
 from __future__ import annotations
 
-from sparkdl.horovod.torch.compression import Compression
-from sparkdl.horovod.torch.operations import (
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    poll,
-    synchronize,
-)
-from sparkdl.horovod.torch.optimizer import DistributedOptimizer
-from sparkdl.horovod.torch.process import (
+from sparkdl.horovod.torch import elastic
+from sparkdl.horovod.torch.basics import (
     cross_rank,
     cross_size,
     init,
@@ -36,22 +24,85 @@ from sparkdl.horovod.torch.process import (
     shutdown,
     size,
 )
-from sparkdl.horovod.torch.reduce_ops import Average, Max, Min, Product, Sum
-from sparkdl.horovod.torch.state import (
+from sparkdl.horovod.torch.capabilities import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from sparkdl.horovod.torch.compression import Compression
+from sparkdl.horovod.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from sparkdl.horovod.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from sparkdl.horovod.torch.handles import poll, synchronize
+from sparkdl.horovod.torch.operations.allgather import (
+    allgather,
+    allgather_async,
+    grouped_allgather,
+    grouped_allgather_async,
+)
+from sparkdl.horovod.torch.operations.allreduce import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+)
+from sparkdl.horovod.torch.operations.alltoall import alltoall, alltoall_async
+from sparkdl.horovod.torch.operations.broadcast import (
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+)
+from sparkdl.horovod.torch.operations.grouped_allreduce import (
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from sparkdl.horovod.torch.operations.meeting import barrier, join
+from sparkdl.horovod.torch.operations.reducescatter import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from sparkdl.horovod.torch.operations.sparse_allreduce import sparse_allreduce_async
+from sparkdl.horovod.torch.optimizer import DistributedOptimizer
+from sparkdl.horovod.torch.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from sparkdl.horovod.torch.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from sparkdl.horovod.torch.sync_batch_norm import SyncBatchNorm
+from sparkdl.horovod.torch.timeline import start_timeline, stop_timeline
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -59,6 +110,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -67,16 +120,43 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

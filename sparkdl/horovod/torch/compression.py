@@ -6,20 +6,34 @@ import torch
 
 
 class Compressor:
-    """Sends tensors as they are."""
+    """What a compressor has; subclass it for one of your own."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
         """What to send for a tensor, and what ``decompress`` needs to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
+        """The tensor that was compressed, or a reduction of such tensors."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
+        """See :class:`Compressor`."""
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:  # noqa: ARG004
-        """The tensor that was compressed, or a reduction of such tensors."""
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
+        """See :class:`Compressor`."""
         return tensor
 
 
-class HalfCompressor(Compressor):
+class FP16Compressor(Compressor):
     """Sends floating-point tensors as float16."""
 
     @staticmethod
@@ -38,5 +52,5 @@ class HalfCompressor(Compressor):
 class Compression:
     """The compressors to choose from."""
 
-    none = Compressor
-    fp16 = HalfCompressor
+    none = NoneCompressor
+    fp16 = FP16Compressor

@@ -1,8 +1,6 @@
 """``hvd.DistributedOptimizer``: an optimizer that steps with gradients reduced over the ranks.
 
-Runs on the *rank*. Hooks start the allreduce of a gradient while the backward pass still runs. They are submitted in
-one order on all ranks, that of the parameters from last to first, whatever order a rank's backward pass has: a
-gradient that comes early waits for those before it.
+Runs on the *rank*. Hooks start the allreduce of a gradient while the backward pass still runs.
 """
 
 from __future__ import annotations
@@ -14,13 +12,15 @@ from typing import Any
 
 import torch
 
-from sparkdl.errors import ParamError
+from sparkdl.horovod.torch.adasum_optimizer import AdasumStep
+from sparkdl.horovod.torch.basics import size
 from sparkdl.horovod.torch.compression import Compression, Compressor
-from sparkdl.horovod.torch.parameter_names import check_names
-from sparkdl.horovod.torch.pending import Pending
-from sparkdl.horovod.torch.process import size
-from sparkdl.horovod.torch.reduce_ops import Average, name_of
-from sparkdl.horovod.torch.submission import allreduce_async_
+from sparkdl.horovod.torch.functions import broadcast_object
+from sparkdl.horovod.torch.gradient_reduction import GradientReduction
+from sparkdl.horovod.torch.parameter_groups import Groups, check_groups, form_groups
+from sparkdl.horovod.torch.parameter_names import name_parameters
+from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.torch.reduce_ops import Adasum, Average, choose
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name
@@ -30,135 +30,119 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
     sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.optim.Optimizer:
     """Wrap an optimizer so that ``step`` uses gradients reduced over the ranks.
 
     Args:
         optimizer: what to wrap; the result shares its parameter groups and state and is of a subclass of its class.
-        named_parameters: ``model.named_parameters()``; serves error messages.
+        named_parameters: ``model.named_parameters()``; the ranks match gradients by these names.
         compression: what travels instead of a gradient.
         backward_passes_per_step: how many backward passes add up to one step.
-        op: ``Average`` or ``Sum``, or another operation of :func:`sparkdl.horovod.torch.allreduce`.
+        op: ``Average`` or ``Sum``, or another operation of :func:`sparkdl.horovod.torch.allreduce`. With
+            ``Adasum`` each rank steps by itself and the changes are combined.
         gradient_predivide_factor: with ``Average``, divide by this before and by the rest after the sum.
+        num_groups: deprecated by Horovod; use ``groups``.
+        groups: which gradients are reduced as one operation: a number of groups, or lists of parameters.
         sparse_as_dense: make sparse gradients dense and reduce them so.
+        process_set: the ranks that take part; on the others the optimizer steps with its own gradients.
 
     Raises:
-        ValueError: if the names are not unique, or some parameter has none.
+        ValueError: if the names are not unique, or some parameter has none, or options do not go together.
+        NotImplementedError: if ``op`` is ``Adasum`` and not all ranks take part.
     """
-    name_of(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    check_names(parameters, named_parameters)
-    kind: Any = type(type(optimizer).__name__, (_DistributedStep, type(optimizer)), {})
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        groups = num_groups if groups is None else groups
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    check_groups(groups)
+    op = choose(op, None)
+    names = name_parameters(optimizer, named_parameters)
+    is_adasum = op == Adasum and size() > 1
+    if is_adasum and process_set is not global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    step: type = AdasumStep if is_adasum else _DistributedStep
+    wrapped: Any = _wrap(optimizer, step)
+    wrapped._parameter_names = names
+    if is_adasum:
+        wrapped._begin(names, compression, backward_passes_per_step)
+    else:
+        reduction = None
+        if process_set.included() and size() > 1:
+            reduction = GradientReduction(
+                names,
+                form_groups(_ordered_parameters(names, groups, process_set), groups),
+                compression=compression,
+                op=op,
+                predivide_factor=gradient_predivide_factor,
+                sparse_as_dense=sparse_as_dense,
+                process_set=process_set,
+            )
+        wrapped._begin(reduction, [*names], backward_passes_per_step)
+    return wrapped  # type: ignore[no-any-return]  # of a class made at run time
+
+
+def _wrap(optimizer: torch.optim.Optimizer, step: type) -> Any:
+    kind: Any = type(type(optimizer).__name__, (step, type(optimizer)), {})
     wrapped: Any = kind.__new__(kind)
     # A learning rate scheduler that was made first has put a `step` bound to the unwrapped optimizer there.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
-    wrapped._begin(
-        GradientReduction(
-            parameters,
-            compression=compression,
-            op=op,
-            predivide_factor=gradient_predivide_factor,
-            sparse_as_dense=sparse_as_dense,
-        ),
-        backward_passes_per_step,
-    )
-    return wrapped  # type: ignore[no-any-return]
+    return wrapped
 
 
-class GradientReduction:
-    """The allreduces of one step's gradients, started in one order on all ranks.
-
-    Attributes:
-        order: the parameters in the order in which their gradients are submitted.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[torch.nn.Parameter],
-        *,
-        compression: type[Compressor],
-        op: int,
-        predivide_factor: float,
-        sparse_as_dense: bool,
-    ) -> None:
-        self.order = [parameter for parameter in parameters if parameter.requires_grad][::-1]
-        self._compression = compression
-        self._op = op
-        self._predivide_factor = predivide_factor
-        self._sparse_as_dense = sparse_as_dense
-        self._ready: set[torch.nn.Parameter] = set()
-        self._pending: list[tuple[torch.nn.Parameter, Pending, Any]] = []
-
-    @property
-    def has_begun(self) -> bool:
-        """Some gradient of the step is ready or under way."""
-        return bool(self._pending or self._ready)
-
-    def mark_ready(self, parameter: torch.nn.Parameter) -> None:
-        """Take note of a complete gradient, and start every allreduce that is next in order and ready."""
-        self._ready.add(parameter)
-        while len(self._pending) < len(self.order) and self.order[len(self._pending)] in self._ready:
-            self._start(self.order[len(self._pending)])
-
-    def finish(self) -> None:
-        """Start what was not ready, with zeros where a parameter has no gradient, and wait for all."""
-        for parameter in self.order[len(self._pending) :]:
-            self._start(parameter)
-        for parameter, pending, context in self._pending:
-            reduced = self._compression.decompress(pending.wait(), context)
-            if reduced is not parameter.grad:
-                parameter.grad = reduced
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew, as for the next step."""
-        self._pending.clear()
-        self._ready.clear()
-
-    def _start(self, parameter: torch.nn.Parameter) -> None:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.is_sparse:
-            if not self._sparse_as_dense:
-                raise ParamError(
-                    "hvd.DistributedOptimizer cannot reduce sparse gradients; give sparse_as_dense=True."
-                )
-            parameter.grad = parameter.grad.to_dense()
-        compressed, context = self._compression.compress(parameter.grad)
-        pending = allreduce_async_(
-            compressed,
-            op=self._op,
-            prescale_factor=1.0 / self._predivide_factor,
-            postscale_factor=self._predivide_factor,
-        )
-        self._pending.append((parameter, pending, context))
+def _ordered_parameters(
+    names: dict[torch.nn.Parameter, str], groups: Groups, process_set: ProcessSet
+) -> list[torch.nn.Parameter]:
+    """The parameters that want gradients; where a number of groups is to be formed, in the first rank's order."""
+    parameters = [parameter for parameter in names if parameter.requires_grad]
+    if not isinstance(groups, int):
+        return parameters
+    assert process_set.ranks is not None
+    first = process_set.ranks[0]
+    order = broadcast_object([names[parameter] for parameter in parameters], first, None, process_set)
+    return sorted(parameters, key=lambda parameter: order.index(names[parameter]))
 
 
 class _DistributedStep(torch.optim.Optimizer):
     """What a wrapped optimizer does besides; stands before the optimizer's own class."""
 
-    _reduction: GradientReduction
+    _parameter_names: dict[torch.nn.Parameter, str]
+    _reduction: GradientReduction | None
     _passes_left: dict[torch.nn.Parameter, int]
     backward_passes_per_step: int
 
-    def _begin(self, reduction: GradientReduction, backward_passes_per_step: int) -> None:
+    def _begin(
+        self,
+        reduction: GradientReduction | None,
+        parameters: Iterable[torch.nn.Parameter],
+        backward_passes_per_step: int,
+    ) -> None:
         self._reduction = reduction
         self._synchronized = False
         self._should_synchronize = True
+        self._passes_left = {parameter: 0 for parameter in parameters if parameter.requires_grad}
         self.set_backward_passes_per_step(backward_passes_per_step)
-        if size() > 1:
-            for parameter in reduction.order:
+        if reduction is not None:
+            for parameter in self._passes_left:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes add up to one step; between steps."""
         self.backward_passes_per_step = passes
-        self._passes_left = dict.fromkeys(self._reduction.order, passes)
+        self._passes_left = dict.fromkeys(self._passes_left, passes)
 
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        assert self._reduction is not None
         if self._passes_left[parameter] <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
@@ -170,7 +154,7 @@ class _DistributedStep(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced, starting those that no backward pass has completed."""
-        if size() > 1:
+        if self._reduction is not None:
             self._reduction.finish()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         self._synchronized = True
@@ -204,7 +188,7 @@ class _DistributedStep(torch.optim.Optimizer):
         Raises:
             AssertionError: if they are being reduced.
         """
-        if self._reduction.has_begun:
+        if self._reduction is not None and self._reduction.has_begun:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
@@ -213,7 +197,8 @@ class _DistributedStep(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load state as the wrapped optimizer does, and begin a new step."""
-        self._reduction.forget()
+        if self._reduction is not None:
+            self._reduction.forget()
         self._synchronized = False
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         super().load_state_dict(state_dict)

@@ -1,24 +1,32 @@
-"""What Horovod requires of ``named_parameters``."""
+"""What Horovod requires of ``named_parameters``, and what it calls parameters that have no name."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
 
-def check_names(
-    parameters: Sequence[torch.nn.Parameter],
+def name_parameters(
+    optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
-) -> None:
-    """Check that every parameter of the optimizer has a name, and a name of its own.
+) -> dict[torch.nn.Parameter, str]:
+    """Give every parameter of an optimizer a name, the same on all ranks.
+
+    Args:
+        optimizer: whose parameters.
+        named_parameters: the names, as ``model.named_parameters()`` gives them; by position if None.
 
     Raises:
-        ValueError: otherwise, in Horovod's words.
+        ValueError: if names occur twice, or a parameter has none, in Horovod's words.
     """
     if named_parameters is None:
-        return
+        return {
+            parameter: f"allreduce.noname.{group_number}.{number}"
+            for group_number, group in enumerate(optimizer.param_groups)
+            for number, parameter in enumerate(group["params"])
+        }
     named = list(named_parameters)
     if any(not isinstance(entry, tuple) for entry in named):
         raise ValueError(
@@ -30,10 +38,16 @@ def check_names(
         raise ValueError(
             "Parameter names in named_parameters must be unique. Found duplicates: " + ", ".join(duplicates)
         )
-    named_ids = {id(parameter) for _, parameter in named}
-    unnamed = [str(id(parameter)) for parameter in parameters if id(parameter) not in named_ids]
+    names = {parameter: name for name, parameter in named}
+    unnamed = [
+        str(id(parameter))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter not in names
+    ]
     if unnamed:
         raise ValueError(
             "named_parameters was specified, but one or more model parameters were not named. "
             "Python object ids: " + ", ".join(unnamed)
         )
+    return names

@@ -8,6 +8,7 @@ from sparkdl.errors import ParamError
 
 Average = 0
 Sum = 1
+Adasum = 2
 Min = 3
 Max = 4
 Product = 5
@@ -19,7 +20,7 @@ def name_of(op: int) -> str:
     """The communicator's name of an operation.
 
     Raises:
-        ParamError: if it has none, as Horovod's Adasum (2).
+        ParamError: if it has none, as ``Adasum``.
     """
     if op not in _NAMES:
         raise ParamError(f"op={op!r} is not available; use hvd.Average, Sum, Min, Max or Product.")
@@ -31,10 +32,19 @@ def choose(op: int | None, average: bool | None) -> int:
 
     Raises:
         ValueError: if both are given.
+        ParamError: if there is no such operation.
     """
-    if average is None:
-        return Average if op is None else op
     if op is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=4)
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if op != Adasum:
+            name_of(op)
+        return op
+    if average is None:
+        return Average
+    warnings.warn(
+        "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+        DeprecationWarning,
+        stacklevel=3,
+    )
     return Average if average else Sum

@@ -11,9 +11,11 @@ from typing import Any
 import cloudpickle
 import torch
 
-from sparkdl.horovod.torch.operations import allgather, broadcast_
-from sparkdl.horovod.torch.process import rank
-from sparkdl.horovod.torch.submission import broadcast_async_
+from sparkdl.horovod.torch.basics import rank
+from sparkdl.horovod.torch.handles import synchronize
+from sparkdl.horovod.torch.operations.allgather import allgather
+from sparkdl.horovod.torch.operations.broadcast import broadcast_, broadcast_async_
+from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -30,7 +32,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     if isinstance(params, Mapping):
         named = sorted(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor):
-        named = [entry if isinstance(entry, tuple) else ("", entry) for entry in params]
+        named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
     handles = [
@@ -39,13 +41,21 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         if isinstance(tensor, torch.Tensor)
     ]
     for handle in handles:
-        handle.wait()
+        synchronize(handle)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
     """Give every rank the root's optimizer state: options of the parameter groups, and state per parameter.
 
-    Also ranks whose optimizer has no state yet, such as when the root alone read a checkpoint.
+    Also ranks whose optimizer has no state yet, such as when the root alone read a checkpoint. There, parameters
+    without a gradient get one of zeros, as in Horovod.
+
+    Args:
+        optimizer: alike on all ranks but for its values.
+        root_rank: the rank whose state all take.
+        model: without effect; Horovod needs it where gradients are sparse.
 
     Raises:
         ValueError: if the optimizer is ``torch.optim.LBFGS``, as in Horovod.
@@ -53,6 +63,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     own = optimizer.state_dict()
+    if not own["state"]:
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     tensors: list[torch.Tensor] = []
     outline = broadcast_object(_take_out_tensors(own, tensors) if rank() == root_rank else None, root_rank)
     if rank() != root_rank:
@@ -63,27 +77,37 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
         optimizer.load_state_dict(own)
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """The root's object, of any kind that cloudpickle can carry; on the root the very object.
 
     Args:
         obj: what the root gives; without meaning on the other ranks.
         root_rank: the rank that gives.
-        name: without effect.
+        name: by which the ranks match it.
+        process_set: the ranks that take part.
     """
     pickled = _as_tensor(obj) if rank() == root_rank else torch.empty(0, dtype=torch.uint8)
-    num_bytes = broadcast_(torch.tensor([pickled.numel()]), root_rank, name)
+    name = name or "broadcast_object"
+    num_bytes = broadcast_(torch.tensor([pickled.numel()]), root_rank, f"{name}.sz", process_set)
     if rank() != root_rank:
         pickled = torch.empty(int(num_bytes), dtype=torch.uint8)
-    broadcast_(pickled, root_rank, name)
+    broadcast_(pickled, root_rank, f"{name}.t", process_set)
     return obj if rank() == root_rank else cloudpickle.loads(pickled.numpy().tobytes())
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
     """The objects of all ranks, in order of ranks; they may differ in kind and size."""
     pickled = _as_tensor(obj)
-    sizes = allgather(torch.tensor([pickled.numel()]), name).tolist()
-    parts = allgather(pickled, name).split(sizes)
+    name = name or "allgather_object"
+    sizes = allgather(torch.tensor([pickled.numel()]), f"{name}.sz", process_set).tolist()
+    parts = allgather(pickled, f"{name}.t", process_set).split(sizes)
     return [cloudpickle.loads(part.numpy().tobytes()) for part in parts]
 
 

@@ -1,0 +1,84 @@
+"""What is committed and restored: the contract of every state, and one of Python objects."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class State(ABC):
+    """Variables of a training, kept in memory as they were at the last commit.
+
+    Attributes:
+        broadcast_object: gives rank 0's object to all ranks.
+        get_rank: the number of this rank.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+        self.broadcast_object = bcast_object
+        self.get_rank = get_rank
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Have functions called whenever the ranks begin again."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Make up for a new beginning of the ranks."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Remember the variables as they are now."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:  # noqa: B027  # there for programs that call it
+        """Nothing: hosts do not come and go. Horovod interrupts the training here when they did."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Remember the variables as they are now, on this rank."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Set the variables to what was remembered."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Set the variables of all ranks to rank 0's, and remember them."""
+
+    def reset(self) -> None:  # noqa: B027  # most states have nothing to do
+        """What a subclass does when the ranks begin again."""
+
+
+class ObjectState(State):
+    """Python objects, each an attribute of the state."""
+
+    def __init__(
+        self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any
+    ) -> None:
+        """Begin with the attributes that are given by name."""
+        self._saved_state = kwargs
+        self._set_attributes()
+        super().__init__(bcast_object, get_rank)
+
+    def save(self) -> None:
+        """See :class:`State`."""
+        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+
+    def restore(self) -> None:
+        """See :class:`State`."""
+        self._set_attributes()
+
+    def sync(self) -> None:
+        """See :class:`State`."""
+        if self._saved_state:
+            self._saved_state = self.broadcast_object(self._saved_state)
+            self._set_attributes()
+
+    def _set_attributes(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)

@@ -1,0 +1,50 @@
+"""``hvd.elastic.run``: a training function that is taken up again after a failed collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+from sparkdl.horovod.torch.basics import init, shutdown
+from sparkdl.horovod.torch.elastic.object_state import State
+from sparkdl.horovod.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+P = ParamSpec("P")
+R = TypeVar("R")
+AnyState = TypeVar("AnyState", bound=State)
+
+
+def run(
+    func: Callable[Concatenate[AnyState, P], R],
+) -> Callable[Concatenate[AnyState, P], R]:
+    """Have a training function synchronize its state first, and begin again when a collective fails.
+
+    After a ``HorovodInternalError`` the state is what was committed last. All ranks have to see the error, as they do
+    when it is the communicator that failed.
+
+    Args:
+        func: takes the state first.
+
+    Returns:
+        A function with the same arguments.
+    """
+
+    @wraps(func)
+    def wrapper(state: AnyState, *args: P.args, **kwargs: P.kwargs) -> R:
+        skip_sync = False
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            shutdown()
+            init()
+            state.on_reset()
+
+    return cast(Callable[Concatenate[AnyState, P], R], wrapper)

@@ -1,0 +1,165 @@
+"""The allreduces of one step's gradients: started while the backward pass runs, finished before the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sparkdl.horovod.torch.compression import Compressor
+from sparkdl.horovod.torch.handles import synchronize
+from sparkdl.horovod.torch.operations.allreduce import allreduce_async_
+from sparkdl.horovod.torch.operations.grouped_allreduce import grouped_allreduce_async_
+from sparkdl.horovod.torch.operations.sparse_allreduce import sparse_allreduce_async
+from sparkdl.horovod.torch.process_sets import ProcessSet
+from sparkdl.horovod.torch.reduce_ops import Average
+
+Finish = Callable[[], None]
+"""Waits for a reduction and makes its result the gradient."""
+
+
+class GradientReduction:
+    """Reduces the gradients of parameters over a process set, by their names.
+
+    The backward passes of ranks may reach the parameters in different order, and not all of them.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[torch.nn.Parameter, str],
+        groups: Sequence[Sequence[torch.nn.Parameter]],
+        *,
+        compression: type[Compressor],
+        op: int,
+        predivide_factor: float,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        """Describe the reduction.
+
+        Args:
+            names: the name of every parameter.
+            groups: the parameters whose gradients are reduced as one operation, the same on all ranks.
+            compression: what travels instead of a gradient.
+            op: how to reduce.
+            predivide_factor: with ``Average``, divide by this before and by the rest after the sum.
+            sparse_as_dense: make sparse gradients dense and reduce them so.
+            process_set: the ranks that take part.
+        """
+        self._names = names
+        self._groups = [tuple(group) for group in groups]
+        self._group_of = {parameter: group for group in self._groups for parameter in group}
+        self._compression = compression
+        self._op = op
+        self._scales = {}
+        if op == Average:
+            self._scales = {"prescale_factor": 1.0 / predivide_factor, "postscale_factor": predivide_factor}
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._ready: set[torch.nn.Parameter] = set()
+        self._finishes: dict[tuple[torch.nn.Parameter, ...], Finish] = {}
+        self._sparse: dict[torch.nn.Parameter, int] = {}
+        """The parameters that have had sparse gradients, and how many of their dimensions were sparse."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Some gradient of the step is ready or under way."""
+        return bool(self._finishes or self._ready)
+
+    def is_under_way(self, parameter: torch.nn.Parameter) -> bool:
+        """The reduction of this parameter's gradient has been started."""
+        return self._group_of[parameter] in self._finishes
+
+    def mark_ready(self, parameter: torch.nn.Parameter) -> None:
+        """Take note of a complete gradient, and start its reduction when its group is complete."""
+        self._ready.add(parameter)
+        group = self._group_of[parameter]
+        if self._ready.issuperset(group):
+            self._finishes[group] = self._start(group)
+
+    def finish(self) -> None:
+        """Start what was not ready, with zeros where a parameter has no gradient, and wait for all."""
+        for group in self._groups:
+            if group not in self._finishes:
+                self._finishes[group] = self._start(group)
+        for finish in self._finishes.values():
+            finish()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as for the next step."""
+        self._finishes.clear()
+        self._ready.clear()
+
+    def _start(self, group: Sequence[torch.nn.Parameter]) -> Finish:
+        for parameter in group:
+            if parameter.grad is None:
+                parameter.grad = self._make_zeros(parameter)
+        if self._sparse_as_dense:
+            return self._start_dense(group)
+        sparse = [parameter for parameter in group if parameter.grad is not None and parameter.grad.is_sparse]
+        dense = [parameter for parameter in group if parameter not in sparse]
+        finishes = [self._start_sparse(parameter) for parameter in sparse]
+        if dense:
+            finishes.append(self._start_dense(dense))
+
+        def finish_all() -> None:
+            for finish in finishes:
+                finish()
+
+        return finish_all
+
+    def _make_zeros(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        if parameter not in self._sparse:
+            return torch.zeros_like(parameter)
+        num_sparse = self._sparse[parameter]
+        return torch.sparse_coo_tensor(
+            torch.zeros((num_sparse, 0), dtype=torch.int64),
+            parameter.new_zeros((0, *parameter.shape[num_sparse:])),
+            parameter.shape,
+            device=parameter.device,
+        )
+
+    def _start_sparse(self, parameter: torch.nn.Parameter) -> Finish:
+        assert parameter.grad is not None
+        self._sparse[parameter] = parameter.grad.sparse_dim()
+        wait = sparse_allreduce_async(parameter.grad, self._names[parameter], self._op, self._process_set)
+
+        def finish() -> None:
+            parameter.grad = wait()
+
+        return finish
+
+    def _start_dense(self, group: Sequence[torch.nn.Parameter]) -> Finish:
+        gradients = [_gradient(parameter) for parameter in group]
+        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+        compressed = [self._compression.compress(gradient) for gradient in dense]
+        tensors = [tensor for tensor, _ in compressed]
+        options: dict[str, Any] = {"op": self._op, "process_set": self._process_set, **self._scales}
+        name = self._names[group[0]]
+        if len(group) == 1:
+            handle = allreduce_async_(tensors[0], name=name, **options)
+        else:
+            handle = grouped_allreduce_async_(tensors, name=name, **options)
+
+        def finish() -> None:
+            reduced = synchronize(handle)
+            for parameter, gradient, output, (_, ctx) in zip(
+                group, gradients, [reduced] if len(group) == 1 else reduced, compressed, strict=True
+            ):
+                parameter.grad = _like(gradient, self._compression.decompress(output, ctx))
+
+        return finish
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _like(gradient: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
+    """The reduced gradient, in the layout that the optimizer expects, in the gradient's place where it can be."""
+    if gradient.is_sparse:
+        return reduced.to_sparse(gradient.sparse_dim())
+    return gradient if reduced is gradient else gradient.copy_(reduced)

@@ -1,0 +1,73 @@
+"""Horovod's handles: numbers of operations that were started and not yet synchronized."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.engine.request import Request, Result
+
+_handles: dict[int, tuple[Engine, Request[Any]]] = {}
+_numbers = itertools.count(1)
+
+
+def run_later(engine: Engine, request: Request[Any]) -> int:
+    """Start a request and return its handle.
+
+    Raises:
+        ValueError: if a request of its name is outstanding.
+        HorovodInternalError: if the engine has failed.
+    """
+    engine.submit(request)
+    handle = next(_numbers)
+    _handles[handle] = (engine, request)
+    return handle
+
+
+def run_now(engine: Engine, request: Request[Result]) -> Result:
+    """Run a request and return what it gives.
+
+    Raises:
+        ValueError: if a request of its name is outstanding.
+        HorovodInternalError: if it fails.
+    """
+    engine.submit(request, will_wait=True)
+    engine.wait(request)
+    return request.result()
+
+
+def poll(handle: int) -> bool:
+    """The operation of this handle is complete: ``synchronize`` would return at once.
+
+    Raises:
+        ValueError: if the handle is unknown, or has been synchronized.
+    """
+    if handle not in _handles:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    return _handles[handle][1].done
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for the operation of this handle.
+
+    Returns:
+        Its output: a tensor; of a grouped operation a tuple of tensors; of an alltoall the tensor and the received
+        splits. None if the handle is unknown, or has been synchronized.
+
+    Raises:
+        HorovodInternalError: if the operation failed.
+    """
+    if handle not in _handles:
+        return None
+    engine, request = _handles[handle]
+    try:
+        engine.wait(request)
+    finally:
+        _handles.pop(handle, None)
+    return request.result()
+
+
+def forget_handles() -> None:
+    """Drop all handles, with the tensors that they keep."""
+    _handles.clear()

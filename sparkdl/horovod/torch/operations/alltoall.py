@@ -1,0 +1,111 @@
+"""``hvd.alltoall``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.engine.request import Request
+from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.horovod.torch.handles import run_later, run_now
+from sparkdl.horovod.torch.operations.target import check_tensors, find_target
+from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.torch.requests.alltoall import AlltoallRequest
+
+Splits = torch.Tensor | Sequence[int] | None
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send rows to every rank, and receive from every rank. The gradient goes the way back.
+
+    Args:
+        tensor: the rows for the first rank, then those for the second, ...
+        splits: how many rows go to each rank (int32); equally many if None.
+        name: by which the ranks match it; numbered in the order of submission if None.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new tensor of the rows received, in order of ranks; with ``splits`` also how many came from each (int32).
+
+    Raises:
+        HorovodInternalError: on all ranks, if the tensors do not fit together, or a rank has joined.
+        ValueError: if the splits do not fit the tensor or the process set.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        output, received_splits = _Alltoall.apply(tensor, splits, name, process_set)
+    else:
+        output, received_splits = run_now(*_request(tensor, splits, name, process_set))
+    return output if splits is None else (output, received_splits)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start :func:`alltoall`, without gradients; ``synchronize`` gives the new tensor and the received splits."""
+    return run_later(*_request(tensor, splits, name, process_set))
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received_splits = run_now(*_request(tensor, splits, name, process_set))
+        ctx.shape, ctx.process_set, ctx.received_splits = tensor.shape, process_set, received_splits
+        ctx.mark_non_differentiable(received_splits)
+        return output, received_splits
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad, _ = alltoall(grads[0], splits=ctx.received_splits, process_set=ctx.process_set)
+        if grad.shape != ctx.shape:  # rows that went to nobody
+            grad = torch.cat([grad, grad.new_zeros((ctx.shape[0] - grad.shape[0], *ctx.shape[1:]))])
+        return grad, None, None, None
+
+
+def _request(
+    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+) -> tuple[Engine, Request[tuple[torch.Tensor, torch.Tensor]]]:
+    check_tensors([tensor])
+    if tensor.dim() == 0:
+        raise HorovodInternalError("Process-set rank zero tried to ALLTOALL a rank-zero tensor.")
+    engine, full_name = find_target(process_set, "Alltoall", name)
+    device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
+    counts = _check_splits(splits, tensor.shape[0], engine.communicator.world_size)
+    return engine, AlltoallRequest(full_name, tensor, counts, device)
+
+
+def _check_splits(splits: Splits, num_rows: int, world_size: int) -> list[int]:
+    if splits is None:
+        splits = []
+    if not isinstance(splits, torch.Tensor):
+        splits = torch.tensor(splits, dtype=torch.int32)
+    if splits.dim() > 1:
+        raise ValueError("alltoall expects a 1D splits tensor")
+    if splits.dtype != torch.int32:
+        raise ValueError("alltoall expects splits to contain 32-bit integer elements.")
+    counts: list[int] = splits.tolist()
+    if not counts:
+        if num_rows % world_size:
+            raise ValueError(
+                "splits not provided, but first dimension of tensor is not an even multiple of the number of workers."
+            )
+        return [num_rows // world_size] * world_size
+    if len(counts) != world_size:
+        raise ValueError("Number of entries in splits does not equal number of workers.")
+    if sum(counts) > num_rows:
+        raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
+    if min(counts) < 0:
+        raise ValueError(f"splits cannot be negative, got {counts}.")
+    return counts

@@ -1,0 +1,109 @@
+"""``hvd.broadcast`` in its four forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.engine.request import Request
+from sparkdl.horovod.torch.handles import run_later, run_now
+from sparkdl.horovod.torch.operations.allreduce import allreduce
+from sparkdl.horovod.torch.operations.target import check_tensors, find_target
+from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.torch.reduce_ops import Average
+from sparkdl.horovod.torch.requests.broadcast import BroadcastRequest
+from sparkdl.horovod.torch.session import session
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The root's tensor, as a new tensor; the argument keeps its values.
+
+    The gradient is the average over the ranks on the root, and zero elsewhere, as in Horovod.
+
+    Args:
+        tensor: of the same shape and dtype on every rank.
+        root_rank: the rank that gives, by its number among all ranks.
+        name: by which the ranks match it; numbered in the order of submission if None.
+        process_set: the ranks that take part.
+
+    Raises:
+        HorovodInternalError: on all ranks, if they disagree about the tensor or the root, or a rank has joined.
+        ValueError: if the root is not in the process set.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        received: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+        return received
+    return run_now(*_request(tensor, _new(tensor), root_rank, name, process_set))
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Overwrite a tensor by the root's and return it; see :func:`broadcast`."""
+    return run_now(*_request(tensor, tensor, root_rank, name, process_set))
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start :func:`broadcast`, without gradients; ``synchronize`` gives a new tensor."""
+    return run_later(*_request(tensor, _new(tensor), root_rank, name, process_set))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start :func:`broadcast_`; ``synchronize`` gives the same tensor, overwritten."""
+    return run_later(*_request(tensor, tensor, root_rank, name, process_set))
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        received: torch.Tensor = run_now(*_request(tensor, _new(tensor), root_rank, name, process_set))
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad = allreduce(grads[0], op=Average, process_set=ctx.process_set)
+        own = grad if session().world.rank == ctx.root_rank else torch.zeros_like(grad)
+        return own, None, None, None
+
+
+def _new(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _request(
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+) -> tuple[Engine, Request[torch.Tensor]]:
+    check_tensors([tensor])
+    engine, full_name = find_target(process_set, "Broadcast", name)
+    members = session().ranks_of[process_set.process_set_id or 0]
+    if root_rank not in members:
+        raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
+    root = members.index(root_rank)
+    return engine, BroadcastRequest(full_name, tensor, output, root=root, root_rank=root_rank)

@@ -1,0 +1,156 @@
+"""``hvd.reducescatter`` and ``hvd.grouped_reducescatter``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sparkdl.horovod.torch.compression import Compression, Compressor
+from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.engine.request import Request
+from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.horovod.torch.handles import run_later, run_now
+from sparkdl.horovod.torch.operations.allgather import grouped_allgather
+from sparkdl.horovod.torch.operations.target import check_reducible, find_target
+from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.torch.reduce_ops import Average, Sum
+from sparkdl.horovod.torch.requests.reducescatter import (
+    GroupedReducescatterRequest,
+    SingleReducescatterRequest,
+)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduce a tensor over the ranks and give each rank its rows of the result.
+
+    Args:
+        tensor: of the same shape and dtype on every rank, of at least one dimension.
+        name: by which the ranks match it; numbered in the order of submission if None.
+        compression: what travels instead of the tensor.
+        op: ``Average`` or ``Sum``.
+        process_set: the ranks that take part.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        A new tensor with as many rows as come out even; the first ranks have one more where it does not.
+
+    Raises:
+        HorovodInternalError: on all ranks, if they disagree about the tensor, the operation or the factors.
+        ValueError: if the tensor cannot be taken, or this rank is not in the process set.
+    """
+    compressed, ctx = compression.compress(tensor)
+    options = (op, process_set, prescale_factor, postscale_factor)
+    if compressed.requires_grad and torch.is_grad_enabled():
+        reduced = _Reducescatter.apply(name, options, compressed)[0]
+    else:
+        reduced = run_now(*_request(compressed, name, *options))
+    return compression.decompress(reduced, ctx)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start :func:`reducescatter`, without gradients; ``synchronize`` gives the new tensor."""
+    return run_later(*_request(tensor, name, op, process_set, prescale_factor, postscale_factor))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """:func:`reducescatter` of several tensors as one operation."""
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    sent = [tensor for tensor, _ in compressed]
+    options = (op, process_set, prescale_factor, postscale_factor)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sent):
+        reduced = _Reducescatter.apply(name, options, *sent)
+    else:
+        reduced = run_now(*_grouped_request(sent, name, *options))
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start :func:`grouped_reducescatter`, without gradients; ``synchronize`` gives a tuple of new tensors."""
+    return run_later(*_grouped_request(tensors, name, op, process_set, prescale_factor, postscale_factor))
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str | None, options: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.options = options
+        if len(tensors) == 1:
+            return (run_now(*_request(tensors[0], name, *options)),)
+        return run_now(*_grouped_request(tensors, name, *options))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        op, process_set, prescale, postscale = ctx.options
+        factor = prescale * postscale * (process_set.size() if op == Sum else 1)
+        scaled = [grad * factor for grad in grads]
+        return None, None, *grouped_allgather(scaled, process_set=process_set)
+
+
+def _request(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    prescale: float,
+    postscale: float,
+) -> tuple[Engine, Request[torch.Tensor]]:
+    _check([tensor], op)
+    engine, full_name = find_target(process_set, "Reducescatter", name)
+    return engine, SingleReducescatterRequest(
+        full_name, [tensor], op=op, prescale=prescale, postscale=postscale
+    )
+
+
+def _grouped_request(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    prescale: float,
+    postscale: float,
+) -> tuple[Engine, Request[tuple[torch.Tensor, ...]]]:
+    _check(tensors, op)
+    engine, full_name = find_target(process_set, "Grouped_reducescatter", name)
+    return engine, GroupedReducescatterRequest(
+        full_name, list(tensors), op=op, prescale=prescale, postscale=postscale
+    )
+
+
+def _check(tensors: Sequence[torch.Tensor], op: int) -> None:
+    if op not in (Average, Sum):
+        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ValueError("Reducescatter does not support scalar inputs")
+    check_reducible(tensors, op)

@@ -1,0 +1,128 @@
+"""Adasum: a sum of gradients that counts what they have in common once.
+
+Two gradients a and b become ``(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: their sum where they are orthogonal, their
+average where they are parallel. Ranks 0 and 1 are combined, 2 and 3, ..., then the results in the same way
+(Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from sparkdl.collective import Communicator
+from sparkdl.horovod.torch.engine.description import Kind
+from sparkdl.horovod.torch.engine.request import Request, Result
+from sparkdl.horovod.torch.reduce_ops import Adasum
+from sparkdl.horovod.torch.requests.describing import describe
+from sparkdl.horovod.torch.requests.host_memory import Arrival, as_array, as_buffer, copy_back
+from sparkdl.horovod.torch.requests.reducescatter import split_rows
+
+ADASUM_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+# Below this a squared norm divides nothing; Horovod's bound.
+_LEAST_SQUARED_NORM = math.sqrt(sys.float_info.min)
+
+
+class AdasumRequest(Request[Result]):
+    """Combines tensors, each by itself, into outputs of the same shapes, which may be the same tensors.
+
+    Every rank combines one slice of all ranks' tensors; only the scalar products go over all ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        *,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            describe(Kind.ADASUM, name, tensors, op=Adasum, prescale=prescale, postscale=postscale)
+        )
+        self._tensors = tensors
+        self._outputs = outputs
+        self._arrival = Arrival(tensors)
+        self._slices: list[torch.Tensor] = []
+
+    def match(self, communicator: Communicator) -> None:
+        """Give every rank its slice of the first tensor of all ranks."""
+        self._arrival.wait()
+        if self._tensors:
+            self._slices = self._exchange(communicator, self._tensors[0])
+        else:
+            communicator.barrier(name=self.label)
+
+    def complete(self, communicator: Communicator) -> None:
+        """Combine the slices, give them to all ranks, and do the same with the other tensors."""
+        for tensor, output in zip(self._tensors, self._outputs, strict=True):
+            slices = self._slices or self._exchange(communicator, tensor)
+            self._slices = []
+            combined = self._combine(communicator, slices).mul_(self.description.postscale)
+            buffer = as_buffer(output)
+            communicator.allgather(
+                as_array(combined.to(tensor.dtype)),
+                as_array(buffer),
+                counts=split_rows(tensor.numel(), communicator.world_size),
+                name=self.label,
+            )
+            copy_back(buffer, output)
+
+    def _exchange(self, communicator: Communicator, tensor: torch.Tensor) -> list[torch.Tensor]:
+        counts = split_rows(tensor.numel(), communicator.world_size)
+        own = counts[communicator.rank]
+        received = torch.empty(communicator.world_size * own, dtype=tensor.dtype)
+        communicator.alltoall(
+            as_array(as_buffer(tensor)),
+            as_array(received),
+            send_counts=counts,
+            receive_counts=[own] * communicator.world_size,
+            name=self.label,
+        )
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        return (
+            [part.to(wide).mul_(self.description.prescale) for part in received.split(own)]
+            if own
+            else [received.to(wide) for _ in range(communicator.world_size)]
+        )
+
+    def _combine(self, communicator: Communicator, slices: list[torch.Tensor]) -> torch.Tensor:
+        while len(slices) > 1:
+            pairs = list(zip(slices[::2], slices[1::2], strict=True))
+            products = torch.tensor([_products(a, b) for a, b in pairs], dtype=torch.float64)
+            communicator.allreduce(products.numpy(), name=self.label)
+            slices = [
+                a * _weight(dot, a_squared) + b * _weight(dot, b_squared)
+                for (a, b), (dot, a_squared, b_squared) in zip(pairs, products.tolist(), strict=True)
+            ]
+        return slices[0]
+
+
+class SingleAdasumRequest(AdasumRequest[torch.Tensor]):
+    """Combines one tensor."""
+
+    def result(self) -> torch.Tensor:
+        """The output."""
+        return self._outputs[0]
+
+
+class GroupedAdasumRequest(AdasumRequest[tuple[torch.Tensor, ...]]):
+    """Combines several tensors."""
+
+    def result(self) -> tuple[torch.Tensor, ...]:
+        """The outputs."""
+        return tuple(self._outputs)
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float, float]:
+    a, b = a.double(), b.double()
+    return float(a @ b), float(a @ a), float(b @ b)
+
+
+def _weight(dot: float, squared_norm: float) -> float:
+    return 1.0 - 0.5 * dot / squared_norm if squared_norm >= _LEAST_SQUARED_NORM else 1.0

@@ -1,0 +1,41 @@
+"""Descriptions of requests from their tensors; made once for a tensor that comes again in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from sparkdl.horovod.torch.engine.description import Description, Kind
+
+
+def describe(kind: Kind, name: str, tensors: Sequence[torch.Tensor], **options: Any) -> Description:
+    """Describe a request.
+
+    Args:
+        kind: what it does.
+        name: by which it is matched.
+        tensors: what it is about.
+        options: further attributes of :class:`~sparkdl.horovod.torch.engine.description.Description`.
+    """
+    dtypes, shapes = tuple(tensor.dtype for tensor in tensors), tuple(tensor.shape for tensor in tensors)
+    return _describe(kind, name, dtypes, shapes, tuple(options.items()))
+
+
+@lru_cache(maxsize=4096)
+def _describe(
+    kind: Kind,
+    name: str,
+    dtypes: tuple[torch.dtype, ...],
+    shapes: tuple[torch.Size, ...],
+    options: tuple[tuple[str, Any], ...],
+) -> Description:
+    return Description(
+        kind=kind,
+        name=name,
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in dtypes),
+        shapes=tuple(tuple(shape) for shape in shapes),
+        **dict(options),
+    )

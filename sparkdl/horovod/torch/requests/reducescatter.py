@@ -1,0 +1,85 @@
+"""Reducing tensors over the ranks of a process set and giving every rank its rows of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sparkdl.collective import Communicator
+from sparkdl.horovod.torch.engine.description import Kind
+from sparkdl.horovod.torch.engine.request import Request, Result
+from sparkdl.horovod.torch.reduce_ops import name_of
+from sparkdl.horovod.torch.requests.allgather import refuse_ranks_that_joined
+from sparkdl.horovod.torch.requests.describing import describe
+from sparkdl.horovod.torch.requests.host_memory import Arrival, as_array, as_buffer
+
+
+class ReducescatterRequest(Request[Result]):
+    """Reduces tensors into new ones with this rank's rows. First the ranks tell each other that none has joined."""
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        *,
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            describe(Kind.REDUCESCATTER, name, tensors, op=op, prescale=prescale, postscale=postscale)
+        )
+        self._tensors = tensors
+        self._arrival = Arrival(tensors)
+        self._given = np.zeros((0, 0), np.int64)
+        self._outputs: list[torch.Tensor] = []
+
+    def match(self, communicator: Communicator) -> None:
+        """Exchange a one, which a rank that has joined does not give: a communicator would reduce its zeros."""
+        self._given = np.zeros((communicator.world_size, 1), np.int64)
+        communicator.allgather(np.array([1]), self._given, name=self.label)
+
+    def complete(self, communicator: Communicator) -> None:
+        """Reduce the tensors."""
+        refuse_ranks_that_joined(Kind.REDUCESCATTER, self._given)
+        self._arrival.wait()
+        self._outputs = [self._reduce(communicator, tensor) for tensor in self._tensors]
+
+    def _reduce(self, communicator: Communicator, tensor: torch.Tensor) -> torch.Tensor:
+        rows = split_rows(tensor.shape[0], communicator.world_size)
+        output = torch.empty((rows[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype)
+        width = tensor[:1].numel()
+        communicator.reduce_scatter(
+            as_array(as_buffer(tensor)),
+            as_array(output),
+            counts=[count * width for count in rows],
+            op=name_of(self.description.op),
+            prescale=self.description.prescale,
+            postscale=self.description.postscale,
+            name=self.label,
+        )
+        return output.to(tensor.device)
+
+
+class SingleReducescatterRequest(ReducescatterRequest[torch.Tensor]):
+    """Reduces one tensor."""
+
+    def result(self) -> torch.Tensor:
+        """This rank's rows of the reduced tensor."""
+        return self._outputs[0]
+
+
+class GroupedReducescatterRequest(ReducescatterRequest[tuple[torch.Tensor, ...]]):
+    """Reduces several tensors."""
+
+    def result(self) -> tuple[torch.Tensor, ...]:
+        """This rank's rows of every reduced tensor."""
+        return tuple(self._outputs)
+
+
+def split_rows(num_rows: int, world_size: int) -> list[int]:
+    """Divide rows among ranks as evenly as can be; the first ranks have one more where it does not come out even."""
+    least, remaining = divmod(num_rows, world_size)
+    return [least + (rank < remaining) for rank in range(world_size)]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from sparkdl import __version__
-from sparkdl.bench import allreduce
-from sparkdl.cli import demo
+from sparkdl.bench import allreduce, step
+from sparkdl.cli import demo, run
 from sparkdl.errors import SparkdlError
 
 
@@ -34,9 +34,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_arguments(command)
     command.set_defaults(run=demo.run)
 
+    command = commands.add_parser("run", help="run a program on several ranks of this machine")
+    run.add_arguments(command)
+    command.set_defaults(run=run.run)
+
     bench = commands.add_parser("bench", help="measure this machine against other libraries")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
-    command = benchmarks.add_parser("allreduce", help="time an allreduce against Gloo and MPI")
+    command = benchmarks.add_parser("allreduce", help="time an allreduce against Gloo, MPI and Horovod")
     allreduce.add_arguments(command)
     command.set_defaults(run=allreduce.run)
+    command = benchmarks.add_parser("step", help="time a training step against Gloo and Horovod")
+    step.add_arguments(command)
+    command.set_defaults(run=step.run)
     return parser

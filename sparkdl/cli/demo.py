@@ -124,7 +124,7 @@ def _choose_tracking(folder: Path) -> str:
     """The URI of the user's MLflow, or of a SQLite store in the folder, whose artifacts lie in the folder too."""
     import mlflow
 
-    if mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]
+    if mlflow.is_tracking_uri_set():
         return mlflow.get_tracking_uri()
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     mlflow.set_tracking_uri(uri)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
-from sparkdl.collective import Coordinator, RendezvousClient
+from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
 from sparkdl.collective.addresses import Address
 from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.pmi import PmiServer, pmi_environment
@@ -67,7 +67,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         gpus = assigned_gpus(context, spec.gpus_per_rank, hosts[:rank].count(hosts[rank]))
         environment = rank_environment(dict(spec.environment), gpus=gpus)
         pmi, inherited = None, []
-        if spec.transport == "mpi":
+        if uses_mpi(spec.transport):
             pmi, fd = _serve_pmi(stack, client, rank, hosts)
             inherited.append(fd)
             environment.update(pmi_environment(fd, rank, spec.num_ranks))
@@ -119,6 +119,7 @@ def _order(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
         "secret": spec.secret.hex(),
         "coordinator": coordinator.to_bytes().decode(),
         "transport": spec.transport,
+        "wire": spec.wire,
         "operation_timeout_s": spec.operation_timeout_s,
     }
 

@@ -32,7 +32,10 @@ class LaunchSpec:
     """Where the driver takes log lines, events and failures."""
 
     transport: str
-    """Transport of the communicator: ``auto``, ``native``, ``shm``, ``tcp`` or ``mpi``."""
+    """Transport of the communicator: one of :data:`sparkdl.collective.TRANSPORTS`."""
+
+    wire: str
+    """How the communicator sends sums and averages of float32 between hosts."""
 
     gpus_per_rank: int
 

@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective import TRANSPORTS
 from sparkdl.errors import LaunchError, ParamError
 
 if TYPE_CHECKING:
@@ -20,16 +19,6 @@ EXECUTOR_PATIENCE_S = 30.0
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session talks to a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-def check_transport(transport: str) -> None:
-    """Refuse a transport that does not exist.
-
-    Raises:
-        ParamError: naming those that do.
-    """
-    if transport not in TRANSPORTS:
-        raise ParamError(f"There is no transport {transport!r}. Choose one of {', '.join(TRANSPORTS)}.")
 
 
 def check_cluster(spark: SparkSession, *, num_ranks: int, gpus_per_rank: int) -> None:

@@ -26,6 +26,7 @@ class RankContext:
         rendezvous: Rendezvous,
         secret: bytes,
         transport: str,
+        wire: str,
         operation_timeout_s: float,
         task: MessageConnection,
     ) -> None:
@@ -34,6 +35,7 @@ class RankContext:
         self.rendezvous = rendezvous
         self._secret = secret
         self._transport = transport
+        self._wire = wire
         self._operation_timeout_s = operation_timeout_s
         self._task = task
         self._communicator: Communicator | None = None
@@ -48,6 +50,7 @@ class RankContext:
                 world_size=self.world_size,
                 secret=self._secret,
                 transport=self._transport,
+                wire=self._wire,
                 timeout_s=self._operation_timeout_s,
             )
         return self._communicator

@@ -17,7 +17,7 @@ import cloudpickle
 
 from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.addresses import Address
-from sparkdl.errors import CommunicatorError
+from sparkdl.collective.membership import is_consequence
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.rank_context import RankContext
 
@@ -62,6 +62,7 @@ def _run(task: MessageConnection, order: dict[str, Any], payload: bytearray) -> 
             rendezvous=client.prefix("ranks"),
             secret=secret,
             transport=order["transport"],
+            wire=order["wire"],
             operation_timeout_s=order["operation_timeout_s"],
             task=task,
         )
@@ -112,20 +113,9 @@ def _send_failure(task: MessageConnection, error: BaseException) -> None:
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
             -MAX_ERROR_CHARS:
         ],
-        "is_consequence": _is_consequence(error),
+        "is_consequence": is_consequence(error),
     }
     task.send({"kind": "failure", "failure": failure})
-
-
-def _is_consequence(error: BaseException | None) -> bool:
-    """Whether a failed collective is behind an error: then another rank's failure is behind that."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, CommunicatorError):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
 
 
 if __name__ == "__main__":

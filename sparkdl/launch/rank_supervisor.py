@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -15,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any
 
+from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.outcome import Failure
-from sparkdl.launch.process_guard import ProcessGuard, end_process_group
 
 LAST_LINES = 40
 """How many of a rank's last log lines stand in for a traceback when it died without one."""
@@ -66,24 +63,19 @@ class RankSupervisor:
         self._error_chunks: list[bytes] = []
         self._failure: Failure | None = None
         self._returned = threading.Event()
-        self._exited = threading.Event()
         self._stop_reason: str | None = None
         self._news = threading.Event()
+        self._is_ended = False
 
     def __enter__(self) -> RankSupervisor:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = GuardedProcess(
                 [sys.executable, "-m", "sparkdl.launch.rank_process", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=dict(self._environment),
+                environment=self._environment,
                 pass_fds=(theirs.fileno(), *self._pass_fds),
-                # A group of its own, so that whatever the rank starts can be ended with it.
-                start_new_session=True,
+                on_exit=self._news.set,
             )
-        self._guard = ProcessGuard(self.pid)
         self._connection = MessageConnection(ours)
         self._threads = [
             threading.Thread(
@@ -91,7 +83,7 @@ class RankSupervisor:
             )
             for source in (self._relay_lines, self._relay_messages)
         ]
-        for thread in (*self._threads, threading.Thread(target=self._await_exit, daemon=True)):
+        for thread in self._threads:
             thread.start()
         self._send_order()
         return self
@@ -119,7 +111,7 @@ class RankSupervisor:
         The value is then in ``result``, pickled.
         """
         self._news.wait()
-        self._exited.wait(EXIT_GRACE_S if self._returned.is_set() else ABORT_GRACE_S)
+        self._process.exited.wait(EXIT_GRACE_S if self._returned.is_set() else ABORT_GRACE_S)
         self._end(grace_s=1.0)
         if self._failure is not None:
             return self._failure
@@ -127,24 +119,23 @@ class RankSupervisor:
             return None
         if self._stop_reason is not None:
             return Failure(rank=self._rank, error=self._stop_reason, traceback="", is_consequence=True)
+        assert self._process.status is not None, "it has just been ended"
+        unasked = " before its function returned" if self._process.status >= 0 else ""
         return Failure(
             rank=self._rank,
-            error=f"its process {_how_it_ended(self._process.returncode)}",
+            error=f"its process {how_it_ended(self._process.status)}{unasked}",
             traceback="".join(f"{line}\n" for line in self._last_lines),
         )
 
     def _end(self, *, grace_s: float) -> None:
-        if self._process.returncode is not None:
+        if self._is_ended:
             return
-        end_process_group(self.pid, self._exited, grace_s=grace_s)
-        self._exited.wait()  # reaping it earlier would leave the waiting thread without a child
-        self._guard.release()
-        self._process.wait()
+        self._process.end(grace_s=grace_s)
+        self._is_ended = True
         for thread in self._threads:
             thread.join(RELAY_TIMEOUT_S)
         self._connection.close()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._process.outputs[0].close()
 
     def _send_order(self) -> None:
         view = memoryview(self._payload)
@@ -168,9 +159,8 @@ class RankSupervisor:
             self._news.set()
 
     def _relay_lines(self) -> None:
-        assert self._process.stdout is not None
         # A line without an end arrives in pieces.
-        while raw := self._process.stdout.readline(CHUNK_BYTES):
+        while raw := self._process.outputs[0].readline(CHUNK_BYTES):
             line = raw.decode("utf-8", "replace").rstrip("\r\n")
             self._last_lines.append(line)
             self._on_line(line)
@@ -190,20 +180,3 @@ class RankSupervisor:
             elif header["kind"] == "failure":
                 pickled = b"".join(self._error_chunks)
                 self._failure = Failure(rank=self._rank, pickled=pickled, **header["failure"])
-
-    def _await_exit(self) -> None:
-        # Not reaped yet: its number must stay taken until its process group has been ended.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self._exited.set()
-        self._news.set()
-
-
-def _how_it_ended(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status} before its function returned"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"

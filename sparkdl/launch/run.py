@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.authentication import new_secret
+from sparkdl.collective import check_transport, new_secret
 from sparkdl.errors import LaunchError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
 from sparkdl.launch.payload import pickle_call
-from sparkdl.launch.preflight import check_cluster, check_transport
+from sparkdl.launch.preflight import check_cluster
 from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def run_on_ranks(
     num_ranks: int,
     spark: SparkSession | None = None,
     transport: str = "auto",
+    wire: str = "float32",
     gpus_per_rank: int = 0,
     environment: Mapping[str, str] | None = None,
     start_timeout_s: float = 300.0,
@@ -53,7 +54,10 @@ def run_on_ranks(
         num_ranks: how many ranks; each takes a slot of the cluster.
         spark: classic or Connect session; the active one when None.
         transport: of the communicator: ``auto`` or ``native`` (shared memory inside a host, TCP across), ``shm``,
-            ``tcp``, ``mpi``.
+            ``tcp``, ``mpi``; ``hierarchical`` and ``hierarchical-mpi``, which are ``native`` and ``mpi`` but have CUDA
+            tensors of torch go by NCCL inside a host, and only then across hosts.
+        wire: how the communicator sends sums and averages of float32 between hosts: ``float32``, or in half the bytes
+            as ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
         gpus_per_rank: GPUs that each rank sees.
         environment: variables for the rank processes.
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free.
@@ -71,7 +75,7 @@ def run_on_ranks(
         LaunchError: if the ranks cannot be started.
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
     """
-    check_transport(transport)
+    check_transport(transport, wire)
     payload = pickle_call(function, args, kwargs)
     session = spark or _active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank)
@@ -84,6 +88,7 @@ def run_on_ranks(
             payload=payload,
             driver=channel.address,
             transport=transport,
+            wire=wire,
             gpus_per_rank=gpus_per_rank,
             environment=tuple((environment or {}).items()),
             versions=installed_versions(),

@@ -1,0 +1,106 @@
+"""``sparkdl run``: a program on several ranks of this machine, without Spark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+
+from sparkdl.collective import TRANSPORTS, WIRES
+from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
+from sparkdl.launch.local_ranks import LocalRanks
+
+_DESCRIPTION = """\
+Starts COMMAND once for each rank on this machine and prefixes what they print with their numbers. In the program
+sparkdl.collective.current_communicator(), sparkdl.torch.init_process_group() and hvd.init() find the other ranks.
+A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is each rank's share of the
+cores where it is not set.
+When a rank fails, all are ended, and its exit status is that of this command.
+"""
+
+_BROKEN_PIPE = 128 + signal.SIGPIPE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    parser.description = _DESCRIPTION
+    parser.usage = (
+        "sparkdl run [-h] [-n RANKS] [--transport ...] [--wire ...] [--timeout SECONDS] [--] COMMAND ..."
+    )
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="how many ranks (default: %(default)s)")
+    parser.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        default=os.environ.get(TRANSPORT, "auto"),
+        help=f"what carries their data (default: ${TRANSPORT} or auto)",
+    )
+    parser.add_argument(
+        "--wire",
+        choices=WIRES,
+        default=os.environ.get(WIRE, "float32"),
+        help=f"how sums of float32 travel by TCP (default: ${WIRE} or float32)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=os.environ.get(TIMEOUT_S, "300"),
+        metavar="SECONDS",
+        help=f"for ranks to find each other, and for a collective that names none (default: ${TIMEOUT_S} or 300)",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="python script.py, say")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the ranks; the status is 0, or that of the rank that failed, 128 and the signal's number if one ended it.
+
+    Raises:
+        ParamError: if there is to be no rank.
+        LaunchError: if there is no such program.
+    """
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        print("sparkdl run: say what to run, as in: sparkdl run -n 2 -- python script.py", file=sys.stderr)
+        return 2
+    if command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    # A polite request ends the ranks politely, too.
+    signal.signal(signal.SIGTERM, _leave)
+    ranks = LocalRanks(
+        command,
+        num_ranks=options.ranks,
+        transport=options.transport,
+        wire=options.wire,
+        timeout_s=options.timeout,
+        on_line=_Printer().print_line,
+    )
+    try:
+        with ranks:
+            failed = ranks.wait()
+    except BrokenPipeError:
+        # Nobody reads it, and the interpreter would complain when it flushes it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    if failed is None:
+        return 0
+    print(f"sparkdl: rank {failed.rank} {failed.reason}", file=sys.stderr)
+    return failed.status if failed.status > 0 else 128 - failed.status
+
+
+class _Printer:
+    """Prints lines of ranks, whole and with their numbers."""
+
+    def __init__(self) -> None:
+        self._streams = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
+        self._lock = threading.Lock()
+
+    def print_line(self, rank: int, stream: int, line: bytes) -> None:
+        text = line if line.endswith(b"\n") else line + b"\n"
+        with self._lock:
+            self._streams[stream].write(f"[rank {rank}] ".encode() + text)
+            self._streams[stream].flush()
+
+
+def _leave(number: int, _frame: object) -> None:
+    sys.exit(128 + number)

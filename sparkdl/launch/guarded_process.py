@@ -1,0 +1,100 @@
+"""A process that never outlives whoever started it, and takes with it all that it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from sparkdl.launch.process_guard import ProcessGuard, end_process_group
+
+
+class GuardedProcess:
+    """One process, in a group of its own; its output comes through pipes.
+
+    Args:
+        command: the program and its arguments.
+        environment: its variables.
+        pass_fds: file descriptors that it inherits.
+        separate_errors: it has a pipe for standard error, too; otherwise that goes where its output goes.
+        on_exit: called once it has ended by itself or was ended, from a thread.
+
+    Attributes:
+        exited: set once it has ended.
+        status: its exit status then, as of :class:`subprocess.Popen`; None before.
+
+    Raises:
+        OSError: if there is no such program.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        separate_errors: bool = False,
+        on_exit: Callable[[], None],
+    ) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
+            env=dict(environment),
+            pass_fds=pass_fds,
+            # A group of its own, so that whatever it starts can be ended with it.
+            start_new_session=True,
+        )
+        self._guard = ProcessGuard(self.pid)
+        self._on_exit = on_exit
+        self._is_reaped = False
+        self.exited = threading.Event()
+        self.status: int | None = None
+        threading.Thread(target=self._await_exit, name=f"sparkdl-exit-{self.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def outputs(self) -> list[IO[bytes]]:
+        """Our ends of its pipes: standard output, and standard error where that is separate."""
+        return [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe is not None]
+
+    def end(self, *, grace_s: float) -> None:
+        """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.
+
+        Its outputs are the caller's to read to their end and to close.
+        """
+        if self._is_reaped:
+            return
+        end_process_group(self.pid, self.exited, grace_s=grace_s)
+        self.exited.wait()  # reaping it earlier would leave the waiting thread without a child
+        self._guard.release()
+        self._process.wait()
+        self._is_reaped = True
+
+    def _await_exit(self) -> None:
+        # Not reaped yet: its number must stay taken until its process group has been ended.
+        ending = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert ending is not None, "waitid was not told to return at once"
+        self.status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
+        self.exited.set()
+        self._on_exit()
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words: ``exited with status 3``, ``was ended by SIGSEGV``."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"

@@ -1,59 +1,61 @@
 """``sparkdl bench allreduce``: the time of an allreduce through the communicator and through torch, against others.
 
-Runs where it is called; the ranks are processes of this machine. Contenders run one after another, each in fresh
-processes. Every time is that of the slowest rank.
+Runs where it is called; the ranks are processes of this machine. Every time is that of the slowest rank.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from sparkdl.bench.report import format_table, format_time, write_report
+from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.bench.report import format_table, format_time, percentile, ratios, write_report
 from sparkdl.bench.sizes import format_size, parse_size
-from sparkdl.bench.starting import Task, run_task
+from sparkdl.bench.traffic import bytes_moved
 from sparkdl.errors import ParamError
 
 _DEFAULT_SIZES = "1KiB,16KiB,256KiB,4MiB,64MiB,128MiB"
-_TIMEOUT_S = 900.0
+_DEFAULT_QUEUED = "100x256KiB"
 
-OURS = ("native", "torch")
-AGAINST: dict[str, tuple[str, ...]] = {"gloo": ("gloo", "gloo tuned"), "mpi": ("mpi",)}
+OURS = {"native": "native", "arena": "native", "torch": "torch"}
+"""Our contenders, and the library that the ranks of each open."""
+
+AGAINST = {"gloo": {"gloo": "gloo", "gloo tuned": "gloo tuned"}, "mpi": {"mpi": "mpi"}}
 """What can be compared with, and the contenders that it stands for."""
 
+_IF_INSTALLED = {"horovod": "horovod"}
+_YARDSTICK = {"copy": "native"}
+
 _LEGEND = (
-    "native, torch: sparkdl by itself and under torch.distributed. copy: each rank copies such a buffer.\n"
-    "native is 2.00x: that contender takes twice as long as native. bus GB/s: as nccl-tests defines it."
+    "native: sparkdl's communicator; arena: the same, on buffers in memory that it shares; torch: the same, under\n"
+    "torch.distributed. copy: all ranks copy such a buffer at once.\n"
+    "native is 2.00x: that contender takes twice as long as native. bus GB/s: as nccl-tests defines it.\n"
+    "moved: bytes that each rank reads and writes, as the contender's algorithm has it."
 )
-
-_REQUIRED_MODULES = {"torch": "torch", "gloo": "torch", "gloo tuned": "torch", "mpi": "mpi4py"}
-
-_EXTRAS = {"torch": "torch", "mpi4py": "mpi"}
-
-# One Gloo device per entry: with several of them it uses several connections at once.
-_TUNED_GLOO = {"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: %(default)s)")
+    add_common_arguments(parser, seconds=1.0)
     parser.add_argument(
         "--sizes", default=_DEFAULT_SIZES, help="buffer sizes, separated by commas (default: %(default)s)"
     )
     parser.add_argument(
-        "--against", default=",".join(AGAINST), help="what to compare with (default: %(default)s)"
+        "--queued",
+        default=_DEFAULT_QUEUED,
+        metavar="NxSIZE",
+        help="also time so many buffers of a size that are submitted together and then waited for; '' for none"
+        " (default: %(default)s)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="how long to measure each size (default: %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw times and bandwidths there (needs matplotlib)"
+        "--against",
+        default=",".join(AGAINST),
+        help="what to compare with, besides Horovod where it is installed (default: %(default)s)",
     )
 
 
@@ -64,17 +66,18 @@ def run(arguments: argparse.Namespace) -> int:
         ParamError: if an option has a value that cannot work.
         RankError: if a contender failed.
     """
-    sizes = [parse_size(text) for text in arguments.sizes.split(",")]
+    check_common_arguments(arguments)
+    cases = make_cases(arguments.sizes, arguments.queued)
     contenders, missing = choose_contenders(arguments.against)
-    if arguments.ranks < 2:
-        raise ParamError(f"--ranks {arguments.ranks} leaves nobody to reduce with; use 2 or more.")
-    if arguments.plot is not None and find_spec("matplotlib") is None:
-        raise ParamError("--plot needs matplotlib: pip install 'sparkdl[plot]'")
-    times: dict[str, dict[int, list[float]]] = {}
-    for contender in ("copy", *contenders):
-        print(f"measuring {contender} ...", flush=True)
-        times[contender] = run_task(_task(contender, arguments, sizes), timeout_s=_TIMEOUT_S)
-    rows = make_rows(times, arguments.ranks)
+    contest = Contest(
+        benchmark="allreduce",
+        world_size=arguments.ranks,
+        libraries=_YARDSTICK | contenders,
+        cases=cases,
+        seconds=arguments.seconds,
+    )
+    measured = hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
+    rows = make_rows(cases, measured, arguments.ranks)
     print(format_rows(rows))
     print(_LEGEND)
     for contender, reason in missing.items():
@@ -84,97 +87,104 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         from sparkdl.bench.plot import plot_bandwidth
 
-        plot_bandwidth(rows, arguments.plot)
+        plot_bandwidth([row for row in rows if row["tensors"] == 1], arguments.plot)
     return 0
 
 
-def choose_contenders(against: str) -> tuple[list[str], dict[str, str]]:
-    """The contenders that can run, ours first, and for those that cannot the reason.
+def make_cases(sizes: str, queued: str) -> list[Case]:
+    """The cases that two options stand for.
+
+    Raises:
+        ParamError: if one of them is not understood.
+    """
+    cases = [
+        Case(name=f"allreduce {format_size(size)}", settings={"num_bytes": size, "num_tensors": 1})
+        for size in dict.fromkeys(parse_size(text) for text in sizes.split(","))
+    ]
+    if not queued:
+        return cases
+    match = re.fullmatch(r"([1-9]\d*)x(.+)", queued.strip())
+    if match is None:
+        raise ParamError(f"--queued {queued} is not understood; write it as {_DEFAULT_QUEUED}")
+    count, size = int(match[1]), parse_size(match[2])
+    settings = {"num_bytes": size, "num_tensors": count}
+    return [*cases, Case(name=f"{count} allreduces of {format_size(size)}, queued", settings=settings)]
+
+
+def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The contenders that can run with their libraries, ours first, and for those that cannot the reason.
 
     Raises:
         ParamError: if ``against`` names something unknown.
     """
-    names = [name.strip() for name in against.split(",") if name.strip()]
-    unknown = [name for name in names if name not in AGAINST]
-    if unknown:
-        raise ParamError(f"--against {','.join(unknown)} is unknown; it may be any of {', '.join(AGAINST)}.")
-    wanted = [*OURS, *(contender for name in names for contender in AGAINST[name])]
-    missing = {
-        contender: f"{module} is not installed; pip install 'sparkdl[{_EXTRAS[module]}]' brings it"
-        for contender in wanted
-        if (module := _REQUIRED_MODULES.get(contender)) is not None and find_spec(module) is None
+    wanted = dict(OURS)
+    for name in names_of(against, list(AGAINST), "--against"):
+        wanted |= AGAINST[name]
+    wanted |= _IF_INSTALLED
+    missing = missing_libraries(list(wanted.values()))
+    usable = {contender: library for contender, library in wanted.items() if library not in missing}
+    return usable, {
+        contender: missing[library] for contender, library in wanted.items() if library in missing
     }
-    return [contender for contender in wanted if contender not in missing], missing
 
 
-def make_rows(times: Mapping[str, Mapping[int, Sequence[float]]], world_size: int) -> list[dict[str, Any]]:
-    """One row per size and contender, ``copy`` among them.
+def make_rows(
+    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
+) -> list[dict[str, Any]]:
+    """One row per case and contender, ``copy`` among them.
 
     Algorithm bandwidth is ``bytes / time``. Bus bandwidth is that times ``2 (n - 1) / n``, the part of the buffer
     that any allreduce has to move over each rank's link, as nccl-tests defines it. ``percent_of_copy`` is the
-    time in which all ranks copy such a buffer, as part of the time of the allreduce. ``ratio`` holds, for each
-    other contender, its median as a multiple of this row's.
+    time in which all ranks copy such a buffer at once, as part of the time of the allreduce. ``ratio`` holds, for
+    each other contender, its median as a multiple of this row's.
     """
     rows = []
-    for size in next(iter(times.values())):
-        medians = {contender: statistics.median(by_size[size]) for contender, by_size in times.items()}
-        for contender, by_size in times.items():
-            median_s = medians[contender]
+    for case in cases:
+        times = {contender: found.times for contender, found in measured[case.name].items()}
+        medians = {contender: statistics.median(found) for contender, found in times.items()}
+        num_bytes = case.settings["num_bytes"] * case.settings["num_tensors"]
+        for contender, median_s in medians.items():
             rows.append(
                 {
-                    "case": f"allreduce {format_size(size)}",
+                    "case": case.name,
                     "contender": contender,
-                    "repetitions": len(by_size[size]),
+                    "repetitions": len(times[contender]),
                     "median_s": median_s,
-                    "p90_s": percentile(by_size[size], 0.9),
-                    "bytes": size,
+                    "p90_s": percentile(times[contender], 0.9),
+                    "bytes": num_bytes,
+                    "tensors": case.settings["num_tensors"],
                     "ranks": world_size,
-                    "algorithm_bandwidth_bytes_per_s": size / median_s,
-                    "bus_bandwidth_bytes_per_s": size / median_s * 2 * (world_size - 1) / world_size,
+                    "bytes_moved_per_rank": bytes_moved(
+                        contender, case.settings["num_bytes"], case.settings["num_tensors"], world_size
+                    ),
+                    "algorithm_bandwidth_bytes_per_s": num_bytes / median_s,
+                    "bus_bandwidth_bytes_per_s": num_bytes / median_s * 2 * (world_size - 1) / world_size,
                     "percent_of_copy": 100 * medians["copy"] / median_s,
-                    "ratio": {other: medians[other] / median_s for other in medians if other != contender},
+                    "ratio": ratios(contender, medians),
                 }
             )
     return rows
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that is printed; ratios are how many times longer others take than ``native`` and ``torch``."""
-    header = ("size", "contender", "median", "p90", "GB/s", "bus GB/s", "% of copy", "native is", "torch is")
+    """The table that is printed; ratios are how many times longer others take than ours."""
+    ours = [contender for contender in OURS if any(row["contender"] == contender for row in rows)]
+    header = ("case", "contender", "median", "p90", "GB/s", "bus GB/s", "moved", "% of copy")
     table = []
     for row in rows:
-        by_contender = {other["contender"]: other for other in rows if other["bytes"] == row["bytes"]}
-        ratios = [
-            f"{row['median_s'] / by_contender[ours]['median_s']:.2f}x" if ours in by_contender else ""
-            for ours in OURS
-        ]
+        medians = {other["contender"]: other["median_s"] for other in rows if other["case"] == row["case"]}
+        moved = row["bytes_moved_per_rank"]
         table.append(
             (
-                format_size(row["bytes"]),
+                row["case"],
                 row["contender"],
                 format_time(row["median_s"]),
                 format_time(row["p90_s"]),
                 f"{row['algorithm_bandwidth_bytes_per_s'] / 1e9:.3g}",
                 f"{row['bus_bandwidth_bytes_per_s'] / 1e9:.3g}",
+                "" if moved is None else f"{moved / row['bytes']:.3g} S",
                 f"{row['percent_of_copy']:.3g}",
-                *ratios,
+                *(f"{row['median_s'] / medians[contender]:.2f}x" for contender in ours),
             )
         )
-    return format_table(header, table)
-
-
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """The smallest value that at least ``fraction`` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
-
-
-def _task(contender: str, arguments: argparse.Namespace, sizes: Sequence[int]) -> Task:
-    return Task(
-        contender="gloo" if contender == "gloo tuned" else contender,
-        world_size=arguments.ranks,
-        sizes=sizes,
-        seconds=arguments.seconds,
-        mpi=contender == "mpi",
-        variables=_TUNED_GLOO if contender == "gloo tuned" else {},
-    )
+    return format_table((*header, *(f"{contender} is" for contender in ours)), table)

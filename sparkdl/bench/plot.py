@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _LABELS = {
     "native": "native (sparkdl's communicator)",
+    "arena": "arena (native, buffers in shared memory)",
     "torch": "torch (sparkdl under torch.distributed)",
     "gloo tuned": "gloo tuned (four connections)",
     "copy": "copy (each rank copies such a buffer, no communication)",
@@ -36,6 +37,25 @@ def plot_bandwidth(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     bandwidths.set_ylabel("bus bandwidth in GB/s (more is better)")
     figure.suptitle(f"allreduce of float32 over {rows[0]['ranks']} ranks on one machine")
     figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(path)
+
+
+def plot_steps(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the time of a step as bars, a group per model; the file's ending chooses the format."""
+    from matplotlib.figure import Figure
+
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    figure = Figure(figsize=(5.5 * len(cases), 4.0), layout="constrained")
+    for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
+        own = [row for row in rows if row["case"] == case]
+        bars = axes.barh([row["contender"] for row in own], [row["median_s"] for row in own])
+        axes.bar_label(bars, [format_time(row["median_s"]) for row in own], padding=3)
+        axes.invert_yaxis()
+        axes.margins(x=0.2)
+        axes.xaxis.set_major_formatter(lambda value, _: format_time(value) if value else "0")
+        axes.set_xlabel("median time of one step (less is better)")
+        axes.set_title(case)
+    figure.suptitle(f"one training step on {rows[0]['ranks']} ranks of one machine")
     figure.savefig(path)
 
 

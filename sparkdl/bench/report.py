@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mappi
     """
     report = {
         "benchmark": benchmark,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(["sparkdl", *sys.argv[1:]]),
         "machine": describe_machine(),
         "rows": list(rows),
         "missing": dict(missing),
@@ -52,3 +53,14 @@ def format_time(time_s: float) -> str:
         if time_s * factor >= 1.0:
             return f"{time_s * factor:.3g} {unit}"
     return f"{time_s * 1e6:.2g} us"
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The smallest value that at least ``fraction`` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+
+
+def ratios(contender: str, medians: Mapping[str, float]) -> dict[str, float]:
+    """The median of each other contender as a multiple of this one's."""
+    return {other: median / medians[contender] for other, median in medians.items() if other != contender}

@@ -1,0 +1,183 @@
+"""What a benchmark compares: libraries, each of which gets ranks of its own, and what these ranks are started with.
+
+Runs where the benchmark was called; :mod:`sparkdl.bench.sessions` has the ranks' half.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from sparkdl.collective import Coordinator, PmiServer, RendezvousClient, pmi_environment
+from sparkdl.errors import ParamError
+
+_CONNECT_TIMEOUT_S = 60.0
+
+# Horovod's Gloo gives up on a peer that does not answer for half a minute, and its ranks are stopped for longer
+# while others have their turns.
+_HOROVOD_TIMEOUT_S = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """A library whose ranks are processes of their own.
+
+    Attributes:
+        requires: the package that it needs, or None.
+        extension: a file that must be in the package, as a pattern; packages can be installed without it.
+        advice: what to do where the package or the extension is missing.
+        variables: environment variables for its ranks.
+        is_mpi: its ranks stand in one MPI world.
+        is_horovod: its ranks find each other as Horovod's do.
+        is_stopped_when_idle: its ranks use the processor also between operations, so they are stopped while others
+            have their turns.
+    """
+
+    requires: str | None = None
+    extension: str = "__init__.py"
+    advice: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    is_mpi: bool = False
+    is_horovod: bool = False
+    is_stopped_when_idle: bool = False
+
+    def why_missing(self) -> str | None:
+        """Why the library cannot be used here, or None where it can."""
+        if self.requires is None:
+            return None
+        # Finding a package does not import it: the process that starts the ranks is better off without torch.
+        package = find_spec(self.requires)
+        folders = [] if package is None else package.submodule_search_locations or []
+        if any(True for folder in folders for _ in Path(folder).glob(self.extension)):
+            return None
+        return f"{self.requires} is not installed; {self.advice}"
+
+
+_TORCH_ADVICE = "pip install 'sparkdl[torch]' brings it"
+
+LIBRARIES: dict[str, Library] = {
+    "native": Library(),
+    "torch": Library(requires="torch", advice=_TORCH_ADVICE),
+    "drop-in": Library(requires="torch", advice=_TORCH_ADVICE),
+    "gloo": Library(requires="torch", advice=_TORCH_ADVICE),
+    "gloo tuned": Library(
+        requires="torch",
+        advice=_TORCH_ADVICE,
+        # One Gloo device per entry: with several of them it uses several connections at once.
+        variables={"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"},
+    ),
+    "mpi": Library(requires="mpi4py", advice="pip install 'sparkdl[mpi]' brings it", is_mpi=True),
+    "horovod": Library(
+        requires="horovod",
+        extension="torch/mpi_lib_v2*.so",
+        advice="it has to be built for the installed torch, with HOROVOD_WITH_PYTORCH=1 and HOROVOD_WITH_GLOO=1",
+        is_horovod=True,
+        is_stopped_when_idle=True,
+    ),
+}
+"""``torch`` is sparkdl's c10d backend, ``drop-in`` its ``sparkdl.horovod.torch``."""
+
+
+def names_of(text: str, known: Sequence[str], option: str) -> list[str]:
+    """The names in a list with commas.
+
+    Raises:
+        ParamError: if one of them is unknown.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ParamError(f"{option} {','.join(unknown)} is unknown; it may be any of {', '.join(known)}.")
+    return names
+
+
+def missing_libraries(names: Sequence[str]) -> dict[str, str]:
+    """Those of some libraries that cannot be used here, and why."""
+    reasons = {name: LIBRARIES[name].why_missing() for name in names}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankVariables:
+    """What one rank inherits: environment variables and descriptors."""
+
+    variables: dict[str, str]
+    descriptors: tuple[int, ...] = ()
+
+
+@contextmanager
+def rank_variables(
+    library: Library, world_size: int, coordinator: Coordinator, secret: bytes
+) -> Iterator[list[RankVariables]]:
+    """What each rank of a library is started with; ends the servers behind it when the ranks have ended."""
+    # Threads of one rank would take the other ranks' cores.
+    base = {**os.environ, "OMP_NUM_THREADS": "1", **library.variables}
+    with ExitStack() as stack:
+        if library.is_mpi:
+            yield [
+                _mpi_variables(base, rank, world_size, coordinator, secret, stack)
+                for rank in range(world_size)
+            ]
+        elif library.is_horovod:
+            yield _horovod_variables(base, world_size, stack)
+        else:
+            yield [RankVariables(variables=base) for _ in range(world_size)]
+
+
+def _mpi_variables(
+    base: Mapping[str, str],
+    rank: int,
+    world_size: int,
+    coordinator: Coordinator,
+    secret: bytes,
+    stack: ExitStack,
+) -> RankVariables:
+    ours, theirs = socket.socketpair()
+    stack.callback(theirs.close)
+    client = stack.enter_context(RendezvousClient.connect(coordinator.address, secret, _CONNECT_TIMEOUT_S))
+    server = PmiServer(
+        ours, client, rank, world_size, host_of_rank=[0] * world_size, timeout_s=_CONNECT_TIMEOUT_S
+    )
+    stack.enter_context(server)
+    variables = {**base, **pmi_environment(theirs.fileno(), rank, world_size)}
+    return RankVariables(variables=variables, descriptors=(theirs.fileno(),))
+
+
+def _horovod_variables(base: Mapping[str, str], world_size: int, stack: ExitStack) -> list[RankVariables]:
+    """As ``horovodrun --gloo`` sets them, over the loopback interface."""
+    hosts = import_module("horovod.runner.common.util.hosts")
+    slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{world_size}"), world_size)
+    server = import_module("horovod.runner.http.http_server").RendezvousServer()
+    port = server.start()
+    stack.callback(server.stop)
+    server.init(slots)
+    shared = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_HOROVOD_TIMEOUT_S),
+    }
+    return [
+        RankVariables(
+            variables={
+                **base,
+                **shared,
+                "HOROVOD_HOSTNAME": str(slot.hostname),
+                "HOROVOD_RANK": str(slot.rank),
+                "HOROVOD_SIZE": str(slot.size),
+                "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+                "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+                "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+                "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+            }
+        )
+        for slot in slots
+    ]

@@ -1,0 +1,39 @@
+"""The options that every benchmark has."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+from sparkdl.errors import ParamError
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, *, seconds: float) -> None:
+    """Declare them; ``seconds`` is how long to measure unless told otherwise."""
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=seconds,
+        help="how long to measure each contender at each case, about (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there (needs matplotlib)")
+
+
+def check_common_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot work before anything is started.
+
+    Raises:
+        ParamError: with the option and its value.
+    """
+    if arguments.ranks < 2:
+        raise ParamError(f"--ranks {arguments.ranks} leaves nobody to reduce with; use 2 or more.")
+    if not arguments.seconds > 0:
+        raise ParamError(f"--seconds {arguments.seconds:g} leaves no time to measure; use more than 0.")
+    for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ParamError(f"{option} {path} cannot be written: there is no such folder.")
+    if arguments.plot is not None and find_spec("matplotlib") is None:
+        raise ParamError("--plot needs matplotlib: pip install 'sparkdl[plot]'")

@@ -1,0 +1,184 @@
+"""The ranks of one library: fresh processes on this machine, without Spark, that sleep until they are given a turn.
+
+Runs where the benchmark was called.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import IO, Any
+
+from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
+from sparkdl.collective import Coordinator, Deadline, new_secret
+from sparkdl.errors import CommunicatorTimeoutError, RankError
+
+_START_TIMEOUT_S = 180.0
+_END_TIMEOUT_S = 20.0
+
+RANK_ARGUMENTS: tuple[str, ...] = ("-m", "sparkdl.bench.rank")
+
+Answer = dict[str, Any]
+"""What a rank says after a turn."""
+
+
+class RankGroup:
+    """Ranks that have opened one library and wait. A context manager: no rank outlives it.
+
+    Args:
+        library: a key of :data:`sparkdl.bench.libraries.LIBRARIES`.
+        world_size: how many ranks.
+        command: what starts a rank; this Python with :data:`RANK_ARGUMENTS` if empty.
+    """
+
+    def __init__(self, library: str, world_size: int, *, command: Sequence[str] = ()) -> None:
+        self.library = library
+        self._is_stopped_when_idle = LIBRARIES[library].is_stopped_when_idle
+        self._command = list(command) or [sys.executable, *RANK_ARGUMENTS]
+        self._processes: list[subprocess.Popen[str]] = []
+        self._errors: list[IO[str]] = []
+        self._stack = ExitStack()
+        try:
+            self._start(world_size)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def wait_until_ready(self) -> None:
+        """Return once every rank has opened the library.
+
+        Raises:
+            RankError: if a rank failed; it holds what that rank wrote to standard error.
+            CommunicatorTimeoutError: if it takes too long.
+        """
+        self._answers(_START_TIMEOUT_S)
+        self._rest()
+
+    def take_turn(self, turn: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
+        """Have every rank do the same, and return their answers in order of rank.
+
+        Raises:
+            RankError: if a rank failed; it holds what that rank wrote to standard error.
+            CommunicatorTimeoutError: if it takes longer than ``timeout_s``.
+        """
+        self._signal(signal.SIGCONT)
+        line = json.dumps(dict(turn)) + "\n"
+        for process in self._processes:
+            assert process.stdin is not None
+            # A rank that has ended is named below, with its last words.
+            with suppress(BrokenPipeError):
+                process.stdin.write(line)
+                process.stdin.flush()
+        answers = self._answers(timeout_s)
+        self._rest()
+        return answers
+
+    def __enter__(self) -> RankGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self, world_size: int) -> None:
+        secret = new_secret()
+        coordinator = self._stack.enter_context(Coordinator(secret=secret, world_size=world_size))
+        inherited = self._stack.enter_context(
+            rank_variables(LIBRARIES[self.library], world_size, coordinator, secret)
+        )
+        self._stack.callback(self._end)
+        address = coordinator.address
+        for rank, given in enumerate(inherited):
+            process = self._start_rank(given)
+            assert process.stdin is not None
+            message = {"library": self.library, "rank": rank, "world_size": world_size}
+            message |= {"secret": secret.hex(), "hosts": address.hosts, "port": address.port}
+            process.stdin.write(json.dumps(message) + "\n")
+            process.stdin.flush()
+
+    def _start_rank(self, given: RankVariables) -> subprocess.Popen[str]:
+        # A file, not a pipe: nobody reads along, and a full pipe would stop the rank.
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the stack is its context
+        self._stack.callback(errors.close)
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=given.variables,
+            pass_fds=given.descriptors,
+        )
+        self._processes.append(process)
+        self._errors.append(errors)
+        return process
+
+    def _answers(self, timeout_s: float) -> list[Answer]:
+        """One line of every rank; whichever rank ends instead is named at once, the others may wait for it."""
+        deadline = Deadline(timeout_s)
+        answers: dict[int, Answer] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, process in enumerate(self._processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            while len(answers) < len(self._processes):
+                ready = selector.select(deadline.remaining_s())
+                if not ready:
+                    missing = [rank for rank in range(len(self._processes)) if rank not in answers]
+                    raise CommunicatorTimeoutError(
+                        f"{self.library}: ranks {missing} did not answer within {timeout_s:g} s"
+                    )
+                for key, _ in ready:
+                    answers[key.data] = self._answer(key.data)
+                    selector.unregister(key.fileobj)
+        return [answers[rank] for rank in range(len(self._processes))]
+
+    def _answer(self, rank: int) -> Answer:
+        process = self._processes[rank]
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line:
+            answer: Answer = json.loads(line)
+            return answer
+        status = process.wait(_END_TIMEOUT_S)
+        self._errors[rank].seek(0)
+        errors = self._errors[rank].read()
+        raise RankError(
+            f"rank {rank} of {self.library} ended with status {status}: {errors.strip().rpartition(chr(10))[2]}",
+            rank=rank,
+            host="localhost",
+            traceback_text=errors,
+        )
+
+    def _rest(self) -> None:
+        if self._is_stopped_when_idle:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._is_stopped_when_idle:
+            for process in self._processes:
+                process.send_signal(number)
+
+    def _end(self) -> None:
+        """Have the ranks end together, as some wait for each other; kill those that do not."""
+        self._signal(signal.SIGCONT)
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except BrokenPipeError:  # the rank has ended, and with it what was still to be written
+                pass
+        deadline = Deadline(_END_TIMEOUT_S)
+        for process in self._processes:
+            try:
+                process.wait(deadline.remaining_s())
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()

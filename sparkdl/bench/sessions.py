@@ -1,0 +1,123 @@
+"""A library as one rank has it open, for as long as the benchmark runs. Runs on the *rank*."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+
+from sparkdl.collective import (
+    Communicator,
+    RendezvousClient,
+    open_communicator,
+    set_current_communicator,
+)
+
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One rank among those of its library.
+
+    Attributes:
+        communicator: a communicator of the ranks, whatever the library; its barrier lets all of them begin at one
+            time, and is asleep otherwise.
+    """
+
+    communicator: Communicator
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self.communicator.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks measure together."""
+        return self.communicator.world_size
+
+
+@contextmanager
+def open_session(
+    library: str, rendezvous: RendezvousClient, secret: bytes, rank: int, world_size: int
+) -> Iterator[Session]:
+    """Open a library on all its ranks; ``library`` is a key of :data:`sparkdl.bench.libraries.LIBRARIES`."""
+    with open_communicator(
+        rendezvous=rendezvous, rank=rank, world_size=world_size, secret=secret, timeout_s=_TIMEOUT_S
+    ) as communicator:
+        close = _OPENERS[library](communicator, rendezvous)
+        yield Session(communicator=communicator)
+        close()
+
+
+# All openers are called alike; most have no use for the rendezvous.
+
+
+def _open_nothing(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
+    return lambda: None
+
+
+def _open_torch(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
+    import sparkdl.torch
+
+    sparkdl.torch.init_process_group(communicator, timeout_s=_TIMEOUT_S, cuda=False)
+    return sparkdl.torch.destroy_process_group
+
+
+def _open_drop_in(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
+    import sparkdl.horovod.torch as hvd
+
+    set_current_communicator(communicator)
+    hvd.init()
+    return hvd.shutdown
+
+
+def _open_gloo(communicator: Communicator, rendezvous: RendezvousClient) -> Callable[[], None]:
+    import torch.distributed as dist
+
+    from sparkdl.torch import RendezvousStore
+
+    store = RendezvousStore(rendezvous, timeout_s=_TIMEOUT_S)
+    dist.init_process_group("gloo", store=store, rank=communicator.rank, world_size=communicator.world_size)
+
+    return partial(_end_gloo, store)
+
+
+def _end_gloo(_: object) -> None:
+    """End Gloo's group; takes the group's store, of which C++ keeps only its half, so that it lives as long."""
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def _open_mpi(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
+    from sparkdl.collective.mpi_library import load_mpi
+
+    # As mpiexec --bind-to core does. MPI's ranks wait without sleeping, and two of them that the scheduler leaves on
+    # one core take milliseconds for what takes microseconds.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[communicator.rank % len(cores)]})
+    load_mpi()
+    return lambda: None
+
+
+def _open_horovod(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
+    hvd = import_module("horovod.torch")
+    hvd.init()
+    close: Callable[[], None] = hvd.shutdown
+    return close
+
+
+_OPENERS = {
+    "native": _open_nothing,
+    "torch": _open_torch,
+    "drop-in": _open_drop_in,
+    "gloo": _open_gloo,
+    "gloo tuned": _open_gloo,
+    "mpi": _open_mpi,
+    "horovod": _open_horovod,
+}

@@ -1,0 +1,167 @@
+"""``sparkdl bench step``: the time of one training step with gradients reduced by each contender.
+
+Runs where it is called; the ranks are processes of this machine. A step is forward, backward, allreduce and
+optimizer. Every time is that of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.bench.report import format_table, format_time, percentile, ratios, write_report
+from sparkdl.bench.step_trials import MODELS
+from sparkdl.errors import CommunicatorError, ParamError
+
+CONTENDERS = {
+    "alone": "torch",
+    "DataParallel": "torch",
+    "DDP on sparkdl": "torch",
+    "hvd of sparkdl": "drop-in",
+    "DDP on gloo": "gloo",
+    "DDP on gloo tuned": "gloo tuned",
+    "hvd of Horovod": "horovod",
+}
+"""The contenders, and the library that the ranks of each open."""
+
+OURS = ("DataParallel", "DDP on sparkdl", "hvd of sparkdl")
+
+_LEGEND = (
+    "DataParallel: sparkdl.torch.DataParallel, whose gradients lie in shared memory. alone: all ranks train at once,\n"
+    "and no gradient is reduced. communication: the part of the step that is not hidden behind computation,\n"
+    "1 - alone / step. X is 2.00x: that contender takes twice as long as X."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    add_common_arguments(parser, seconds=5.0)
+    parser.add_argument(
+        "--models",
+        default=",".join(MODELS),
+        help="sizes of the model in parameters, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rows", type=int, default=2, help="rows of 16 vectors in the batch of a rank (default: %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report and the plot that were asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work.
+        RankError: if a contender failed.
+        CommunicatorError: if a contender left the ranks with different parameters.
+    """
+    check_common_arguments(arguments)
+    if arguments.rows < 1:
+        raise ParamError(f"--rows {arguments.rows} leaves nothing to train on; use 1 or more.")
+    missing = missing_libraries(list(CONTENDERS.values()))
+    if "torch" in missing:
+        raise ParamError(f"sparkdl bench step: {missing['torch']}")
+    cases = make_cases(arguments.models, arguments.rows)
+    contest = Contest(
+        benchmark="step",
+        world_size=arguments.ranks,
+        libraries={name: library for name, library in CONTENDERS.items() if library not in missing},
+        cases=cases,
+        seconds=arguments.seconds,
+        num_rounds=3,
+        min_repetitions=3,
+    )
+    measured = hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
+    rows = make_rows(cases, measured, arguments.ranks)
+    print(format_rows(rows))
+    print(_LEGEND)
+    reasons = {name: missing[library] for name, library in CONTENDERS.items() if library in missing}
+    for contender, reason in reasons.items():
+        print(f"{contender} is missing: {reason}")
+    if arguments.json is not None:
+        write_report(arguments.json, "step", rows, reasons)
+    if arguments.plot is not None:
+        from sparkdl.bench.plot import plot_steps
+
+        plot_steps(rows, arguments.plot)
+    return 0
+
+
+def make_cases(models: str, rows: int) -> list[Case]:
+    """A case per model.
+
+    Raises:
+        ParamError: if a model is unknown.
+    """
+    names = names_of(models, list(MODELS), "--models")
+    if not names:
+        raise ParamError(f"--models names none; it may be any of {', '.join(MODELS)}.")
+    return [Case(name=f"step of {name}", settings={"model": name, "rows": rows}) for name in names]
+
+
+def make_rows(
+    cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]], world_size: int
+) -> list[dict[str, Any]]:
+    """One row per case and contender, ``alone`` among them.
+
+    ``communication_share`` is the part of the step that communication adds to what the ranks take alone.
+    ``ratio`` holds, for each other contender, its median as a multiple of this row's.
+
+    Raises:
+        CommunicatorError: if a contender left the ranks with different parameters.
+    """
+    rows = []
+    for case in cases:
+        medians = {name: statistics.median(found.times) for name, found in measured[case.name].items()}
+        for contender, found in measured[case.name].items():
+            if contender != "alone":
+                _check_alike(case, contender, found)
+            result = found.results[0][0]
+            rows.append(
+                {
+                    "case": case.name,
+                    "contender": contender,
+                    "repetitions": len(found.times),
+                    "median_s": medians[contender],
+                    "p90_s": percentile(found.times, 0.9),
+                    "bytes": result["bytes"],
+                    "tensors": result["tensors"],
+                    "rows": case.settings["rows"],
+                    "ranks": world_size,
+                    "communication_share": max(0.0, 1.0 - medians["alone"] / medians[contender]),
+                    "ratio": ratios(contender, medians),
+                }
+            )
+    return rows
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table that is printed; ratios are how many times longer others take than ours."""
+    header = ("case", "contender", "median", "p90", "communication")
+    table = []
+    for row in rows:
+        medians = {other["contender"]: other["median_s"] for other in rows if other["case"] == row["case"]}
+        table.append(
+            (
+                row["case"],
+                row["contender"],
+                format_time(row["median_s"]),
+                format_time(row["p90_s"]),
+                f"{100 * row['communication_share']:.1f}%",
+                *(f"{row['median_s'] / medians[contender]:.2f}x" for contender in OURS),
+            )
+        )
+    return format_table((*header, *(f"{contender} is" for contender in OURS)), table)
+
+
+def _check_alike(case: Case, contender: str, found: Measured) -> None:
+    for results in found.results:
+        if len({result["checksum"] for result in results}) > 1:
+            raise CommunicatorError(
+                f"{contender}, {case.name}: the ranks ended with different parameters, of sums"
+                f" {[result['checksum'] for result in results]}."
+            )

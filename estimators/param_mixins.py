@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 from torch import nn
 
+from sparkdl.collective import TRANSPORTS
 from sparkdl.data import Store
 from sparkdl.training.losses import LossFunction
 from sparkdl.training.spec import OptimizerFactory
@@ -166,8 +167,8 @@ class HasTransport(Params):
     transport: Param[str] = Param(
         Params._dummy(),
         "transport",
-        "how ranks exchange gradients: auto, native, shm, tcp or mpi",
-        _one_of("auto", "native", "shm", "tcp", "mpi"),
+        "how ranks exchange gradients: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
+        _one_of(*TRANSPORTS),
     )
 
     def getTransport(self) -> str:

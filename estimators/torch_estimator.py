@@ -57,7 +57,9 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             repeats to the bit on CPU: call ``torch.manual_seed`` before you make the model.
         shuffle: whether each epoch has its own order of rows; default True.
         store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
-        transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``.
+        transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``; on
+            several hosts with GPUs also ``"hierarchical"`` and ``"hierarchical-mpi"``: NCCL inside a host, and TCP or
+            MPI across.
         tracking: MLflow: ``"auto"`` (default: on when it is installed), ``"on"`` or ``"off"``.
         experiment: MLflow experiment; default: the active one.
         runName: name of the MLflow run.

@@ -149,7 +149,7 @@ def _end_run(run_id: str, status: str) -> None:
 def _choose_store() -> None:
     import mlflow
 
-    is_configured = mlflow.is_tracking_uri_set()  # type: ignore[no-untyped-call]
+    is_configured = mlflow.is_tracking_uri_set()
     if is_configured or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return
     # MLflow 2 would write ./mlruns; MLflow 3 too, where that folder already holds runs.

@@ -153,7 +153,7 @@ def _is_plain(value: object) -> bool:
     )
 
 
-class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _StructurePickler(cloudpickle.Pickler):
     """Writes a name where a tensor stands."""
 
     def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:

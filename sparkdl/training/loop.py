@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.errors import ParamError
-from sparkdl.torch import collective_errors, destroy_process_group, init_process_group
+from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.progress import ProgressReporter, Report
@@ -130,10 +130,13 @@ def _distribute(
     """Wrap the module so that backward averages gradients; rank 0's weights become everyone's."""
     if communicator.world_size == 1:
         return module
+    # Also for modules that use torch.distributed themselves, as SyncBatchNorm does.
     init_process_group(communicator, cuda=device.type == "cuda")
+    if device.type == "cpu":
+        return DataParallel(module, communicator)
     return DistributedDataParallel(
         module,
-        device_ids=None if device.type == "cpu" else [device],
+        device_ids=[device],
         gradient_as_bucket_view=True,
         find_unused_parameters=spec.has_unused_parameters,
     )

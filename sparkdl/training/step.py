@@ -43,7 +43,7 @@ class StepResult:
 class TrainingStep:
     """Applies batches to a module so that N ranks compute what one rank would on the joined batch.
 
-    DistributedDataParallel averages the gradients of the ranks. With ``w`` the weight of this rank's rows
+    The wrapped module averages the gradients of the ranks. With ``w`` the weight of this rank's rows
     (their number, unless rows or classes are weighted), ``W`` that of all ranks' rows in the step and ``P``
     the number of ranks, the rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that
     sums by ``w * P``.

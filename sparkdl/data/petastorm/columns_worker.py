@@ -13,8 +13,8 @@ from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
 install()
-from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerResultsQueueReader  # noqa: E402
-from petastorm.workers_pool import EmptyResultError  # noqa: E402
+from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerResultsQueueReader
+from petastorm.workers_pool import EmptyResultError
 
 if TYPE_CHECKING:
     from sparkdl.data.blocks import BlockLayout
@@ -29,10 +29,10 @@ class PlannedDataset:
     partitions: None = None
 
 
-class BlockResultsReader(ArrowReaderWorkerResultsQueueReader):  # type: ignore[misc]
+class BlockResultsReader(ArrowReaderWorkerResultsQueueReader):
     """Takes blocks from the pool as they are."""
 
-    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> Any:  # noqa: ARG002
+    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> Any:  # noqa: ARG002 - Petastorm passes them
         """Return the next block, or end the iteration."""
         try:
             return workers_pool.get_results()
@@ -40,7 +40,7 @@ class BlockResultsReader(ArrowReaderWorkerResultsQueueReader):  # type: ignore[m
             raise StopIteration from None
 
 
-class ColumnsWorker(ArrowReaderWorker):  # type: ignore[misc]
+class ColumnsWorker(ArrowReaderWorker):
     """Reads row ranges of row groups; there is one per reader thread."""
 
     def __init__(self, worker_id: int, publish: Any, arguments: tuple[Any, ...]) -> None:
@@ -55,7 +55,7 @@ class ColumnsWorker(ArrowReaderWorker):  # type: ignore[misc]
     def process(
         self,
         piece_index: int,
-        worker_predicate: Any,  # noqa: ARG002
+        worker_predicate: Any,  # noqa: ARG002 - Petastorm passes it
         shuffle_row_drop_partition: tuple[int, int],
         row_range: tuple[int, int],
         expected_rows: int,

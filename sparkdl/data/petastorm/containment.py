@@ -90,7 +90,7 @@ class _Loader(SourceFileLoader):
 def _import(
     name: str,
     globals: Mapping[str, Any] | None = None,  # noqa: A002 - names of builtins.__import__
-    locals: Mapping[str, Any] | None = None,  # noqa: A002
+    locals: Mapping[str, Any] | None = None,  # noqa: A002 - likewise
     fromlist: Sequence[str] = (),
     level: int = 0,
 ) -> ModuleType:

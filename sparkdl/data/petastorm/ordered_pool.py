@@ -15,7 +15,7 @@ from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
 install()
-from petastorm.workers_pool import EmptyResultError  # noqa: E402
+from petastorm.workers_pool import EmptyResultError
 
 _POLL_S = 0.02
 _LIVENESS_S = 0.5

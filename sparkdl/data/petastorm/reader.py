@@ -18,10 +18,10 @@ from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool
 from sparkdl.errors import DataError
 
 install()
-from petastorm.cache import NullCache  # noqa: E402
-from petastorm.reader import Reader  # noqa: E402
-from petastorm.unischema import Unischema, UnischemaField  # noqa: E402
-from petastorm.workers_pool.ventilator import ConcurrentVentilator  # noqa: E402
+from petastorm.cache import NullCache
+from petastorm.reader import Reader
+from petastorm.unischema import Unischema, UnischemaField
+from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _MAX_ROW_GROUPS_HELD = 64
 _VENTILATION_INTERVAL_S = 0.001
 
 
-class ShardReader(Reader):  # type: ignore[misc]
+class ShardReader(Reader):
     """Gives the blocks of a shard in the order of its plan, one for every row range.
 
     Args:

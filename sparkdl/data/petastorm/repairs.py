@@ -61,7 +61,7 @@ def _contain_child_processes(module: ModuleType) -> None:
             )
             return original.Popen([interpreter, "-c", code, *rest], **options)
 
-    module.subprocess = _Subprocess  # type: ignore[attr-defined]
+    module.subprocess = _Subprocess  # type: ignore[attr-defined]  # a module of any kind
 
 
 REPAIRS: dict[str, Callable[[ModuleType], None]] = {

@@ -14,10 +14,10 @@ import socket
 import subprocess
 import sys
 import traceback
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.collective import (
     Address,
@@ -26,15 +26,18 @@ from sparkdl.collective import (
     Deadline,
     PmiServer,
     RendezvousClient,
+    StallCheck,
     new_secret,
     open_communicator,
     pmi_environment,
     set_current_communicator,
+    uses_mpi,
 )
 from sparkdl.errors import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
 _PR_SET_PDEATHSIG = 1
 _LEAVE_TIMEOUT_S = 15.0
@@ -72,6 +75,8 @@ class RankEnvironment:
         timeout_s: float = 20.0,
         name: str = "world",
         host_of_rank: Sequence[int] | None = None,
+        wire: str = "float32",
+        stall_check: StallCheck | None = None,
     ) -> Communicator:
         """Open a communicator of all ranks; the caller closes it."""
         return open_communicator(
@@ -83,6 +88,8 @@ class RankEnvironment:
             timeout_s=timeout_s,
             name=name,
             host_of_rank=host_of_rank,
+            wire=wire,
+            stall_check=stall_check,
         )
 
     @contextmanager
@@ -103,6 +110,16 @@ class RankEnvironment:
             self._rendezvous.close()
 
 
+class Place(Protocol):
+    """Where ranks run if not simply here; ``tests.hosts`` has one of several hosts."""
+
+    def command(self, rank: int) -> list[str]:
+        """What goes before a rank's command line."""
+
+    def inside(self) -> AbstractContextManager[None]:
+        """A coordinator that is made meanwhile listens where all ranks reach it."""
+
+
 def run_ranks(
     world_size: int,
     fn: Callable[..., Any],
@@ -112,6 +129,7 @@ def run_ranks(
     timeout_s: float = 60.0,
     may_die: Collection[int] = (),
     variables: dict[str, str] | None = None,
+    place: Place | None = None,
 ) -> list[Any]:
     """Call ``fn(environment, *args)`` on every rank, each in a process of its own, and return the results by rank.
 
@@ -124,6 +142,7 @@ def run_ranks(
         timeout_s: after this many seconds all ranks are killed.
         may_die: ranks that may be killed; their result is None.
         variables: environment variables for all ranks.
+        place: where the ranks run; on this machine as it is when None.
 
     Raises:
         RankError: if ``fn`` raised on a rank or a rank died; the message has that rank's traceback.
@@ -131,7 +150,8 @@ def run_ranks(
     """
     with ExitStack() as stack:
         secret = new_secret()
-        coordinator = stack.enter_context(Coordinator(secret=secret, world_size=world_size))
+        with place.inside() if place else nullcontext():
+            coordinator = stack.enter_context(Coordinator(secret=secret, world_size=world_size))
         connections = {}
         for rank in range(world_size):
             environment = RankEnvironment(
@@ -143,8 +163,9 @@ def run_ranks(
                 process_variables=dict(variables or {}),
                 timeout_s=timeout_s,
             )
-            inherited = stack.enter_context(_mpi_end(environment)) if mpi or transport == "mpi" else None
-            connection = stack.enter_context(_start(environment, inherited, rank in may_die))
+            inherited = stack.enter_context(_mpi_end(environment)) if mpi or uses_mpi(transport) else None
+            prefix = place.command(rank) if place else []
+            connection = stack.enter_context(_start(prefix, environment, inherited, rank in may_die))
             connection.send_bytes(pickle.dumps((environment, fn, args)))
             connections[rank] = connection
         return _collect(connections, Deadline(timeout_s), may_die)
@@ -176,12 +197,12 @@ def _collect(connections: dict[int, Connection], deadline: Deadline, may_die: Co
 
 @contextmanager
 def _start(
-    environment: RankEnvironment, inherited: socket.socket | None, may_die: bool
+    prefix: list[str], environment: RankEnvironment, inherited: socket.socket | None, may_die: bool
 ) -> Iterator[Connection]:
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno()] + ([inherited.fileno()] if inherited is not None else [])
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.run_ranks", str(theirs.fileno())],
+        [*prefix, sys.executable, "-m", "tests.run_ranks", str(theirs.fileno())],
         pass_fds=fds,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment.process_variables},
     )

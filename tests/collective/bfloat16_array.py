@@ -18,6 +18,13 @@ class Bfloat16Array:
     def __init__(self, values: np.ndarray[Any, Any]) -> None:
         self.bits = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
+    @classmethod
+    def of_bits(cls, bits: np.ndarray[Any, Any]) -> Bfloat16Array:
+        """The array whose elements lie in ``bits``, of dtype uint16."""
+        array = cls.__new__(cls)
+        array.bits = bits
+        return array
+
     @property
     def values(self) -> np.ndarray[Any, Any]:
         """The elements as float32."""

@@ -5,20 +5,18 @@ One world plays the scenes one after the other, each on a new communicator; the 
 
 from __future__ import annotations
 
-import logging
 import os
-import resource
 import signal
-import socket
+import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective import Address, Communicator, all_gather_bytes, new_secret, open_communicator
-from sparkdl.collective.mpi_library import load_mpi
+from sparkdl.collective import Communicator
 from sparkdl.errors import SparkdlError
 from tests.collective.eventually import eventually
 
@@ -32,8 +30,19 @@ Outcome = dict[str, Any]
 
 
 def play(environment: RankEnvironment) -> dict[str, Outcome]:
-    """Play all scenes in the same order on every rank; what a rank saw of each, by name."""
-    return {name: _play_one(scene, environment) for name, scene in SCENES.items()}
+    """Play all scenes in the same order on every rank; what a rank saw of each, by name.
+
+    Besides, as ``"shared memory"``, the files there that the rank used.
+    """
+    files: set[str] = set()
+    sys.addaudithook(lambda event, arguments: files.add(str(arguments[0])) if event == "open" else None)
+    outcomes = {name: _play_one(scene, environment) for name, scene in SCENES.items()}
+    maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return {**outcomes, "shared memory": {"files": {*filter(_is_shared, files), *filter(_is_shared, maps)}}}
+
+
+def _is_shared(path: str) -> bool:
+    return path.startswith(("/dev/shm/sparkdl-", "/dev/shm/mpich_"))
 
 
 def _play_one(scene: Callable[[RankEnvironment], Outcome], environment: RankEnvironment) -> Outcome:
@@ -43,7 +52,7 @@ def _play_one(scene: Callable[[RankEnvironment], Outcome], environment: RankEnvi
         return {"unexpected": traceback.format_exc()}
 
 
-def _error_of(call: Callable[[], object]) -> Outcome:
+def error_of(call: Callable[[], object]) -> Outcome:
     """Type name and message of the error that ``call`` raises, and after how many seconds."""
     start = time.monotonic()
     try:
@@ -67,10 +76,10 @@ def late_rank(environment: RankEnvironment) -> Outcome:
             for other in others:
                 environment.rendezvous.get(f"gave up/{other}", 30.0)
             return {}
-        seen = _error_of(lambda: communicator.allreduce(np.ones(3), timeout_s=0.5))
+        seen = error_of(lambda: communicator.allreduce(np.ones(3), timeout_s=0.5))
         environment.rendezvous.set(f"gave up/{environment.rank}", b"")
         seen["failure"] = communicator.failure
-        seen["again"] = _error_of(communicator.barrier)
+        seen["again"] = error_of(communicator.barrier)
         # Nobody leaves before all have looked, as leaving is news too.
         for other in others:
             environment.rendezvous.get(f"gave up/{other}", 30.0)
@@ -87,7 +96,7 @@ def late_asynchronous_rank(environment: RankEnvironment) -> Outcome:
             environment.rendezvous.get("asynchronous gave up", 30.0)
             return {}
         handle = communicator.allreduce_async(np.ones(3), timeout_s=0.5)
-        seen = _error_of(handle.wait)
+        seen = error_of(handle.wait)
         seen["done"] = handle.done()
         environment.rendezvous.set("asynchronous gave up", b"")
         return seen
@@ -101,9 +110,9 @@ def aborted(environment: RankEnvironment) -> Outcome:
             start = time.monotonic()
             communicator.abort("the data is rotten")
             seconds = time.monotonic() - start
-            return {**_error_of(communicator.barrier), "seconds to abort": seconds}
+            return {**error_of(communicator.barrier), "seconds to abort": seconds}
         environment.rendezvous.set(f"waits/{environment.rank}", b"")
-        return _error_of(lambda: communicator.allreduce(np.ones(1_000_000)))
+        return error_of(lambda: communicator.allreduce(np.ones(1_000_000)))
 
 
 def exception_in_with(environment: RankEnvironment) -> Outcome:
@@ -114,7 +123,7 @@ def exception_in_with(environment: RankEnvironment) -> Outcome:
             communicator.barrier()
 
     try:
-        return _error_of(body)
+        return error_of(body)
     except ValueError as error:
         return {"kinds": ["ValueError"], "message": str(error)}
 
@@ -125,7 +134,7 @@ def left_early(environment: RankEnvironment) -> Outcome:
         communicator.barrier()
         if environment.rank == 0:
             return {}
-        return _error_of(lambda: communicator.allreduce(np.ones(3), timeout_s=1.0))
+        return error_of(lambda: communicator.allreduce(np.ones(3), timeout_s=1.0))
 
 
 def closed(environment: RankEnvironment) -> Outcome:
@@ -134,7 +143,7 @@ def closed(environment: RankEnvironment) -> Outcome:
     communicator.close()
     communicator.close()
     communicator.abort("too late to matter")
-    seen = _error_of(communicator.barrier)
+    seen = error_of(communicator.barrier)
     with environment.open(name="closed") as again:
         total = np.ones(2)
         again.allreduce(total)
@@ -158,7 +167,7 @@ def process_sets(environment: RankEnvironment) -> Outcome:
             if process_set is not None:
                 process_set.close()
         for name, ranks in {"empty": [], "twice": [0, 0], "outside": [0, world_size]}.items():
-            seen[name] = _error_of(lambda ranks=ranks: communicator.split(ranks, "bad"))["kinds"]
+            seen[name] = error_of(lambda ranks=ranks: communicator.split(ranks, "bad"))["kinds"]
         alone = communicator.split([rank], f"alone {rank}")
         assert alone is not None
         with alone:
@@ -206,16 +215,81 @@ def opened_many_times(environment: RankEnvironment) -> Outcome:
         for _ in range(number_of_openings):
             with environment.open(name="many") as communicator:
                 communicator.barrier()
-        eventually(lambda: not any("peer-watch" in thread.name for thread in threading.enumerate()))
-        counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+                _exchange_messages(communicator)
+        counts.append(_fds_and_threads())
     return {"few": counts[0], "many": counts[1]}
+
+
+def dropped_many_times(environment: RankEnvironment) -> Outcome:
+    """The same for communicators that nobody closes."""
+    if environment.transport == "mpi":
+        return {}  # MPI's communicators have to be freed by all ranks together
+
+    def use() -> None:
+        communicator = environment.open(name="dropped")
+        _exchange_messages(communicator)
+        communicator.barrier()
+
+    counts = []
+    for number_of_openings in (2, 8):
+        for _ in range(number_of_openings):
+            use()
+        counts.append(_fds_and_threads())
+    return {"few": counts[0], "many": counts[1]}
+
+
+def _fds_and_threads() -> tuple[int, int]:
+    """Descriptors and threads, once those are gone that end by themselves."""
+    passing = ("peer-watch", "messages")
+    eventually(lambda: not any(word in thread.name for thread in threading.enumerate() for word in passing))
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def _exchange_messages(communicator: Communicator) -> None:
+    """Rank 0 and rank 1 send to each other."""
+    if communicator.rank < 2:
+        handle = communicator.send_async(np.ones(100), to=1 - communicator.rank)
+        communicator.recv(np.zeros(100), source=1 - communicator.rank)
+        handle.wait()
+
+
+def late_message(environment: RankEnvironment) -> Outcome:
+    with environment.open(name="late message") as communicator:
+        if environment.rank > 0:
+            # Not only this message is lost: rank 0 takes part in nothing any more.
+            return error_of(communicator.barrier)
+        seen = error_of(lambda: communicator.recv(np.ones(3), source=1, tag=4, timeout_s=0.5))
+        seen["failure"] = communicator.failure
+        seen["again"] = error_of(lambda: communicator.send(np.ones(3), to=1))
+        return seen
+
+
+def aborted_while_messages_wait(environment: RankEnvironment) -> Outcome:
+    """Rank 0 waits for rank 2, to which it has sent before, and for a first message of rank 1."""
+    with environment.open(name="aborted messages") as communicator:
+        if environment.rank == 1:
+            environment.rendezvous.get("message waits", 30.0)
+            communicator.abort("no more messages")
+            return {}
+        if environment.rank == 2:
+            communicator.recv(np.zeros(1), source=0)
+            environment.rendezvous.set("message came", b"")
+            environment.rendezvous.get("aborted message", 30.0)
+            return {}
+        communicator.send(np.zeros(1), to=2)
+        environment.rendezvous.get("message came", 30.0)
+        handles = [communicator.recv_async(np.zeros(1), source=source) for source in (2, 1)]
+        environment.rendezvous.set("message waits", b"")
+        seen = [error_of(handle.wait) for handle in handles]
+        environment.rendezvous.set("aborted message", b"")
+        return {"seen": seen}
 
 
 def absent_rank(environment: RankEnvironment) -> Outcome:
     if environment.rank == 1:
         environment.rendezvous.get("nobody came", 30.0)
         return {}
-    seen = _error_of(lambda: environment.open(name="absent", timeout_s=0.5))
+    seen = error_of(lambda: environment.open(name="absent", timeout_s=0.5))
     if environment.rank == 0:
         environment.rendezvous.set("nobody came", b"")
     return seen
@@ -227,9 +301,9 @@ def killed(environment: RankEnvironment) -> Outcome:
         if environment.rank == 1:
             environment.rendezvous.set("killed at", str(time.monotonic()).encode())
             os.kill(os.getpid(), signal.SIGKILL)
-        seen = _error_of(lambda: communicator.allreduce(np.ones(1_000_000)))
+        seen = error_of(lambda: communicator.allreduce(np.ones(1_000_000)))
         seen["seconds"] = seen["at"] - float(environment.rendezvous.get("killed at", 5.0))
-        seen["again"] = _error_of(communicator.barrier)
+        seen["again"] = error_of(communicator.barrier)
         start = time.monotonic()
     return {**seen, "seconds to close": time.monotonic() - start}
 
@@ -240,63 +314,26 @@ SCENES: dict[str, Callable[[RankEnvironment], Outcome]] = {
     "aborted": aborted,
     "exception": exception_in_with,
     "left early": left_early,
+    "late message": late_message,
+    "aborted messages": aborted_while_messages_wait,
     "closed": closed,
     "process sets": process_sets,
     "many": opened_many_times,
+    "dropped": dropped_many_times,
     "absent": absent_rank,
     "killed": killed,
 }
 
 
-def wrong_secret(environment: RankEnvironment) -> Outcome:
-    secret = environment.secret if environment.rank == 0 else new_secret()
-    return _error_of(
-        lambda: open_communicator(
-            rendezvous=environment.rendezvous,
-            rank=environment.rank,
-            world_size=environment.world_size,
-            secret=secret,
-            transport=environment.transport,
-            timeout_s=3.0,
-        )
-    )
-
-
-def stranger_at_the_listener(environment: RankEnvironment) -> Outcome:
-    """Rank 1 sends garbage to the port of rank 0 before it connects as it should, and holds silent connections."""
-    silent = []
-    if environment.rank == 1:
-        published = environment.rendezvous.get("communicator/world/1/connections/addresses/0", 20.0)
-        address = Address.from_bytes(published)
-        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"\x80\x04\x95", b"x"):
-            with socket.create_connection((address.hosts[0], address.port)) as stranger:
-                stranger.sendall(garbage)
-        silent = [socket.create_connection((address.hosts[0], address.port)) for _ in range(100)]
-    # Told who shares a host, the ranks begin with the connections.
-    with environment.open(host_of_rank=(0, 0)) as communicator:
-        total = np.ones(1)
-        communicator.allreduce(total)
-    for stranger in silent:
-        stranger.close()
-    return {"total": total.tolist()}
-
-
-def no_room_for_the_segment(environment: RankEnvironment) -> Outcome:
-    """A limit on file sizes stands for a small /dev/shm: reserving the segment fails in the same place."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-    records: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("sparkdl.collective").addHandler(handler)
-    with environment.open(transport="auto", name="auto") as communicator:
-        total = np.ones(3)
-        communicator.allreduce(total)
-    return {
-        "total": total.tolist(),
-        "hosts": communicator.topology.host_of_rank,
-        "warnings": records,
-        "shm": _error_of(lambda: environment.open(transport="shm", name="shm")),
-    }
+def killed_while_messages_wait(environment: RankEnvironment) -> Outcome:
+    """Rank 0 waits for the rank that dies, and rank 2 for rank 0."""
+    with environment.open(timeout_s=30.0) as communicator:
+        _exchange_messages(communicator)
+        communicator.barrier()
+        if environment.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        source = 1 if environment.rank == 0 else 0
+        return error_of(lambda: communicator.recv(np.zeros(5), source=source))
 
 
 def place(environment: RankEnvironment, transport: str) -> Outcome:
@@ -315,26 +352,3 @@ def _split_all(communicator: Communicator) -> Communicator:
     process_set = communicator.split(range(communicator.world_size), "all")
     assert process_set is not None
     return process_set
-
-
-def dies_while_mpi_makes_the_communicator(environment: RankEnvironment) -> Outcome:
-    """Rank 1 takes part in the exchange that comes before, as if it were opening too."""
-    if environment.rank == 0:
-        return _error_of(lambda: environment.open(name="half made", timeout_s=1.5, host_of_rank=(0, 0)))
-    load_mpi()
-    rendezvous = environment.rendezvous.prefix("communicator/half made/1")
-    all_gather_bytes(rendezvous, key="mpi/places", rank=1, world_size=2, value=b"[1, 2]", timeout_s=10.0)
-    os.kill(os.getpid(), signal.SIGKILL)
-    return {}
-
-
-def not_one_host(environment: RankEnvironment) -> Outcome:
-    return _error_of(lambda: environment.open(transport="shm", host_of_rank=(0, 1)))
-
-
-def no_mpi_world(environment: RankEnvironment) -> Outcome:
-    return _error_of(lambda: environment.open(transport="mpi"))
-
-
-def unknown_transport(environment: RankEnvironment) -> Outcome:
-    return _error_of(lambda: environment.open(transport="pigeon"))

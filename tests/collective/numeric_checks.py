@@ -1,17 +1,21 @@
-"""What every rank of a contract test computes and compares with NumPy. Runs on ranks.
+"""What every rank of a contract test goes through: one world is started once for all checks. Runs on ranks.
 
-A world is started once and goes through all checks; each ends as None or as the text of its failure.
+Each check ends as None or as the text of its failure.
 """
 
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparkdl.errors import CommunicatorError
-from tests.collective.bfloat16_array import Bfloat16Array
+from tests.collective.address_checks import ADDRESS_CHECKS
+from tests.collective.agreement_checks import AGREEMENT_CHECKS
+from tests.collective.message_checks import MESSAGE_CHECKS
+from tests.collective.movement_checks import MOVEMENT_CHECKS
+from tests.collective.reduction_checks import REDUCTION_CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,154 +23,27 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from tests.run_ranks import RankEnvironment
 
-OPS = ("sum", "avg", "min", "max", "product")
-DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8", "bfloat16")
-SIZES = (0, 1, 7, 1000, 20_011)
-NUM_LARGE = 3_000_001
-
-Array = np.ndarray[Any, Any]
-
 
 def run_checks(environment: RankEnvironment, host_of_rank: Sequence[int] | None) -> dict[str, str | None]:
+    """Go through all checks on a communicator of all ranks."""
+    with environment.open(host_of_rank=host_of_rank) as communicator:
+        return check_communicator(communicator)
+
+
+def check_communicator(communicator: Communicator) -> dict[str, str | None]:
     """Go through all checks in the same order on every rank."""
     outcome: dict[str, str | None] = {}
-    with environment.open(host_of_rank=host_of_rank) as communicator:
-        for name, check in CHECKS.items():
-            try:
-                check(communicator)
-                outcome[name] = None
-            except CommunicatorError:
-                # The communicator is of no further use, and the other checks tell nothing.
-                outcome[name] = traceback.format_exc()
-                return outcome
-            except Exception:
-                outcome[name] = traceback.format_exc()
+    for name, check in CHECKS.items():
+        try:
+            check(communicator)
+            outcome[name] = None
+        except CommunicatorError:
+            # The communicator is of no further use, or the ranks are out of step: other checks tell nothing.
+            outcome[name] = traceback.format_exc()
+            return outcome
+        except Exception:
+            outcome[name] = traceback.format_exc()
     return outcome
-
-
-def _inputs(world_size: int, size: int, dtype: str) -> list[Array]:
-    """The array of every rank; products stay exact and uint8 sums do not overflow with a few ranks."""
-    generators = [np.random.default_rng([rank, size]) for rank in range(world_size)]
-    if dtype == "uint8":
-        return [generator.integers(0, 4, size).astype(dtype) for generator in generators]
-    if dtype.startswith("int"):
-        return [generator.integers(-9, 9, size).astype(dtype) for generator in generators]
-    values = [generator.uniform(-2, 2, size).astype(np.float32) for generator in generators]
-    if dtype == "bfloat16":
-        return [Bfloat16Array(value).values for value in values]
-    return [value.astype(dtype) for value in values]
-
-
-def _reference(arrays: list[Array], op: str) -> Array:
-    wide = np.stack(arrays).astype(np.int64 if arrays[0].dtype.kind in "iu" else np.float64)
-    if op == "avg" and wide.dtype == np.int64:
-        return np.trunc(wide.sum(axis=0) / len(arrays)).astype(np.int64)
-    reduced: Array = {"sum": np.sum, "avg": np.mean, "min": np.min, "max": np.max, "product": np.prod}[op](
-        wide, axis=0
-    )
-    return reduced
-
-
-def _compare(actual: Array, expected: Array, dtype: str, what: str) -> None:
-    # One rounding to the result's type, and sums in float32 below it.
-    relative = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}.get(dtype, 0.0)
-    np.testing.assert_allclose(
-        actual.astype(np.float64), expected, rtol=relative, atol=relative * 4, err_msg=what, strict=False
-    )
-
-
-def _wrap(values: Array, dtype: str) -> tuple[Any, Callable[[], Array]]:
-    """What to hand to a collective, and how to read it afterwards."""
-    if dtype == "bfloat16":
-        wrapped = Bfloat16Array(values)
-        return wrapped, lambda: wrapped.values
-    copy = values.copy()
-    return copy, lambda: copy
-
-
-def _allreduce(dtype: str) -> Callable[[Communicator], None]:
-    def check(communicator: Communicator) -> None:
-        for size in SIZES:
-            arrays = _inputs(communicator.world_size, size, dtype)
-            for op in OPS:
-                array, read = _wrap(arrays[communicator.rank], dtype)
-                communicator.allreduce(array, op=op)
-                _compare(read(), _reference(arrays, op), dtype, f"{op} of {size}")
-
-    return check
-
-
-def _reduce_scatter(dtype: str) -> Callable[[Communicator], None]:
-    def check(communicator: Communicator) -> None:
-        world_size, rank = communicator.world_size, communicator.rank
-        for size in SIZES:
-            arrays = _inputs(world_size, size * world_size, dtype)
-            for op in OPS:
-                array, read_array = _wrap(arrays[rank], dtype)
-                out, read = _wrap(np.zeros(size, arrays[rank].dtype), dtype)
-                communicator.reduce_scatter(array, out, op=op)
-                expected = _reference(arrays, op)[rank * size : (rank + 1) * size]
-                _compare(read(), expected, dtype, f"{op} of {size}")
-                np.testing.assert_array_equal(read_array(), arrays[rank], err_msg="the input was changed")
-
-    return check
-
-
-def _allgather(dtype: str) -> Callable[[Communicator], None]:
-    def check(communicator: Communicator) -> None:
-        world_size, rank = communicator.world_size, communicator.rank
-        for size in SIZES:
-            arrays = _inputs(world_size, size, dtype)
-            array, _ = _wrap(arrays[rank], dtype)
-            out, read = _wrap(np.zeros(size * world_size, arrays[rank].dtype), dtype)
-            communicator.allgather(array, out)
-            np.testing.assert_array_equal(read(), np.concatenate(arrays), err_msg=f"{size}")
-
-    return check
-
-
-def _broadcast(dtype: str) -> Callable[[Communicator], None]:
-    def check(communicator: Communicator) -> None:
-        for size in SIZES:
-            arrays = _inputs(communicator.world_size, size, dtype)
-            for root in range(communicator.world_size):
-                array, read = _wrap(arrays[communicator.rank], dtype)
-                communicator.broadcast(array, root=root)
-                np.testing.assert_array_equal(read(), arrays[root], err_msg=f"{size} from {root}")
-
-    return check
-
-
-def _allgather_in_place(communicator: Communicator) -> None:
-    world_size, rank = communicator.world_size, communicator.rank
-    for size in SIZES:
-        arrays = _inputs(world_size, size, "float32")
-        out = np.zeros(size * world_size, np.float32)
-        own = out[rank * size : (rank + 1) * size]
-        own[:] = arrays[rank]
-        communicator.allgather(own, out)
-        np.testing.assert_array_equal(out, np.concatenate(arrays))
-
-
-def _large(communicator: Communicator) -> None:
-    array = np.arange(NUM_LARGE, dtype=np.float32) % 1024 + communicator.rank
-    communicator.allreduce(array)
-    world_size = communicator.world_size
-    expected = (np.arange(NUM_LARGE) % 1024) * world_size + sum(range(world_size))
-    np.testing.assert_array_equal(array, expected.astype(np.float32))
-
-
-def _same_bits_everywhere(communicator: Communicator) -> None:
-    world_size = communicator.world_size
-    for size in (5, 1000, 300_000):
-        array = _inputs(world_size, size, "float32")[communicator.rank]
-        again = array.copy()
-        communicator.allreduce(array)
-        communicator.allreduce(again)
-        np.testing.assert_array_equal(array, again, err_msg="two runs differ")
-        everyone = np.empty((world_size, size), np.float32)
-        communicator.allgather(array, everyone)
-        np.testing.assert_array_equal(everyone, np.broadcast_to(array, everyone.shape))
 
 
 def _asynchronous(communicator: Communicator) -> None:
@@ -179,6 +56,10 @@ def _asynchronous(communicator: Communicator) -> None:
     handles.append(communicator.reduce_scatter_async(np.ones(2 * world_size), scattered, op="max"))
     sent = np.array([rank], np.int64)
     handles.append(communicator.broadcast_async(sent, root=world_size - 1))
+    group = [np.ones(3), np.ones(4)]
+    handles.append(communicator.allreduce_group_async(group))
+    exchanged = np.empty(world_size)
+    handles.append(communicator.alltoall_async(np.arange(world_size, dtype=np.float64), exchanged))
     handles.append(communicator.barrier_async())
     # A synchronous operation comes after everything that is queued.
     total = np.ones(1)
@@ -191,38 +72,35 @@ def _asynchronous(communicator: Communicator) -> None:
     assert gathered.tolist() == list(range(world_size))
     assert scattered.tolist() == [1.0, 1.0]
     assert sent[0] == world_size - 1
+    assert group[1].tolist() == [world_size] * 4
+    assert exchanged.tolist() == [rank] * world_size
     assert total[0] == world_size
-
-
-def _barrier_holds_back(communicator: Communicator) -> None:
-    rendezvous, world_size = communicator.rendezvous, communicator.world_size
-    for turn in range(world_size):
-        if communicator.rank == turn:
-            rendezvous.set(f"before the barrier/{turn}", b"")
-        communicator.barrier()
-        assert rendezvous.check([f"before the barrier/{turn}"])
-
-
-def _shapes(communicator: Communicator) -> None:
-    matrix = np.ones((3, 4), np.float32)
-    communicator.allreduce(matrix)
-    assert (matrix == communicator.world_size).all()
-    scalar = np.array(2.0)
-    communicator.allreduce(scalar, op="max")
-    assert scalar == 2.0
 
 
 def _bad_arguments(communicator: Communicator) -> None:
     """Each is refused on the spot, on every rank alike, and the communicator lives on."""
-    world_size = communicator.world_size
+    world_size, rank = communicator.world_size, communicator.rank
+    three, one = np.ones(3), np.ones(1)
     bad: list[Callable[[], object]] = [
         lambda: communicator.allreduce(np.ones((4, 4), np.float32)[:, ::2]),
         lambda: communicator.allreduce(np.ones(3, np.complex128)),
-        lambda: communicator.allreduce(np.ones(3), op="median"),
-        lambda: communicator.broadcast(np.ones(3), root=world_size),
-        lambda: communicator.allgather(np.ones(3), np.ones(3 * world_size + 1)),
-        lambda: communicator.reduce_scatter(np.ones(3 * world_size + 1), np.ones(3)),
-        lambda: communicator.allgather(np.ones(3), np.ones(3 * world_size, np.float32)),
+        lambda: communicator.allreduce(three, op="median"),
+        lambda: communicator.allreduce(np.ones(3, np.bool_), op="avg"),
+        lambda: communicator.broadcast(three, root=world_size),
+        lambda: communicator.broadcast(three, root=-1),
+        lambda: communicator.reduce(three, root=world_size),
+        lambda: communicator.allgather(three, np.ones(3 * world_size + 1)),
+        lambda: communicator.reduce_scatter(np.ones(3 * world_size + 1), three),
+        lambda: communicator.allgather(three, np.ones(3 * world_size, np.float32)),
+        lambda: communicator.allgather(three, np.ones(3 * world_size), counts=[3] * (world_size + 1)),
+        lambda: communicator.allgather(three, np.ones(4 * world_size), counts=[4] * world_size),
+        lambda: communicator.reduce_scatter(three, one, counts=[-1] * world_size),
+        lambda: communicator.gather(three, np.ones(1) if rank == 0 else None, root=world_size),
+        lambda: communicator.alltoall(
+            np.ones(world_size + 1), np.ones(world_size + 1), send_counts=[1] * world_size
+        ),
+        lambda: communicator.alltoall(np.ones(world_size), np.ones(world_size, np.float32)),
+        lambda: communicator.allreduce_group([three, np.ones(3, np.float32)]),
     ]
     for number, call in enumerate(bad):
         try:
@@ -235,15 +113,11 @@ def _bad_arguments(communicator: Communicator) -> None:
 
 
 CHECKS: dict[str, Callable[[Communicator], None]] = {
-    **{f"allreduce {dtype}": _allreduce(dtype) for dtype in DTYPES},
-    **{f"reduce_scatter {dtype}": _reduce_scatter(dtype) for dtype in DTYPES},
-    **{f"allgather {dtype}": _allgather(dtype) for dtype in DTYPES},
-    **{f"broadcast {dtype}": _broadcast(dtype) for dtype in DTYPES},
-    "allgather in place": _allgather_in_place,
-    "large allreduce": _large,
-    "same bits everywhere": _same_bits_everywhere,
+    **REDUCTION_CHECKS,
+    **MOVEMENT_CHECKS,
+    **ADDRESS_CHECKS,
     "asynchronous": _asynchronous,
-    "barrier holds back": _barrier_holds_back,
-    "shapes": _shapes,
     "bad arguments": _bad_arguments,
+    **AGREEMENT_CHECKS,
+    **MESSAGE_CHECKS,
 }

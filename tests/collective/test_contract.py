@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from sparkdl.errors import RankError
 from tests.collective.numeric_checks import CHECKS, run_checks
 from tests.run_ranks import run_ranks
 
@@ -26,14 +27,21 @@ WORLDS = {
 
 
 @cache
-def outcomes(world: str) -> list[dict[str, str | None]]:
+def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
+    """What each rank found; or why the world broke down, which is found out once for all checks."""
     transport, world_size, host_of_rank = WORLDS[world]
-    return run_ranks(world_size, run_checks, host_of_rank, transport=transport, timeout_s=120.0)
+    try:
+        return run_ranks(world_size, run_checks, host_of_rank, transport=transport, timeout_s=120.0)
+    except (RankError, TimeoutError) as error:
+        return error
 
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_transport_agrees_with_numpy(world: str, check: str) -> None:
-    for rank, outcome in enumerate(outcomes(world)):
+    found = outcomes(world)
+    if isinstance(found, Exception):
+        raise found
+    for rank, outcome in enumerate(found):
         assert check in outcome, f"rank {rank} did not come so far: {list(outcome.items())[-1]}"
         assert outcome[check] is None, f"rank {rank}: {outcome[check]}"

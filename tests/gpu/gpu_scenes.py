@@ -13,6 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import sparkdl.torch
+from sparkdl.errors import ParamError
+from sparkdl.torch.gpu_lane import GpuLane
+from tests.torch.accelerator_claims import run_claims
 
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 needs_gpu = pytest.mark.skipif(NUM_GPUS < 1, reason=f"torch {torch.__version__} sees no CUDA device")
+needs_three_gpus = pytest.mark.skipif(
+    NUM_GPUS < 3, reason=f"one host with two GPUs and one with one are played, torch sees {NUM_GPUS}"
+)
+needs_four_gpus = pytest.mark.skipif(
+    NUM_GPUS < 4, reason=f"two hosts with two GPUs each are played, torch sees {NUM_GPUS}"
+)
 needs_two_gpus = pytest.mark.skipif(
     NUM_GPUS < 2, reason=f"NCCL needs a GPU per rank, torch {torch.__version__} sees {NUM_GPUS}"
 )
@@ -39,11 +48,19 @@ class NotFiniteFromStep(nn.CrossEntropyLoss):
         return loss * float("nan") if self.calls >= self.first else loss
 
 
-def sum_on_both_devices(environment: RankEnvironment) -> dict[str, tuple[str, float]]:
+def own_device(environment: RankEnvironment) -> torch.device:
+    """The GPU of a rank, made current: one of its own where there are as many, else the first for all."""
+    torch.cuda.set_device(environment.rank if environment.world_size <= torch.cuda.device_count() else 0)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def sum_on_both_devices(
+    environment: RankEnvironment, cuda: bool | str = True
+) -> dict[str, tuple[str, float]]:
     """Sum a tensor on the CPU and one on this rank's GPU; say where the results lie and what they are."""
-    torch.cuda.set_device(environment.rank)
+    own_device(environment)
     with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
         try:
             results = {}
             for device in ("cpu", "cuda"):
@@ -55,11 +72,11 @@ def sum_on_both_devices(environment: RankEnvironment) -> dict[str, tuple[str, fl
             sparkdl.torch.destroy_process_group()
 
 
-def average_on_gpus(environment: RankEnvironment) -> float:
-    """Average on the GPUs: NCCL knows AVG, the mean of ranks 1, 2, ... is (n + 1) / 2."""
-    torch.cuda.set_device(environment.rank)
+def average_on_gpus(environment: RankEnvironment, cuda: str) -> float:
+    """Average on the GPUs: the mean of ranks 1, 2, ... is (n + 1) / 2."""
+    own_device(environment)
     with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
         try:
             tensor = torch.full((1000,), float(environment.rank + 1), device="cuda")
             dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -68,15 +85,64 @@ def average_on_gpus(environment: RankEnvironment) -> float:
             sparkdl.torch.destroy_process_group()
 
 
-def sum_on_a_shared_gpu(environment: RankEnvironment) -> str:
-    """Try to sum over ranks that share a GPU; the error's text."""
-    torch.cuda.set_device(0)
+def ask_for(environment: RankEnvironment, cuda: str) -> str:
+    """The error of a process group over ranks that share a GPU."""
+    own_device(environment)
     with environment.communicator() as communicator:
-        sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
         try:
-            dist.all_reduce(torch.ones(10, device="cuda"))
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=cuda)
+        except ParamError as error:
+            return str(error)
+        sparkdl.torch.destroy_process_group()
+    return "no error"
+
+
+def hosts_for(environment: RankEnvironment, road: str) -> list[int] | None:
+    """The first half of the ranks on one played host, the others on another, for the road that needs several."""
+    if road != "hierarchical":
+        return None
+    return [2 * rank // environment.world_size for rank in range(environment.world_size)]
+
+
+def play_claims(environment: RankEnvironment, road: str) -> dict[str, str | None]:
+    """What the roads of our own must do, on the GPU's own streams."""
+    device = own_device(environment)
+    return run_claims(environment, road, GpuLane(device), device, hosts_for(environment, road))
+
+
+def overlap(environment: RankEnvironment, road: str) -> tuple[bool, float]:
+    """Whether a collective returns while the GPU is busy, and its right result after all."""
+    own_device(environment)
+    with environment.open(host_of_rank=hosts_for(environment, road)) as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=road)
+        try:
+            dist.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
+            torch.cuda.synchronize()
+            tensor = torch.zeros(1 << 20, device="cuda")
+            torch.cuda._sleep(1 << 30)  # about half a second, before the tensor has its values
+            tensor.fill_(environment.rank + 1)
+            work = dist.all_reduce(tensor, async_op=True)
+            is_early = not work.is_completed()
+            work.wait()
+            tensor *= 2
+            return is_early, float(tensor[-1])
         finally:
             sparkdl.torch.destroy_process_group()
-    return "no error"
+
+
+def train_data_parallel(environment: RankEnvironment, road: str) -> list[float]:
+    """Some steps of DistributedDataParallel; the weights, which all ranks must share."""
+    device = own_device(environment)
+    torch.manual_seed(environment.rank)
+    with environment.open(host_of_rank=hosts_for(environment, road)) as communicator:
+        sparkdl.torch.init_process_group(communicator, timeout_s=60.0, cuda=road)
+        try:
+            module = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).to(device), device_ids=[device])
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            for _ in range(5):
+                optimizer.zero_grad()
+                module(torch.randn(16, 8, device=device)).square().sum().backward()
+                optimizer.step()
+            return [float(value) for value in module.module.weight.detach().flatten().cpu()]
+        finally:
+            sparkdl.torch.destroy_process_group()

@@ -1,36 +1,109 @@
-"""The process group's two roads: CPU tensors over the communicator, CUDA tensors over NCCL."""
+"""The process group's roads: CPU tensors over the communicator, CUDA tensors over NCCL or through host memory."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 
 from tests.gpu.gpu_scenes import (
+    ask_for,
     average_on_gpus,
+    needs_four_gpus,
     needs_gpu,
+    needs_three_gpus,
     needs_two_gpus,
-    sum_on_a_shared_gpu,
+    overlap,
+    play_claims,
     sum_on_both_devices,
+    train_data_parallel,
 )
 from tests.run_ranks import run_ranks
+from tests.torch.accelerator_claims import CLAIMS
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
+ROADS = ("auto", "torch", "sparkdl", "host")
+OWN_ROADS = [
+    ("sparkdl", 1),
+    pytest.param("sparkdl", 2, marks=needs_two_gpus),
+    # On two played hosts: two ranks and one, and two each.
+    pytest.param("hierarchical", 3, marks=needs_three_gpus),
+    pytest.param("hierarchical", 4, marks=needs_four_gpus),
+    ("host", 2),
+]
 
-def test_group_of_one_serves_both_devices() -> None:
-    assert run_ranks(1, sum_on_both_devices, timeout_s=120) == [{"cpu": ("cpu", 1.0), "cuda": ("cuda", 1.0)}]
+
+def expected_sums(world_size: int) -> dict[str, tuple[str, float]]:
+    total = world_size * (world_size + 1) / 2
+    return {"cpu": ("cpu", total), "cuda": ("cuda", total)}
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_group_of_one_serves_both_devices(road: str) -> None:
+    assert run_ranks(1, sum_on_both_devices, road, timeout_s=120) == [expected_sums(1)]
 
 
 @needs_two_gpus
-def test_group_of_two_gpus_sums_on_both_devices() -> None:
-    expected = {"cpu": ("cpu", 3.0), "cuda": ("cuda", 3.0)}
-    assert run_ranks(2, sum_on_both_devices, timeout_s=150) == [expected, expected]
+@pytest.mark.parametrize("road", ROADS)
+def test_group_of_two_gpus_sums_on_both_devices(road: str) -> None:
+    assert run_ranks(2, sum_on_both_devices, road, timeout_s=150) == [expected_sums(2)] * 2
 
 
 @needs_two_gpus
-def test_average_on_gpus_is_an_average() -> None:
-    assert run_ranks(2, average_on_gpus, timeout_s=150) == [1.5, 1.5]
+@pytest.mark.parametrize("road", ROADS)
+def test_average_on_gpus_is_an_average(road: str) -> None:
+    assert run_ranks(2, average_on_gpus, road, timeout_s=150) == [1.5, 1.5]
 
 
-def test_ranks_that_share_a_gpu_are_told_so() -> None:
-    for text in run_ranks(2, sum_on_a_shared_gpu, timeout_s=120, variables={"CUDA_VISIBLE_DEVICES": "0"}):
-        assert text.startswith("ParamError: This process group serves CPU tensors, got one on cuda:0.")
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_that_share_a_gpu_sum_through_host_memory(world_size: int) -> None:
+    sums = run_ranks(world_size, sum_on_both_devices, timeout_s=150, variables=ONE_GPU)
+    assert sums == [expected_sums(world_size)] * world_size
+
+
+@pytest.mark.parametrize("road", ["torch", "sparkdl"])
+def test_nccl_is_refused_to_ranks_that_share_a_gpu(road: str) -> None:
+    for text in run_ranks(2, ask_for, road, timeout_s=120, variables=ONE_GPU):
+        assert text.startswith(f"cuda={road!r} needs a GPU for every rank, but ranks [0, 1] share GPU"), text
+
+
+@cache
+def claimed(road: str, world_size: int) -> list[dict[str, str | None]]:
+    variables = ONE_GPU if road == "host" else None
+    return run_ranks(world_size, play_claims, road, timeout_s=150, variables=variables)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize(
+    ("road", "world_size"),
+    # NCCL refuses ranks that share a GPU inside a host; two hosts of one rank can share one all the same.
+    [*OWN_ROADS, pytest.param("hierarchical", 2, id="one-rank-per-host"), ("host", 1)],
+)
+def test_road_of_our_own(road: str, world_size: int, claim: str) -> None:
+    for outcome in claimed(road, world_size):
+        assert outcome[claim] is None, outcome[claim]
+
+
+@pytest.mark.parametrize(
+    ("road", "world_size"),
+    OWN_ROADS,
+)
+def test_collective_returns_while_the_gpu_is_busy_and_keeps_the_streams_order(
+    road: str, world_size: int
+) -> None:
+    variables = ONE_GPU if road == "host" else None
+    for is_early, value in run_ranks(world_size, overlap, road, timeout_s=150, variables=variables):
+        assert is_early
+        assert value == world_size * (world_size + 1)
+
+
+@pytest.mark.parametrize(
+    ("road", "world_size"),
+    OWN_ROADS,
+)
+def test_data_parallel_keeps_the_ranks_weights_equal(road: str, world_size: int) -> None:
+    variables = ONE_GPU if road == "host" else None
+    first, *others = run_ranks(world_size, train_data_parallel, road, timeout_s=150, variables=variables)
+    assert all(weights == first for weights in others)

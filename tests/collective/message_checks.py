@@ -1,0 +1,138 @@
+"""Messages between two ranks. Runs on ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparkdl.errors import MismatchError, ParamError
+from tests.collective.references import inputs, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdl.collective import Communicator
+
+
+def _around_the_ring(communicator: Communicator) -> None:
+    """Every rank sends before it receives, more than fits into any buffer on the way."""
+    world_size, rank = communicator.world_size, communicator.rank
+    to, source = (rank + 1) % world_size, (rank - 1) % world_size
+    for dtype in ("float32", "bfloat16", "bool", "int8"):
+        for size in (0, 1, 1000, 1_000_003):
+            arrays = inputs(world_size, size, dtype)
+            array, _ = wrap(arrays[rank], dtype)
+            out, read = wrap(np.zeros_like(arrays[rank]), dtype)
+            handle = communicator.send_async(array, to=to)
+            communicator.recv(out, source=source)
+            handle.wait()
+            np.testing.assert_array_equal(read(), arrays[source])
+
+
+def _in_order_of_sending(communicator: Communicator) -> None:
+    if communicator.rank == 0:
+        handles = [communicator.send_async(np.full(100, number), to=1, tag=3) for number in range(10)]
+    elif communicator.rank == 1:
+        arrays = [np.zeros(100, np.int64) for _ in range(10)]
+        handles = [communicator.recv_async(array, source=0, tag=3) for array in arrays]
+    else:
+        return
+    for handle in handles:
+        handle.wait()
+        assert handle.done()
+    if communicator.rank == 1:
+        assert [array[0] for array in arrays] == list(range(10))
+
+
+def _tags_do_not_wait_for_each_other(communicator: Communicator) -> None:
+    if communicator.rank == 0:
+        late = communicator.recv_async(np.zeros(1), source=1, tag=1)
+        communicator.send(np.full(3, 7.0), to=1, tag=2)
+        communicator.send(np.full(3, 8.0), to=1, tag=0)
+        assert not late.done()
+        late.wait()
+    elif communicator.rank == 1:
+        array = np.zeros(3)
+        communicator.recv(array, source=0, tag=2)
+        assert array[0] == 7.0
+        communicator.recv(array, source=0, tag=0)
+        assert array[0] == 8.0
+        communicator.send(np.ones(1), to=0, tag=1)
+
+
+def _beside_collectives(communicator: Communicator) -> None:
+    """A message that is waited for holds up no collective."""
+    out, total = np.zeros(5), np.ones(4)
+    handle = communicator.recv_async(out, source=1) if communicator.rank == 0 else None
+    communicator.allreduce(total)
+    assert total[0] == communicator.world_size
+    if communicator.rank == 1:
+        communicator.send(np.full(5, 3.0), to=0)
+    if handle is not None:
+        handle.wait()
+        assert out.tolist() == [3.0] * 5
+
+
+def _mismatch(communicator: Communicator) -> None:
+    """Both ends get the same error, nothing is written, and what follows is delivered."""
+    wrong = {
+        "11 float64": np.zeros(11),
+        "10 int64": np.zeros(10, np.int64),
+    }
+    for expected, room in wrong.items():
+        if communicator.rank == 0:
+            message = _mismatch_of(lambda: communicator.send(np.ones(10), to=1, tag=5))
+            communicator.send(np.full(2, 6.0), to=1, tag=5)
+        elif communicator.rank == 1:
+            message = _mismatch_of(lambda room=room: communicator.recv(room, source=0, tag=5))
+            assert not room.any()
+            out = np.zeros(2)
+            communicator.recv(out, source=0, tag=5)
+            assert out.tolist() == [6.0, 6.0]
+        else:
+            continue
+        assert "rank 0 said send of 10 float64 to rank 1" in message
+        assert f"rank 1 said recv of {expected} from rank 0" in message
+    communicator.barrier()
+    assert communicator.failure is None
+
+
+def _mismatch_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except MismatchError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+def _impossible_peers_are_refused(communicator: Communicator) -> None:
+    for peer in (-1, communicator.world_size, communicator.rank):
+        for call in (
+            lambda peer=peer: communicator.send(np.ones(1), to=peer),
+            lambda peer=peer: communicator.recv(np.ones(1), source=peer),
+        ):
+            try:
+                call()
+            except ParamError:
+                continue
+            raise AssertionError(f"rank {peer} was accepted")
+    assert communicator.failure is None
+
+
+def _in_worlds_of_two(check: Callable[[Communicator], None]) -> Callable[[Communicator], None]:
+    def run(communicator: Communicator) -> None:
+        if communicator.world_size > 1:
+            check(communicator)
+
+    return run
+
+
+MESSAGE_CHECKS: dict[str, Callable[[Communicator], None]] = {
+    "messages around the ring": _in_worlds_of_two(_around_the_ring),
+    "messages in order of sending": _in_worlds_of_two(_in_order_of_sending),
+    "tags do not wait for each other": _in_worlds_of_two(_tags_do_not_wait_for_each_other),
+    "messages beside collectives": _in_worlds_of_two(_beside_collectives),
+    "mismatch of a message": _in_worlds_of_two(_mismatch),
+    "impossible peers are refused": _impossible_peers_are_refused,
+}

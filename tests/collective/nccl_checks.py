@@ -1,0 +1,161 @@
+"""Each operation of an NCCL group compared with NumPy, on the stand-ins for NCCL and CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparkdl.collective.nccl_group import NcclGroup
+from sparkdl.collective.nccl_opening import open_nccl_group
+from tests.nccl_stand_in.gpu_memory import GpuArray
+from tests.run_ranks import RankEnvironment
+
+REDUCIBLE = ("float32", "float64", "float16", "int8", "uint8", "int32", "uint32", "int64", "uint64")
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "product": np.prod,
+    "min": np.min,
+    "max": np.max,
+    "avg": np.mean,
+}
+
+
+def values_of(rank: int, dtype: Any, count: int = 6) -> np.ndarray:
+    """Small numbers whose sums, products and averages over up to three ranks every type has."""
+    return (np.arange(count) % 3 * 6 + 6 * (rank + 1)).astype(dtype)
+
+
+def every_operation(environment: RankEnvironment) -> dict[str, str | None]:
+    """Compare each operation with NumPy; say for each what was wrong, or None."""
+    rank, size = environment.rank, environment.world_size
+    outcomes: dict[str, str | None] = {}
+    with environment.open() as communicator, open_nccl_group(communicator, gpu=rank) as group:
+        for name, check in CHECKS.items():
+            try:
+                check(group, rank, size)
+            except Exception as error:
+                outcomes[name] = f"{type(error).__name__}: {error}"
+            else:
+                outcomes[name] = None
+    return outcomes
+
+
+def run(group: NcclGroup, batch: Any) -> None:
+    batch.run(stream=0).wait(10.0)
+
+
+def check_allreduce(group: NcclGroup, rank: int, size: int) -> None:
+    for dtype in REDUCIBLE:
+        everyone = np.stack([values_of(other, dtype) for other in range(size)])
+        for op, reference in REDUCTIONS.items():
+            if op == "product" and dtype in ("int8", "uint8", "float16"):
+                continue  # too small a type
+            array = GpuArray(values_of(rank, dtype), rank)
+            run(group, group.batch().allreduce(array, op=op))
+            np.testing.assert_array_equal(
+                array.host, reference(everyone, axis=0).astype(dtype), f"{dtype} {op}"
+            )
+
+
+def check_bools(group: NcclGroup, rank: int, size: int) -> None:
+    everyone = np.array([[other == 0, True, False] for other in range(size)])
+    for op, reference in {"sum": np.any, "max": np.any, "product": np.all, "min": np.all}.items():
+        array = GpuArray(everyone[rank], rank)
+        run(group, group.batch().allreduce(array, op=op))
+        np.testing.assert_array_equal(array.host, reference(everyone, axis=0))
+
+
+def check_prescale(group: NcclGroup, rank: int, size: int) -> None:
+    for dtype in ("float32", "float64", "float16"):
+        total = sum(values_of(other, dtype).astype(float) for other in range(size))
+        for op, divisor in {"sum": 1, "avg": size}.items():
+            array = GpuArray(values_of(rank, dtype), rank)
+            run(group, group.batch().allreduce(array, op=op, prescale=0.5 * divisor))
+            np.testing.assert_array_equal(array.host, 0.5 * total)
+
+
+def check_reduce_scatter(group: NcclGroup, rank: int, size: int) -> None:
+    array = GpuArray(np.arange(4 * size) * (rank + 1), rank, np.int32)
+    out = GpuArray(np.zeros(4), rank, np.int32)
+    run(group, group.batch().reduce_scatter(array, out))
+    expected = np.arange(4 * rank, 4 * rank + 4) * (size * (size + 1) // 2)
+    np.testing.assert_array_equal(out.host, expected)
+
+
+def check_allgather(group: NcclGroup, rank: int, size: int) -> None:
+    out = GpuArray(np.zeros((size, 3)), rank, np.int16)
+    run(group, group.batch().allgather(GpuArray(np.arange(3) + 10 * rank, rank, np.int16), out))
+    np.testing.assert_array_equal(out.host, np.arange(3) + 10 * np.arange(size)[:, None])
+
+
+def check_broadcast(group: NcclGroup, rank: int, size: int) -> None:
+    for root in range(size):
+        array = GpuArray(np.arange(5) + 100 * rank, rank, np.complex64)
+        run(group, group.batch().broadcast(array, root=root))
+        np.testing.assert_array_equal(array.host, np.arange(5) + 100 * root)
+
+
+def check_reduce(group: NcclGroup, rank: int, size: int) -> None:
+    for root in range(size):
+        array = GpuArray(np.arange(5) + rank, rank, np.float64)
+        run(group, group.batch().reduce(array, root=root, op="max"))
+        np.testing.assert_array_equal(array.host, np.arange(5) + (size - 1 if rank == root else rank))
+
+
+def check_ring(group: NcclGroup, rank: int, size: int) -> None:
+    received = GpuArray(np.zeros(4), rank, np.float32)
+    batch = group.batch().send(GpuArray(np.full(4, rank), rank, np.float32), to=(rank + 1) % size)
+    run(group, batch.recv(received, source=(rank - 1) % size))
+    np.testing.assert_array_equal(received.host, np.full(4, (rank - 1) % size))
+
+
+def check_alltoall(group: NcclGroup, rank: int, size: int) -> None:
+    """Rank r sends s elements of value 10 r + s to rank s."""
+    sent = np.concatenate([np.full(other, 10 * rank + other) for other in range(size)])
+    out = GpuArray(np.zeros(rank * size), rank, np.int64)
+    batch = group.batch().alltoall(
+        GpuArray(sent, rank, np.int64),
+        out,
+        send_counts=list(range(size)),
+        receive_counts=[rank] * size,
+    )
+    run(group, batch)
+    np.testing.assert_array_equal(out.host, np.repeat(10 * np.arange(size) + rank, rank))
+
+
+def check_many_at_once(group: NcclGroup, rank: int, size: int) -> None:
+    arrays = [GpuArray(np.full(3, number + rank), rank, np.float32) for number in range(20)]
+    batch = group.batch()
+    for array in arrays:
+        batch.allreduce(array)
+    run(group, batch)
+    for number, array in enumerate(arrays):
+        np.testing.assert_array_equal(array.host, number * size + sum(range(size)))
+
+
+def check_empty(group: NcclGroup, rank: int, size: int) -> None:
+    run(group, group.batch().allreduce(GpuArray([], rank, np.float32)))
+    run(group, group.batch())
+
+
+def check_process_sets(group: NcclGroup, rank: int, size: int) -> None:
+    everyone = list(reversed(range(size)))
+    for number, members in enumerate((everyone, [0], everyone[: max(1, size - 1)])):
+        part = group.split(members, f"set {number}")
+        assert (part is not None) == (rank in members)
+        if part is not None:
+            with part:
+                assert (part.rank, part.world_size) == (members.index(rank), len(members))
+                array = GpuArray([float(rank)], rank)
+                part.batch().allreduce(array).run(stream=0).wait(10.0)
+                assert array.host[0] == sum(members)
+                out = GpuArray(np.zeros(len(members)), rank)
+                part.batch().allgather(GpuArray([float(rank)], rank), out).run(stream=0).wait(10.0)
+                np.testing.assert_array_equal(out.host, members)
+
+
+CHECKS: dict[str, Callable[[NcclGroup, int, int], None]] = {
+    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
+}

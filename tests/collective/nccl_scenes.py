@@ -1,0 +1,318 @@
+"""What the ranks of the NCCL tests do, with the stand-ins for NCCL and CUDA in place of the real ones."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkdl.collective import Communicator
+from sparkdl.collective.nccl_group import NcclGroup
+from sparkdl.collective.nccl_opening import open_nccl_group
+from tests.nccl_stand_in.gpu_memory import GpuArray, call, new_stream
+from tests.run_ranks import RankEnvironment
+
+Outcome = dict[str, Any]
+Scene = Callable[[RankEnvironment, Communicator], Outcome]
+
+INVALID_USAGE, SYSTEM_ERROR, CUDA_ERROR, REMOTE_ERROR = 5, 2, 1, 6
+
+HINTS = [
+    # What the stand-in is told, its last error, what it then says, what sparkdl says to it.
+    (f"open={SYSTEM_ERROR}", "", "unhandled system error", "NCCL_DEBUG=INFO"),
+    (f"open={SYSTEM_ERROR}", "Bootstrap : no socket interface found", "unhandled", "NCCL_SOCKET_IFNAME"),
+    (f"open={SYSTEM_ERROR}", "Error while creating shared memory segment", "unhandled", "--shm-size"),
+    (f"open={INVALID_USAGE}", "Duplicate GPU detected : rank 0", "invalid usage", "Two ranks use one GPU"),
+    (f"open={CUDA_ERROR}", "Cuda failure 'out of memory'", "unhandled cuda", "memory is full"),
+    (f"fail=ncclGetUniqueId:{SYSTEM_ERROR}", "", "rank 0: making a unique id failed", "NCCL_DEBUG=INFO"),
+    (f"fail=ncclAllReduce:{INVALID_USAGE}", "", "invalid usage", "same operations in the same order"),
+    (f"state={REMOTE_ERROR}", "", "remote process exited", "errors of the other ranks first"),
+]
+
+
+def play(environment: RankEnvironment) -> dict[str, Outcome]:
+    """Play all scenes, each on a communicator of its own."""
+    outcomes = {}
+    for name, scene in SCENES.items():
+        with environment.open(name=name) as communicator:
+            outcomes[name] = scene(environment, communicator)
+        tell_stand_in("")
+    return outcomes
+
+
+def tell_stand_in(order: str, last_error: str = "") -> None:
+    os.environ["NCCL_STAND_IN"], os.environ["NCCL_STAND_IN_LAST_ERROR"] = order, last_error
+
+
+def calls() -> list[str]:
+    """The calls of NCCL that this rank has made so far."""
+    path = Path(f"{os.environ['NCCL_STAND_IN_CALLS']}-{os.getpid()}")
+    return path.read_text().split() if path.exists() else []
+
+
+def error_of(action: Callable[[], Any]) -> Outcome:
+    """What ``action`` raises, and how long that took; the kinds are the classes of the error."""
+    start = time.monotonic()
+    try:
+        action()
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"kinds": kinds, "message": str(error), "seconds": time.monotonic() - start}
+    return {"kinds": [], "message": "no error", "seconds": time.monotonic() - start}
+
+
+def reduce_once(group: NcclGroup, timeout_s: float | None = None) -> None:
+    array = GpuArray(np.ones(3), group.gpu)
+    group.batch().allreduce(array).run(stream=0, timeout_s=timeout_s).wait(15.0)
+
+
+def open_and_reduce(communicator: Communicator, timeout_s: float) -> None:
+    with open_nccl_group(communicator, gpu=communicator.rank, timeout_s=timeout_s) as group:
+        reduce_once(group)
+
+
+def run_on_stream(stream: int, function: Callable[[], None]) -> object:
+    """Have a Python function called in a stream's order; what is returned is to be kept until then."""
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
+    call("cuLaunchHostFunc", ctypes.c_void_p(stream), callback, None)
+    return callback
+
+
+def order_on_streams(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    """The call returns while the GPU is busy with what came before on the stream."""
+    rank = environment.rank
+    stream, is_free, is_occupied = new_stream(), threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        is_occupied.set()
+        is_free.wait(20.0)
+
+    with open_nccl_group(communicator, gpu=rank) as group:
+        array = GpuArray(np.zeros(3), rank, np.float32)
+        kept = [run_on_stream(stream, occupy), run_on_stream(stream, lambda: array.host.fill(rank + 1))]
+        assert is_occupied.wait(10.0)
+        start = time.monotonic()
+        handle = group.batch().allreduce(array).run(stream=stream)
+        seen = {"seconds": time.monotonic() - start, "before": (handle.done(), float(array.host[0]))}
+        is_free.set()
+        handle.wait(10.0)
+        del kept
+        return {**seen, "after": (handle.done(), float(array.host[0]))}
+
+
+def aborted(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    group = open_nccl_group(communicator, gpu=environment.rank)
+    communicator.barrier()
+    if environment.rank == 0:
+        time_to_abort = error_of(lambda: group.abort("the loss is rotten"))["seconds"]
+        return {**error_of(lambda: reduce_once(group)), "seconds to abort": time_to_abort}
+    return error_of(lambda: reduce_once(group))
+
+
+def exception_in_with(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    def body() -> None:
+        with open_nccl_group(communicator, gpu=environment.rank) as group:
+            if environment.rank == 1:
+                raise ValueError("bad batch")
+            reduce_once(group)
+
+    return error_of(body)
+
+
+def late_rank(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    """The ranks wait for an operation that rank 1 calls too late."""
+    group = open_nccl_group(communicator, gpu=environment.rank)
+    if environment.rank == 1:
+        environment.rendezvous.get("rank 0 gave up", 30.0)
+        return error_of(lambda: reduce_once(group))
+    seen = error_of(lambda: reduce_once(group, timeout_s=0.5 if environment.rank == 0 else None))
+    environment.rendezvous.set(f"rank {environment.rank} gave up", b"")
+    return seen
+
+
+def late_wait(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    """A wait that is too short fails alone; the operation goes on."""
+    rank = environment.rank
+    with open_nccl_group(communicator, gpu=rank) as group:
+        array = GpuArray(np.ones(3), rank)
+        if rank == 1:
+            environment.rendezvous.get("rank 0 waited", 30.0)
+        handle = group.batch().allreduce(array).run(stream=0)
+        seen = error_of(lambda: handle.wait(0.2)) if rank == 0 else {}
+        environment.rendezvous.set(f"rank {rank} waited", b"")
+        handle.wait(10.0)
+        return {**seen, "value": float(array.host[0]), "failure": group.failure}
+
+
+def told(orders: dict[int, str], last_error: str = "", timeout_s: float = 30.0) -> Scene:
+    """A scene that opens and reduces while the stand-in misbehaves on some ranks."""
+
+    def scene(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+        tell_stand_in(orders.get(environment.rank, ""), last_error)
+        num_aborts = calls().count("ncclCommAbort")
+        seen = error_of(lambda: open_and_reduce(communicator, timeout_s))
+        num_aborts = calls().count("ncclCommAbort") - num_aborts
+        return {**seen, "communicator": communicator.failure, "aborts": num_aborts}
+
+    return scene
+
+
+def hints(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    """What the only rank of a world is told of each failure."""
+    messages = []
+    for number, (order, last_error, _, _) in enumerate(HINTS):
+        with communicator.split([environment.rank], f"{environment.rank}-{number}") as alone:  # type: ignore[union-attr]  # a member
+            tell_stand_in(order, last_error)
+            messages.append(error_of(lambda alone=alone: open_and_reduce(alone, 10.0))["message"])  # type: ignore[misc]  # mypy cannot infer it
+    return {"messages": messages}
+
+
+def seeing(visible: dict[int, str], gpu: int) -> Scene:
+    """A scene in which each rank sees other GPUs of the machine."""
+
+    def scene(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[environment.rank]
+        try:
+            return error_of(lambda: open_nccl_group(communicator, gpu=gpu))
+        finally:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+
+    return scene
+
+
+def wrong_arguments(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    """Errors of the caller, after each of which the group works."""
+    rank = environment.rank
+    with open_nccl_group(communicator, gpu=rank) as group:
+        good, sliced, read_only = (GpuArray(np.ones(4), rank, np.float32) for _ in range(3))
+        sliced.shape, sliced.strides = (2,), (8,)
+        read_only.is_read_only = True
+        unknown = GpuArray(np.ones(4), rank, np.float32)
+        unknown.pointer = np.zeros(4, np.float32).ctypes.data
+        seen = {
+            name: error_of(lambda action=action: action().run(stream=0))  # type: ignore[misc]  # mypy cannot infer it
+            for name, action in {
+                "host": lambda: group.batch().allreduce(np.ones(4)),
+                "nothing": lambda: group.batch().allreduce([1.0]),
+                "sliced": lambda: group.batch().allreduce(sliced),
+                "read-only": lambda: group.batch().allreduce(read_only),
+                "unknown memory": lambda: group.batch().allreduce(unknown),
+                "other gpu": lambda: group.batch().allreduce(GpuArray(np.ones(4), rank + 2, np.float32)),
+                "blocks": lambda: group.batch().allgather(good, good),
+                "op": lambda: group.batch().allreduce(good, op="mean"),
+                "int16": lambda: group.batch().allreduce(GpuArray(np.ones(4), rank, np.int16)),
+                "scaled int": lambda: group.batch().allreduce(GpuArray([1], rank, np.int32), prescale=0.5),
+                "root": lambda: group.batch().broadcast(good, root=7),
+            }.items()
+        }
+        reduce_once(group)
+        return seen
+
+
+def idle(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    with open_nccl_group(communicator, gpu=environment.rank) as group:
+        reduce_once(group)
+        time_before = time.process_time()
+        threading.Event().wait(1.0)
+        return {"cpu seconds": time.process_time() - time_before}
+
+
+def many_times(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    """Open, use and close again and again; what there is of threads and descriptors early and late."""
+
+    def count() -> tuple[int, int]:
+        gc.collect()
+        samples = []
+        for _ in range(20):
+            # The stand-in's threads may have a file open for a moment, which on a busy machine can be long.
+            threading.Event().wait(0.03)
+            samples.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+        return min(threads for threads, _ in samples), min(fds for _, fds in samples)
+
+    seen = {}
+    for number in range(12):
+        with open_nccl_group(communicator, gpu=environment.rank) as group:
+            reduce_once(group)
+        if number in (2, 11):
+            communicator.barrier()
+            seen[number] = count()
+    return {"few": seen[2], "many": seen[11]}
+
+
+def captured(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    """What a CUDA graph only captures is not waited for."""
+    with open_nccl_group(communicator, gpu=environment.rank) as group:
+        stream = new_stream()
+        call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 0)
+        group.batch().allreduce(GpuArray(np.ones(3), environment.rank)).run(stream=stream, timeout_s=0.1)
+        return {"done": group.is_done(0), "failure": group.failure}
+
+
+def closed(environment: RankEnvironment, communicator: Communicator) -> Outcome:
+    group = open_nccl_group(communicator, gpu=environment.rank)
+    group.close()
+    group.close()
+    seen = error_of(lambda: reduce_once(group))
+    communicator.barrier()
+    return {**seen, "communicator": communicator.failure}
+
+
+SCENES: dict[str, Scene] = {
+    "order": order_on_streams,
+    "aborted": aborted,
+    "exception": exception_in_with,
+    "late rank": late_rank,
+    "late wait": late_wait,
+    "arguments": wrong_arguments,
+    "idle": idle,
+    "many": many_times,
+    "captured": captured,
+    "closed": closed,
+    "hints": hints,
+    # Ranks 0 and 2 both have GPU 3 of the machine for their GPU 0.
+    "shared gpu": seeing({0: "3,1", 1: "2", 2: "3"}, 0),
+    "no gpu": seeing({0: "0,1", 1: "1", 2: "2,3"}, 1),
+    "hangs": told({1: "open=never"}, timeout_s=1.5),
+    "cannot open": told(
+        {1: f"fail=ncclCommInitRankConfig:{SYSTEM_ERROR}"}, "Call to connect failed: Connection refused"
+    ),
+    "refuses": told({1: f"fail=ncclAllReduce:{INVALID_USAGE}"}),
+}
+"""They are played one after another, as starting ranks takes longer than most of them."""
+
+
+def open_once(environment: RankEnvironment, orders: dict[int, str]) -> Outcome:
+    """Opening in fresh processes, for what depends on the library that is loaded."""
+    with environment.open() as communicator:
+        return told(orders, timeout_s=10.0)(environment, communicator)
+
+
+def lost_peer(environment: RankEnvironment) -> Outcome:
+    """Rank 1 dies while the others wait for it on the GPU."""
+    with environment.open() as communicator:
+        group = open_nccl_group(communicator, gpu=environment.rank)
+        communicator.barrier()
+        if environment.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen = error_of(lambda: reduce_once(group))
+        seen["again"] = error_of(lambda: reduce_once(group))
+        seen["failure"] = group.failure
+        seen["to close"] = error_of(group.close)
+        seen["calls"] = calls()
+        return seen
+
+
+def lost_peer_while_opening(environment: RankEnvironment) -> Outcome:
+    tell_stand_in("open=never")
+    with environment.open() as communicator:
+        if environment.rank == 1:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return error_of(lambda: open_nccl_group(communicator, gpu=environment.rank, timeout_s=20.0))

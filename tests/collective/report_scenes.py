@@ -1,0 +1,112 @@
+"""What the ranks do in the tests of the communication report. One world plays the scenes one after the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.errors import MismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.collective import Communicator
+    from tests.run_ranks import RankEnvironment
+
+Outcome = dict[str, Any]
+
+LATE_RANK = 1
+NUM_NAPS = 5
+NAP_S = 0.05
+
+
+def play(environment: RankEnvironment, hosts: Sequence[int]) -> dict[str, Outcome]:
+    """Play all scenes; what this rank returned of each, by name."""
+    outcomes = {}
+    for name, scene in SCENES.items():
+        with environment.open(name=name, host_of_rank=tuple(hosts)) as communicator:
+            outcomes[name] = scene(communicator)
+    return outcomes
+
+
+def _nap(communicator: Communicator) -> None:
+    if communicator.rank == LATE_RANK:
+        threading.Event().wait(NAP_S)
+
+
+def counted(communicator: Communicator) -> Outcome:
+    """Operations of all kinds, on the communicator and on process sets."""
+    world_size, rank = communicator.world_size, communicator.rank
+    block, blocks = np.ones(10, np.float32), np.ones(10 * world_size, np.float32)
+    for _ in range(600):
+        communicator.allreduce(block)
+    communicator.allreduce_group([block, block.copy()])
+    communicator.allreduce_async(np.ones(100_000, np.float32)).wait()
+    communicator.reduce_scatter(blocks, block)
+    communicator.allgather(block, blocks)
+    counts = list(range(1, world_size + 1))
+    communicator.allgather(np.ones(rank + 1), np.ones(sum(counts)), counts=counts)
+    communicator.broadcast(block, root=0)
+    communicator.reduce(block, root=0)
+    communicator.gather(block, blocks if rank == 0 else None, root=0)
+    communicator.scatter(blocks if rank == 0 else None, block, root=0)
+    communicator.alltoall(blocks, np.empty_like(blocks))
+    communicator.barrier()
+    for _ in range(2):
+        pair = communicator.split([0, 1], "pair")
+        if pair is not None:
+            with pair:
+                pair.broadcast(block, root=1)
+    pair = None
+    report = communicator.report()
+    return {"dict": report.as_dict(), "table": str(report), "metrics": report.as_metrics()}
+
+
+def late(communicator: Communicator) -> Outcome:
+    """One rank comes late to synchronous operations."""
+    communicator.barrier()
+    communicator.report(reset=True)
+    for _ in range(NUM_NAPS):
+        _nap(communicator)
+        communicator.allreduce(np.ones(10))
+    seen = {"own": communicator.report().as_dict()}
+    world = communicator.gather_report()
+    if world is not None:
+        seen |= {"world": world.as_dict(), "world table": str(world)}
+    # A report is not about what it takes to make one.
+    seen["after"] = communicator.report().as_dict()
+    return seen
+
+
+def hidden(communicator: Communicator) -> Outcome:
+    """Operations that nobody waits for while they run, and others that somebody does."""
+    shares = {}
+    for name in ("hidden", "exposed"):
+        communicator.barrier()
+        communicator.report(reset=True)
+        _nap(communicator)
+        handle = communicator.allreduce_async(np.ones(10))
+        if name == "hidden":
+            end = time.monotonic() + 10.0
+            while not handle.done() and time.monotonic() < end:
+                np.ones(1000).sum()
+        handle.wait()
+        (row,) = communicator.report().operations
+        shares[name] = {"exposed": row.exposed_share, "busy": row.busy_s, "waiting": row.waiting_share}
+    return shares
+
+
+def failing(communicator: Communicator) -> Outcome:
+    """An operation that ends in a mismatch, and one that does not."""
+    try:
+        communicator.allreduce(np.ones(2 + communicator.rank))
+    except MismatchError:
+        communicator.allreduce(np.ones(2))
+    (row,) = communicator.report().operations
+    return {"count": row.count, "failed": row.num_failed, "bytes": row.bytes}
+
+
+SCENES = {"counted": counted, "late": late, "hidden": hidden, "failing": failing}

@@ -1,0 +1,100 @@
+"""What the ranks do in the tests of the stall inspector. One world plays the scenes one after the other."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective import StallCheck
+from sparkdl.errors import CommunicatorError
+from tests.collective.eventually import eventually
+from tests.collective.logged import logged_warnings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkdl.collective import Communicator
+    from tests.run_ranks import RankEnvironment
+
+Outcome = dict[str, Any]
+
+WARN_S = 0.3
+ABORT_S = 1.0
+
+
+def play(environment: RankEnvironment, hosts: Sequence[int], stay_away: Sequence[int]) -> dict[str, Outcome]:
+    """Play all scenes; what this rank saw of each, by name.
+
+    Args:
+        environment: of this rank.
+        hosts: of all ranks.
+        stay_away: the ranks that do not join for a while.
+    """
+    stays_away = environment.rank in stay_away
+    num_waiting = environment.world_size - len(stay_away)
+    outcomes = {}
+    for name, (scene, check) in SCENES.items():
+        with environment.open(name=name, host_of_rank=tuple(hosts), stall_check=check) as communicator:
+            communicator.barrier()
+            outcomes[name] = scene(environment, communicator, 0 if stays_away else num_waiting)
+    return outcomes
+
+
+def warned(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
+    """The ranks that have joined are warned, and again; then the others join, and all goes on."""
+    array = np.ones(5, np.float32)
+    key = f"warned/{communicator.name}"
+    with logged_warnings() as warnings:
+        if not num_waiting:
+            environment.rendezvous.get(f"{key}/by all", 20.0)
+            communicator.allreduce(array, name="weights")
+        else:
+            handle = communicator.allreduce_async(array, name="weights")
+            assert eventually(lambda: len(warnings) > 1, timeout_s=20.0)
+            if environment.rendezvous.add(key, 1) == num_waiting:
+                environment.rendezvous.set(f"{key}/by all", b"")
+            handle.wait()
+    return {"warnings": warnings, "sum": float(array[0])}
+
+
+def given_up(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
+    """The operation ends with an error, on the ranks that stayed away, too."""
+    start = time.monotonic()
+    if not num_waiting:
+        assert eventually(lambda: communicator.failure is not None, timeout_s=20.0)
+    try:
+        communicator.allreduce(np.ones(5), name="weights")
+    except CommunicatorError as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"kinds": kinds, "message": str(error), "seconds": time.monotonic() - start}
+    return {}
+
+
+def silent(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
+    """Nobody is warned who did not ask for it; nor while all goes well."""
+    with logged_warnings() as warnings:
+        if not num_waiting:
+            threading.Event().wait(2 * WARN_S)
+        communicator.allreduce(np.ones(5))
+    return {"warnings": warnings}
+
+
+def idle(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
+    """An idle communicator takes no time of the processor."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    threading.Event().wait(1.0)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {"seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+
+
+# A scene gets how many ranks wait; none, if it runs on a rank that stays away.
+SCENES: dict[str, tuple[Callable[[RankEnvironment, Communicator, int], Outcome], StallCheck]] = {
+    "warned": (warned, StallCheck(warn_after_s=WARN_S)),
+    "given up": (given_up, StallCheck(warn_after_s=None, abort_after_s=ABORT_S)),
+    "silent": (silent, StallCheck(warn_after_s=None)),
+    "idle": (idle, StallCheck(warn_after_s=WARN_S)),
+}

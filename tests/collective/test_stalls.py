@@ -1,0 +1,114 @@
+"""Ranks that do not join are reported by name on every rank that waits for them, on any transport."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from sparkdl.collective import StallCheck
+from sparkdl.collective.stalls import StallTimer
+from sparkdl.errors import ParamError
+from tests.collective import stall_scenes
+from tests.collective.stall_scenes import ABORT_S, WARN_S
+from tests.run_ranks import run_ranks
+
+WORLDS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
+    # transport, hosts, ranks that stay away
+    "shm": ("shm", (0, 0, 0, 0), (1, 3)),
+    "tcp": ("tcp", (0, 0, 0), (1,)),
+    "two hosts": ("auto", (0, 0, 1, 1), (3,)),
+    "a host without a lane for each": ("auto", (0, 1, 1), (0,)),
+    "mpi": ("mpi", (0, 0, 0), (2,)),
+}
+
+worlds = pytest.mark.parametrize(
+    "world",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("tcp", "two hosts") else name for name in WORLDS],
+)
+
+
+@cache
+def played(world: str) -> dict[int, dict[str, Any]]:
+    transport, hosts, away = WORLDS[world]
+    outcomes = run_ranks(len(hosts), stall_scenes.play, hosts, away, transport=transport, timeout_s=100.0)
+    return dict(enumerate(outcomes))
+
+
+def waiting(world: str, scene: str) -> list[dict[str, Any]]:
+    return [outcome[scene] for rank, outcome in played(world).items() if rank not in WORLDS[world][2]]
+
+
+def name_of(away: tuple[int, ...]) -> str:
+    return f"rank {away[0]}" if len(away) == 1 else "ranks " + ", ".join(map(str, away))
+
+
+@worlds
+def test_missing_ranks_and_the_tensor_are_named_on_every_rank_that_waits(world: str) -> None:
+    who = name_of(WORLDS[world][2])
+    for rank, outcome in played(world).items():
+        warnings = outcome["warned"]["warnings"]
+        if rank in WORLDS[world][2]:
+            assert warnings == []
+            continue
+        for warning in warnings[:2]:
+            assert warning.startswith(f"Rank {rank} has waited ")
+            assert "allreduce 'weights' of 5 float32" in warning
+            assert f"on 'warned': {who} had not joined" in warning
+
+
+@worlds
+def test_stalled_operation_goes_on_when_the_others_join(world: str) -> None:
+    for outcome in played(world).values():
+        assert outcome["warned"]["sum"] == len(WORLDS[world][1])
+
+
+@worlds
+def test_stall_that_lasts_too_long_fails_on_every_rank_with_the_reason(world: str) -> None:
+    for outcome in waiting(world, "given up"):
+        assert "CommunicatorError" in outcome["kinds"], outcome
+        assert "allreduce 'weights' of 5 float64" in outcome["message"]
+        assert f"stalled for {ABORT_S:.1f} s" in outcome["message"] or "stalled for 1 s" in outcome["message"]
+        assert ABORT_S * 0.9 < outcome["seconds"] < ABORT_S + 4.0
+    for outcome in played(world).values():
+        assert outcome["given up"]["kinds"]
+
+
+@worlds
+def test_nobody_is_warned_who_did_not_ask_for_it(world: str) -> None:
+    for outcome in played(world).values():
+        assert outcome["silent"]["warnings"] == []
+
+
+@worlds
+def test_idle_communicator_uses_no_processor_time(world: str) -> None:
+    for outcome in played(world).values():
+        assert outcome["idle"]["seconds"] < 0.1
+
+
+def test_stall_check_is_read_from_horovods_variables() -> None:
+    assert StallCheck.from_environment({}) == StallCheck(warn_after_s=60.0, abort_after_s=None)
+    assert StallCheck.from_environment(
+        {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}
+    ) == StallCheck(warn_after_s=2.0, abort_after_s=5.0)
+    assert StallCheck.from_environment({"HOROVOD_STALL_CHECK_DISABLE": "1"}) == StallCheck(warn_after_s=None)
+    with pytest.raises(ParamError, match="HOROVOD_STALL_CHECK_TIME_SECONDS must be a number, got 'soon'"):
+        StallCheck.from_environment({"HOROVOD_STALL_CHECK_TIME_SECONDS": "soon"})
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_stall_check_refuses_times_that_are_not_positive(seconds: float) -> None:
+    with pytest.raises(ParamError, match="warn_after_s must be positive or None"):
+        StallCheck(warn_after_s=seconds)
+
+
+def test_timer_warns_once_per_interval() -> None:
+    timer = StallTimer(StallCheck(warn_after_s=1e-9, abort_after_s=1e-9))
+    assert timer.warning_is_due
+    assert timer.is_over
+    never = StallTimer(StallCheck(warn_after_s=None))
+    assert not never.warning_is_due
+    assert not never.is_over
+    patient = StallTimer(StallCheck(warn_after_s=WARN_S * 1000))
+    assert not patient.warning_is_due

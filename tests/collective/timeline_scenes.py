@@ -1,0 +1,157 @@
+"""What the ranks do in the tests of the timeline. One world plays the scenes one after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.clock_offset import measure_offset
+from sparkdl.errors import CommunicatorError, ParamError
+from tests.collective.logged import logged_warnings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkdl.collective import Communicator
+    from tests.run_ranks import RankEnvironment
+
+Outcome = dict[str, Any]
+
+LATE_RANK = 1
+NAP_S = 0.02
+
+
+def play(environment: RankEnvironment, folder: str, hosts: Sequence[int]) -> dict[str, Outcome]:
+    """Play all scenes; what this rank returned of each, by name. Each has a file of its name in ``folder``."""
+    outcomes = {}
+    for name, scene in SCENES.items():
+        with environment.open(name=name, host_of_rank=tuple(hosts)) as communicator:
+            outcomes[name] = scene(communicator, Path(folder) / f"{name}.json")
+    return outcomes
+
+
+def _reduce(communicator: Communicator, name: str) -> None:
+    communicator.allreduce(np.ones(1000, np.float32), name=name)
+
+
+def operations(communicator: Communicator, path: Path) -> Outcome:
+    """One late rank, operations of all forms, process sets made before and during the timeline."""
+    early = communicator.split([0, LATE_RANK], "early")
+    _reduce(communicator, "before")
+    communicator.start_timeline(path)
+    for number in range(3):
+        if communicator.rank == LATE_RANK:
+            threading.Event().wait(NAP_S)
+        _reduce(communicator, f"weights {number}")
+    handles = [communicator.allreduce_async(np.ones(50_000), name="queued") for _ in range(3)]
+    for handle in handles:
+        handle.wait()
+    with communicator.split(range(communicator.world_size), "late") as late:  # type: ignore[union-attr]
+        late.allgather(np.ones(5, np.int32), np.ones(5 * late.world_size, np.int32))
+    if early is not None:
+        early.broadcast(np.ones(7), root=0)
+        early.close()
+    communicator.barrier()
+    communicator.stop_timeline()
+    _reduce(communicator, "after")
+    return {"exists": path.exists()}
+
+
+def dropped(communicator: Communicator, path: Path) -> Outcome:
+    """More operations than are kept."""
+    communicator.start_timeline(path, max_events=5)
+    for number in range(20):
+        _reduce(communicator, str(number))
+    with logged_warnings() as warnings:
+        communicator.stop_timeline()
+    return {"warnings": warnings}
+
+
+def again(communicator: Communicator, path: Path) -> Outcome:
+    """A second timeline knows nothing of the first; both of its calls must fit."""
+    seen = {"stopped": _error_of(communicator.stop_timeline)}
+    for name in ("first", "second"):
+        communicator.start_timeline(path)
+        _reduce(communicator, name)
+        seen["started"] = _error_of(lambda: communicator.start_timeline(path))
+        communicator.stop_timeline()
+    seen["unwritable"] = _error_of(lambda: communicator.start_timeline(path / "below a file"))
+    _reduce(communicator, "still works")
+    return seen
+
+
+def closed(communicator: Communicator, path: Path) -> Outcome:
+    """The end of the communicator ends the timeline."""
+    communicator.start_timeline(path)
+    _reduce(communicator, "the last")
+    return {}
+
+
+def failed(communicator: Communicator, path: Path) -> Outcome:
+    """A rank's exception ends the communicator, but not the file."""
+    communicator.start_timeline(path)
+    _reduce(communicator, "good")
+    # The news of the abort must not overtake it.
+    communicator.rendezvous.set(f"good/{communicator.rank}", b"")
+    for rank in range(communicator.world_size):
+        communicator.rendezvous.get(f"good/{rank}", 20.0)
+    try:
+        with communicator:
+            if communicator.rank == LATE_RANK:
+                raise ValueError("bad batch")
+            _reduce(communicator, "bad")
+    except (ValueError, CommunicatorError) as error:
+        return {"error": str(error)}
+    return {}
+
+
+def clocks(communicator: Communicator, path: Path) -> Outcome:
+    """Ranks whose clocks are hours apart, and run at other speeds."""
+    shift = communicator.rank * 10**13
+
+    def now() -> int:
+        return time.monotonic_ns() + shift
+
+    offset = measure_offset(communicator, now=now)
+    return {"offset": offset.offset_ns, "error": offset.error_ns, "shift": shift}
+
+
+SCENES = {
+    "operations": operations,
+    "dropped": dropped,
+    "again": again,
+    "closed": closed,
+    "failed": failed,
+    "clocks": clocks,
+}
+
+
+def killed(environment: RankEnvironment, path: str) -> Outcome:
+    """A rank dies while a timeline runs."""
+    with environment.open(name="killed") as communicator:
+        communicator.start_timeline(path)
+        _reduce(communicator, "all alive")
+        if communicator.rank == LATE_RANK:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            _reduce(communicator, "one dead")
+        except CommunicatorError as error:
+            seen = str(error)
+        start = time.monotonic()
+        with logged_warnings() as warnings:
+            communicator.stop_timeline()
+        return {"error": seen, "warnings": warnings, "seconds": time.monotonic() - start}
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ParamError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,164 @@
+"""Reductions of float32 that travel between hosts in 16 bits, beside what NumPy makes of them. Runs on ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.collective import Communicator
+    from tests.run_ranks import RankEnvironment
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+SIZES = (0, 1, 7, 1000, 65_537, 1_000_003)
+_UNIT = 16
+"""Blocks of a ring begin at multiples of so many elements."""
+
+
+def rounded(values: Array, wire: str) -> Array:
+    """What arrives of float32 that is sent as ``wire``: rounded to nearest even."""
+    if wire == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    bits = values.view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def blocks_of(size: int, num_hosts: int) -> list[slice]:
+    """The block of each host in a ring's reduction of so many elements."""
+    stride = math.ceil(math.ceil(size / num_hosts) / _UNIT) * _UNIT
+    return [slice(stride * host, stride * (host + 1)) for host in range(num_hosts)]
+
+
+def reduced(arrays: list[Array], host: int, wire: str, *, average: bool) -> Array:
+    """What a ring leaves in the block of a host: it begins at the next host, and each adds its own to what came."""
+    num_hosts = len(arrays)
+    total = arrays[(host + 1) % num_hosts].copy()
+    for step in range(2, num_hosts + 1):
+        total = rounded(total, wire) + arrays[(host + step) % num_hosts]
+    return total / np.float32(num_hosts) if average else total
+
+
+def inputs(size: int, world_size: int) -> list[Array]:
+    """The same on every rank, so that each knows what all have."""
+    generators = [np.random.default_rng([rank, size]) for rank in range(world_size)]
+    return [generator.normal(size=size).astype(np.float32) for generator in generators]
+
+
+def reductions(environment: RankEnvironment, wire: str) -> None:
+    """Every reduction over a ring of hosts with one rank each, to the bit."""
+    with environment.open(transport="tcp", wire=wire) as communicator:
+        assert communicator.wire == wire
+        for size in SIZES:
+            arrays = inputs(size, communicator.world_size)
+            for op in ("sum", "avg"):
+                _allreduce(communicator, arrays, op, wire)
+                _reduce_scatter(communicator, arrays, op, wire)
+                _reduce(communicator, arrays, op, wire)
+
+
+def _allreduce(communicator: Communicator, arrays: list[Array], op: str, wire: str) -> None:
+    array = arrays[communicator.rank].copy()
+    communicator.allreduce(array, op=op)
+    for host, block in enumerate(blocks_of(array.size, communicator.world_size)):
+        inside = [other[block] for other in arrays]
+        expected = rounded(reduced(inside, host, wire, average=op == "avg"), wire)
+        np.testing.assert_array_equal(array[block], expected, err_msg=f"{op} of {array.size}, block {host}")
+
+
+def _reduce_scatter(communicator: Communicator, arrays: list[Array], op: str, wire: str) -> None:
+    """Only what is under way is rounded: the sum itself stays where it was made."""
+    rank, world_size = communicator.rank, communicator.world_size
+    out = np.empty(arrays[0].size, np.float32)
+    communicator.reduce_scatter(np.tile(arrays[rank], world_size), out, op=op)
+    expected = reduced(arrays, rank, wire, average=op == "avg")
+    np.testing.assert_array_equal(out, expected, err_msg=f"{op} of {out.size}")
+
+
+def _reduce(communicator: Communicator, arrays: list[Array], op: str, wire: str) -> None:
+    root = communicator.world_size - 1
+    array = arrays[communicator.rank].copy()
+    communicator.reduce(array, root=root, op=op)
+    kept = communicator.rank != root
+    expected = arrays[communicator.rank] if kept else reduced(arrays, root, wire, average=op == "avg")
+    np.testing.assert_array_equal(array, expected, err_msg=f"{op} of {array.size}")
+
+
+def what_is_not_rounded(environment: RankEnvironment, wire: str) -> None:
+    """Everything but sums and averages of float32."""
+    with environment.open(transport="tcp", wire=wire) as communicator:
+        world_size, rank = communicator.world_size, communicator.rank
+        fine = np.float32(1 + 2.0**-20)
+        for op in ("min", "max"):
+            array = np.full(1000, fine, np.float32)
+            communicator.allreduce(array, op=op)
+            assert (array == fine).all()
+        double = np.full(1000, float(fine))
+        communicator.allreduce(double)
+        assert (double == world_size * float(fine)).all()
+        integers = np.full(1000, 1_000_003)
+        communicator.allreduce(integers)
+        assert (integers == world_size * 1_000_003).all()
+        array = np.full(1000, fine if rank == 0 else 0, np.float32)
+        communicator.broadcast(array, root=0)
+        assert (array == fine).all()
+        gathered = np.empty(1000 * world_size, np.float32)
+        communicator.allgather(array, gathered)
+        assert (gathered == fine).all()
+
+
+def extremes(environment: RankEnvironment, wire: str) -> dict[str, float]:
+    """What becomes of numbers that are none, that have no end, or that the wire cannot hold."""
+    seen = {}
+    values = {"nan": np.nan, "inf": np.inf, "large": 70_000.0, "subnormal": 2.0**-130}
+    with environment.open(transport="tcp", wire=wire) as communicator:
+        for name, value in values.items():
+            array = np.full(100, value if communicator.rank == 0 else 0, np.float32)
+            communicator.allreduce(array)
+            seen[name] = float(array[0])
+    return seen
+
+
+def over_hosts(environment: RankEnvironment, wire: str, host_of_rank: Sequence[int]) -> bytes:
+    """The hierarchical form: close to the exact sum, and the same bits on all ranks; those bits."""
+    with environment.open(transport="native", wire=wire, host_of_rank=host_of_rank) as communicator:
+        results = []
+        for size in (1000, 3_000_001):
+            arrays = inputs(size, communicator.world_size)
+            array = arrays[communicator.rank].copy()
+            communicator.allreduce(array)
+            exact = np.sum(arrays, axis=0, dtype=np.float64)
+            # Each host that a sum passes rounds it once, and the last its result.
+            num_roundings = max(host_of_rank) + 1
+            growth = (1 + 2.0 ** -(8 if wire == "bfloat16" else 11) + 2.0**-23) ** num_roundings - 1
+            smallest = num_roundings * 2.0**-25  # half of the least step of float16
+            assert (np.abs(array - exact) <= growth * np.abs(arrays).sum(axis=0) + smallest).all()
+            results.append(array)
+        group = [np.full(size, 1.0, np.float32) for size in (3, 100_000, 1)]
+        communicator.allreduce_group(group)
+        for array in group:
+            assert (array == communicator.world_size).all()
+    return b"".join(array.tobytes() for array in results)
+
+
+def disagreement(environment: RankEnvironment) -> str:
+    wire = "bfloat16" if environment.rank == 1 else "float32"
+    try:
+        environment.open(transport="tcp", wire=wire).close()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def unknown(environment: RankEnvironment, transport: str, wire: str) -> str:
+    try:
+        environment.open(transport=transport, wire=wire).close()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"

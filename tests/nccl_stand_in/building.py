@@ -1,0 +1,65 @@
+"""Compiles the stand-ins for NCCL and the CUDA driver, once for every state of their sources."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from sparkdl.collective.mpi_library import load_mpi
+
+SOURCES = Path(__file__).parent
+BUILD = SOURCES.parent.parent / "build"
+
+
+@cache
+def stand_ins() -> Path:
+    """Folder of ``libcuda.so.1``, ``libmpix.so`` and ``libnccl.so.2``; ``old/`` has it without ``ncclCommSplit``."""
+    content = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file())
+    folder = BUILD / f"nccl-stand-in-{hashlib.sha256(content).hexdigest()[:16]}"
+    if not folder.exists():
+        BUILD.mkdir(exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=BUILD))
+        _compile("libcuda.cc", unfinished / "libcuda.so.1")
+        driver = [f"-L{unfinished}", "-l:libcuda.so.1"]
+        _compile("libnccl.cc", unfinished / "libnccl.so.2", *driver, "-Wl,-rpath,$ORIGIN")
+        _compile("libmpix.cc", unfinished / "libmpix.so")
+        (unfinished / "old").mkdir()
+        old = unfinished / "old" / "libnccl.so.2"
+        _compile("libnccl.cc", old, *driver, "-Wl,-rpath,$ORIGIN/..", "-DNCCL_STAND_IN_WITHOUT_SPLIT")
+        try:
+            unfinished.rename(folder)
+        except OSError:  # another test process was first
+            shutil.rmtree(unfinished)
+    return folder
+
+
+def stand_in_variables(files: Path, **more: str) -> dict[str, str]:
+    """Environment variables for ranks that shall take the stand-ins for the real thing.
+
+    Args:
+        files: an empty folder by which the ranks find each other.
+        more: further variables.
+    """
+    path = os.pathsep.join(filter(None, [str(stand_ins()), os.environ.get("LD_LIBRARY_PATH")]))
+    return {"LD_LIBRARY_PATH": path, "NCCL_STAND_IN_FOLDER": str(files), **more}
+
+
+def ask_stand_in_for_cuda_support() -> None:
+    """On a rank: have this process's MPI library be asked for CUDA support at the stand-in, which says yes.
+
+    Memory of the stand-in's GPUs is memory of the process, which any library takes by its address.
+    """
+    load_mpi().__file__ = str(stand_ins() / "libmpix.so")
+
+
+def _compile(source: str, library: Path, *options: str) -> None:
+    compiler = os.environ.get("CXX", "c++")
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{library.name}"]
+    subprocess.run(
+        [compiler, *flags, str(SOURCES / source), "-o", str(library), *options], check=True, timeout=120
+    )

@@ -1,0 +1,130 @@
+"""A network and a ``/dev/shm`` of their own for some processes of this machine; needs root, ``ip`` and ``unshare``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+_CLONE_NEWNET = 0x40000000
+_COMMANDS = ("ip", "tc", "unshare", "nsenter")
+_END_TIMEOUT_S = 10.0
+
+
+class Namespace:
+    """Namespaces that live as long as a process that does nothing else; a context manager.
+
+    They have no names that a killed test could leave behind: their process ends when its standard input does, which
+    is when this one ends, however it ends; then the kernel takes down the interfaces and mounts in them.
+    """
+
+    def __init__(self) -> None:
+        # cat echoes the first line once unshare has done its part and become cat.
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--mount", "cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self._holder.stdin is not None
+        assert self._holder.stdout is not None
+        try:
+            self._holder.stdin.write(b"here\n")
+            self._holder.stdin.flush()
+            answer = self._holder.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if answer != b"here\n":
+            _, complaint = self._holder.communicate()
+            raise OSError(f"cannot make namespaces: {complaint.decode().strip()}")
+        self.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"])
+
+    @property
+    def pid(self) -> int:
+        """The process whose namespaces these are."""
+        return self._holder.pid
+
+    def command(self) -> list[str]:
+        """What goes before a command line that shall run inside."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--wd"]
+
+    def run(self, command: Sequence[str], text: str = "") -> str:
+        """Run a command inside, with ``text`` as its input, and return what it writes."""
+        done = subprocess.run(
+            [*self.command(), *command], input=text, check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise OSError(f"{' '.join(command)} failed: {done.stderr.strip()}\n{text}")
+        return done.stdout
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Sockets and threads that the calling thread makes meanwhile belong to this network."""
+        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            inside = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
+            try:
+                _enter(inside)
+            finally:
+                os.close(inside)
+            try:
+                yield
+            finally:
+                _enter(before)
+        finally:
+            os.close(before)
+
+    def close(self) -> None:
+        """End the holder."""
+        self._holder.communicate(timeout=_END_TIMEOUT_S)
+
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@cache
+def why_impossible() -> str:
+    """Why hosts cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "making hosts of network namespaces takes root"
+    missing = [command for command in _COMMANDS if shutil.which(command) is None]
+    if missing:
+        return f"{', '.join(missing)} missing; apt-get install iproute2 util-linux"
+    try:
+        with Namespace() as namespace:
+            namespace.run(["ip", "link", "add", "bridge0", "type", "bridge"])
+            namespace.run(["ip", "link", "add", "cable0", "type", "veth", "peer", "name", "cable1"])
+            namespace.run(
+                [
+                    "tc",
+                    "qdisc",
+                    "add",
+                    "dev",
+                    "cable0",
+                    "root",
+                    "tbf",
+                    *["rate", "1gbit", "burst", "1mb", "latency", "1ms"],
+                ]
+            )
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _enter(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(fd, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns failed")

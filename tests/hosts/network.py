@@ -1,0 +1,130 @@
+"""Hosts of one machine on one switch: what ``run_ranks(..., place=...)`` takes to start ranks on several hosts.
+
+Each host is a network namespace with a ``/dev/shm`` of its own. Its cable is a veth pair to a bridge in a namespace of
+its own, limited in both directions by a token bucket (``tc``'s tbf), and delayed if asked to.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hosts.delay_line import DelayLine
+from tests.hosts.namespaces import Namespace, why_impossible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+_BURST = "256kb"
+"""A token bucket must hold the largest packet that the kernel has not yet cut into segments, 64 KiB."""
+
+_QUEUE_MS = 10
+
+
+class Network:
+    """Some hosts with their ranks, numbered host by host; made by :func:`hosts_with_ranks`."""
+
+    def __init__(self, switch: Namespace, hosts: Sequence[Namespace], ranks_per_host: Sequence[int]) -> None:
+        self._switch = switch
+        self._hosts = tuple(hosts)
+        self.host_of_rank = tuple(
+            host for host, num_ranks in enumerate(ranks_per_host) for _ in range(num_ranks)
+        )
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks all hosts have."""
+        return len(self.host_of_rank)
+
+    def command(self, rank: int) -> list[str]:
+        """What goes before a rank's command line, so that it runs on its host."""
+        return self._hosts[self.host_of_rank[rank]].command()
+
+    def inside(self) -> AbstractContextManager[None]:
+        """A coordinator made meanwhile listens on the first host."""
+        return self._hosts[0].entered()
+
+    def cut_command(self, host: int) -> list[str]:
+        """The command that cuts a host's cable; whoever runs it must be root, on any of the hosts."""
+        return self._set_port(host, "down")
+
+    def mend_command(self, host: int) -> list[str]:
+        """The command that undoes :meth:`cut_command`."""
+        return self._set_port(host, "up")
+
+    def bytes_sent(self) -> list[int]:
+        """How many bytes have left each host so far."""
+        return [_bytes_sent(host) for host in self._hosts]
+
+    def _set_port(self, host: int, state: str) -> list[str]:
+        return [*self._switch.command(), "ip", "link", "set", f"port{host}", state]
+
+
+@contextmanager
+def hosts_with_ranks(
+    *ranks_per_host: int,
+    gigabits_per_s: float | None = None,
+    delay_s: float = 0.0,
+    family: int = 4,
+    decoy: bool = False,
+) -> Iterator[Network]:
+    """Make as many hosts as there are arguments; the test is skipped where that is not possible.
+
+    Args:
+        ranks_per_host: how many ranks each host has.
+        gigabits_per_s: rate of each cable in each direction; as fast as can be when None.
+        delay_s: seconds that a packet spends in a host's cable, in each direction.
+        family: 4 or 6, what kind of addresses the hosts have.
+        decoy: whether all hosts have one more address that is the same for all, as those of container bridges are.
+    """
+    if reason := why_impossible():
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        switch = stack.enter_context(Namespace())
+        hosts = [stack.enter_context(Namespace()) for _ in ranks_per_host]
+        _batch(switch, ["link add switch0 type bridge mcast_snooping 0", "link set switch0 up"])
+        for number, host in enumerate(hosts):
+            if delay_s:
+                stack.enter_context(DelayLine(host, "eth0", switch, f"port{number}", delay_s=delay_s))
+            else:
+                _batch(switch, [f"link add port{number} type veth peer name eth0 netns {host.pid}"])
+            _batch(switch, [f"link set port{number} master switch0", f"link set port{number} up"])
+            _batch(host, ["link set lo up", *_decoy(decoy), *_addresses(number, family)])
+            if gigabits_per_s is not None:
+                _limit(switch, f"port{number}", gigabits_per_s)
+                _limit(host, "eth0", gigabits_per_s)
+        yield Network(switch, hosts, ranks_per_host)
+
+
+def _addresses(number: int, family: int) -> list[str]:
+    address = f"10.77.0.{number + 1}/24" if family == 4 else f"fd77::{number + 1}/64"
+    # Without the check for duplicates, which would keep an IPv6 address from use for a second.
+    return [f"address add {address} dev eth0{' nodad' if family == 6 else ''}", "link set eth0 up"]
+
+
+def _decoy(wanted: bool) -> list[str]:
+    if not wanted:
+        return []
+    return [
+        "link add decoy0 type bridge",
+        "address add 172.17.0.1/16 dev decoy0",
+        "link set decoy0 up",
+    ]
+
+
+def _limit(namespace: Namespace, interface: str, gigabits_per_s: float) -> None:
+    rate = f"rate {round(gigabits_per_s * 1e9)}bit burst {_BURST} latency {_QUEUE_MS}ms"
+    namespace.run(["tc", "qdisc", "add", "dev", interface, "root", "tbf", *rate.split()])
+
+
+def _batch(namespace: Namespace, commands: Sequence[str]) -> None:
+    namespace.run(["ip", "-batch", "-"], "\n".join(commands) + "\n")
+
+
+def _bytes_sent(host: Namespace) -> int:
+    (interface,) = json.loads(host.run(["ip", "-json", "-statistics", "link", "show", "dev", "eth0"]))
+    return int(interface["stats64"]["tx"]["bytes"])

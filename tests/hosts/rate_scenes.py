@@ -1,0 +1,114 @@
+"""What ranks on several hosts measure of the network between them. Runs on ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective import Address
+from sparkdl.collective.addresses import listen
+from sparkdl.collective.dialing import connect_any
+
+if TYPE_CHECKING:
+    import socket
+
+    from sparkdl.collective import Communicator
+    from tests.run_ranks import RankEnvironment
+
+_PIECE_BYTES = 1 << 20
+
+
+def rates(environment: RankEnvironment, num_bytes: int, num_repetitions: int) -> dict[str, Any]:
+    """Time allreduces of float32, and plain copies of as much to the next host over a socket.
+
+    Returns:
+        ``allreduce_s``: the median; ``copy_s``: the median over turns with the allreduces.
+    """
+    with environment.open() as communicator:
+        array = np.ones(num_bytes // 4, np.float32)
+        world_size = communicator.world_size
+        allreduces, copies = [], []
+        with _PlainRing(environment, communicator, num_bytes) as plain:
+            for _ in range(num_repetitions):
+                array[:] = communicator.rank + 1
+                communicator.barrier()
+                start = time.perf_counter()
+                communicator.allreduce(array)
+                allreduces.append(time.perf_counter() - start)
+                assert array[0] == array[-1] == world_size * (world_size + 1) / 2
+                communicator.barrier()
+                copies.append(plain.copy_s())
+        return {
+            "hosts": communicator.topology.host_of_rank,
+            "allreduce_s": float(np.median(allreduces)),
+            "copy_s": float(np.median(copies)),
+        }
+
+
+def moved(
+    environment: RankEnvironment,
+    operation: str,
+    num_bytes: int,
+    transport: str = "auto",
+    wire: str = "float32",
+) -> None:
+    """Run one collective on so much float32: the array of broadcast and allreduce, all blocks of the others."""
+    with environment.open(transport=transport, wire=wire) as communicator:
+        world_size = communicator.world_size
+        whole = np.ones(num_bytes // 4, np.float32)
+        block = np.ones(whole.size // world_size, np.float32)
+        if operation == "allreduce":
+            communicator.allreduce(whole)
+        elif operation == "broadcast":
+            communicator.broadcast(whole, root=0)
+        elif operation == "allgather":
+            communicator.allgather(block, whole)
+        else:
+            communicator.reduce_scatter(whole, block)
+
+
+class _PlainRing:
+    """Sockets between ranks that are neighbours and on different hosts, with nothing of ours in between."""
+
+    def __init__(self, environment: RankEnvironment, communicator: Communicator, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        rank, world_size, rendezvous = communicator.rank, communicator.world_size, environment.rendezvous
+        hosts = communicator.topology.host_of_rank
+        next_rank = (rank + 1) % world_size
+        self._to_next: socket.socket | None = None
+        self._from_previous: socket.socket | None = None
+        listener, address = listen()
+        with listener:
+            rendezvous.set(f"plain/{rank}", address.to_bytes())
+            if hosts[next_rank] != hosts[rank]:
+                there = Address.from_bytes(rendezvous.get(f"plain/{next_rank}", 20.0))
+                self._to_next = connect_any(there, timeout_s=20.0)
+            if hosts[rank - 1] != hosts[rank]:
+                self._from_previous, _ = listener.accept()
+
+    def copy_s(self) -> float:
+        """Seconds until all bytes have gone to the next host and as many have come from the previous."""
+        start = time.perf_counter()
+        sending = threading.Thread(target=self._send)
+        sending.start()
+        left, piece = self._num_bytes, bytearray(_PIECE_BYTES)
+        while left and self._from_previous is not None:
+            left -= self._from_previous.recv_into(piece, min(left, _PIECE_BYTES))
+        sending.join()
+        return time.perf_counter() - start
+
+    def _send(self) -> None:
+        piece = bytes(_PIECE_BYTES)
+        for _ in range(self._num_bytes // _PIECE_BYTES if self._to_next is not None else 0):
+            self._to_next.sendall(piece)
+
+    def __enter__(self) -> _PlainRing:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for sock in (self._to_next, self._from_previous):
+            if sock is not None:
+                sock.close()

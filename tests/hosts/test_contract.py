@@ -1,0 +1,58 @@
+"""Ranks on several hosts find each other and compute what NumPy computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from sparkdl.topology import Topology
+from tests.collective.numeric_checks import CHECKS, run_checks
+from tests.hosts.network import Network, hosts_with_ranks
+from tests.run_ranks import RankEnvironment, run_ranks
+
+
+def check_all(network: Network) -> None:
+    for rank, outcome in enumerate(run_ranks(network.world_size, run_checks, None, place=network)):
+        assert list(outcome) == list(CHECKS), f"rank {rank} came only to {list(outcome)[-1]}"
+        failed = {check: failure for check, failure in outcome.items() if failure is not None}
+        assert not failed, f"rank {rank}: {failed}"
+
+
+def topology(environment: RankEnvironment) -> Topology:
+    with environment.communicator() as communicator:
+        communicator.barrier()
+        return communicator.topology
+
+
+@pytest.mark.parametrize(
+    "ranks_per_host", [(1, 1), (2, 2), (1, 1, 1), pytest.param((2, 1), marks=pytest.mark.slow)]
+)
+def test_transport_agrees_with_numpy_on_hosts_of(ranks_per_host: Sequence[int]) -> None:
+    with hosts_with_ranks(*ranks_per_host) as network:
+        check_all(network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks_per_host", [(2, 2), (1, 1, 1)])
+def test_transport_agrees_with_numpy_over_a_slow_and_long_cable(ranks_per_host: Sequence[int]) -> None:
+    with hosts_with_ranks(*ranks_per_host, gigabits_per_s=1.0, delay_s=0.005) as network:
+        check_all(network)
+
+
+@pytest.mark.parametrize("ranks_per_host", [(2, 2), (1, 2, 1)])
+def test_ranks_find_out_who_shares_their_host(ranks_per_host: Sequence[int]) -> None:
+    """All hosts of this network go by one name and one boot id, so only trying can tell."""
+    with hosts_with_ranks(*ranks_per_host) as network:
+        topologies = run_ranks(network.world_size, topology, place=network)
+        assert [found.host_of_rank for found in topologies] == [network.host_of_rank] * network.world_size
+
+
+def test_hosts_with_ipv6_alone_find_each_other() -> None:
+    with hosts_with_ranks(1, 1, family=6) as network:
+        assert len(run_ranks(2, topology, place=network)) == 2
+
+
+def test_address_that_every_host_has_leads_nobody_astray() -> None:
+    with hosts_with_ranks(1, 1, decoy=True) as network:
+        assert len(run_ranks(2, topology, place=network)) == 2

@@ -1,0 +1,82 @@
+"""How much of a limited cable the collectives use, and how much they send through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import pytest
+
+from tests.hosts.network import hosts_with_ranks
+from tests.hosts.rate_scenes import moved, rates
+from tests.run_ranks import run_ranks
+
+MIB = 1 << 20
+
+HEADERS = 1.06
+"""Of every Ethernet frame of 1514 bytes at least 1448 are data; some more for acknowledgements and opening."""
+
+
+def share_an_allreduce_sends(num_hosts: int) -> Fraction:
+    """What each host of a ring must send of the data: all of it but its own part, in each of two passes."""
+    return Fraction(2 * (num_hosts - 1), num_hosts)
+
+
+def shares_of_a_link(
+    ranks_per_host: Sequence[int], *, gigabits_per_s: float, num_bytes: int, delay_s: float = 0.0
+) -> tuple[float, float]:
+    """The rates at which an allreduce sends and at which a plain copy does, as shares of the link's."""
+    with hosts_with_ranks(*ranks_per_host, gigabits_per_s=gigabits_per_s, delay_s=delay_s) as network:
+        outcomes = run_ranks(network.world_size, rates, num_bytes, 3, place=network)
+    assert [outcome["hosts"] for outcome in outcomes] == [network.host_of_rank] * network.world_size
+    least_s = num_bytes / (gigabits_per_s * 1e9 / 8)
+    passes = float(share_an_allreduce_sends(len(ranks_per_host)))
+    allreduce = passes * least_s / max(outcome["allreduce_s"] for outcome in outcomes)
+    return allreduce, least_s / max(outcome["copy_s"] for outcome in outcomes)
+
+
+def test_allreduce_reaches_85_percent_of_a_link() -> None:
+    """On a slow link, as the machine may have other tests to run."""
+    allreduce, copy = shares_of_a_link((1, 1), gigabits_per_s=0.2, num_bytes=16 * MIB)
+    assert 0.9 < copy < 1.05, "the cable is not what it should be"
+    assert allreduce > 0.85, f"{allreduce:.3f}; a plain copy reaches {copy:.3f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks_per_host", [(1, 1), (1, 1, 1), (2, 2)])
+def test_allreduce_of_64_mib_reaches_85_percent_of_a_gigabit_link(ranks_per_host: Sequence[int]) -> None:
+    allreduce, copy = shares_of_a_link(ranks_per_host, gigabits_per_s=1.0, num_bytes=64 * MIB)
+    assert 0.9 < copy < 1.05, "the cable is not what it should be"
+    assert allreduce > 0.85, f"{allreduce:.3f}; a plain copy reaches {copy:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("operation", "share"),
+    [
+        ("allreduce", share_an_allreduce_sends(2)),
+        ("broadcast", Fraction(1)),
+        ("allgather", Fraction(1, 2)),
+        ("reduce_scatter", Fraction(1, 2)),
+    ],
+)
+def test_hierarchical_form_sends_each_byte_across_once_per_host(operation: str, share: Fraction) -> None:
+    assert share_sent_by_a_host(operation) < float(share) * HEADERS
+
+
+def test_flat_ring_over_the_same_hosts_sends_more() -> None:
+    """As every rank of a flat ring passes on all data but a rank's own part, the test above would see it."""
+    assert share_sent_by_a_host("allreduce", transport="tcp") > float(share_an_allreduce_sends(4))
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "reduce_scatter"])
+def test_sixteen_bits_on_the_wire_take_half_the_bytes(operation: str) -> None:
+    exact = share_sent_by_a_host(operation)
+    assert share_sent_by_a_host(operation, wire="bfloat16") < 0.51 * exact
+
+
+def share_sent_by_a_host(operation: str, *, transport: str = "auto", wire: str = "float32") -> float:
+    """The largest share of the data that left a host of two with two ranks each."""
+    num_bytes = 16 * MIB
+    with hosts_with_ranks(2, 2) as network:
+        run_ranks(network.world_size, moved, operation, num_bytes, transport, wire, place=network)
+        return max(network.bytes_sent()) / num_bytes

@@ -9,7 +9,7 @@ import torch.distributed._functional_collectives as funcol
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import MismatchError, ParamError
 from tests.torch.claims import claims_in, run_claims
 
 DTYPES = (
@@ -159,6 +159,15 @@ def claim_reduce_scatter_averages_where_it_is_asked_to() -> None:
         torch.testing.assert_close(output, everyones(dtype, (8, 3)).sum(0).chunk(size)[rank])
 
 
+def claim_reduce_scatter_takes_entries_of_differing_sizes() -> None:
+    rank, size = rank_and_size()
+    for dtype in (torch.float32, torch.complex64):
+        entries = [tensor_of(rank, dtype, (other + 1, 2)) for other in range(size)]
+        output = torch.empty(rank + 1, 2, dtype=dtype)
+        dist.reduce_scatter(output, entries)
+        torch.testing.assert_close(output, everyones(dtype, (rank + 1, 2)).sum(0))
+
+
 def claim_reduce_scatter_may_write_into_its_input() -> None:
     rank, size = rank_and_size()
     source = tensor_of(rank, shape=(8, 3))
@@ -181,6 +190,9 @@ def claim_reduce_changes_the_root_alone() -> None:
     tensor = tensor_of(rank)
     dist.reduce(tensor, size - 1)
     torch.testing.assert_close(tensor, everyones().sum(0) if rank == size - 1 else tensor_of(rank))
+    flags = torch.tensor([1 << rank, 8])
+    dist.reduce(flags, 0, dist.ReduceOp.BOR)
+    assert flags.tolist() == ([(1 << size) - 1, 8] if rank == 0 else [1 << rank, 8])
 
 
 def claim_gather_and_scatter_are_each_others_inverse() -> None:
@@ -265,6 +277,28 @@ def claim_coalesced_operations_give_what_single_ones_give() -> None:
     torch.testing.assert_close(outputs[1].view(size, 3), everyones(shape=(3,)))
 
 
+def claim_what_is_coalesced_on_a_device_is_waited_for_as_one() -> None:
+    rank, size = rank_and_size()
+    large, small = torch.full((1 << 20,), float(rank)), torch.ones(3, 2).t()
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.broadcast(small, 0, async_op=True)
+        dist.all_reduce(large)
+    manager.wait()
+    assert (large == sum(range(size))).all()
+    with _coalescing_manager(device=torch.device("cpu")):
+        pass
+
+
+def claim_tensors_of_several_types_are_reduced_at_once() -> None:
+    rank = dist.get_rank()
+    dtypes = (torch.float32, torch.int64, torch.float32, torch.complex64, torch.bfloat16)
+    tensors = [tensor_of(rank, dtype, (n + 1, 2)) for n, dtype in enumerate(dtypes)]
+    tensors[2] = tensors[2].t().contiguous().t()
+    dist.group.WORLD.allreduce_coalesced(tensors).wait()
+    for n, (dtype, tensor) in enumerate(zip(dtypes, tensors, strict=True)):
+        torch.testing.assert_close(tensor, everyones(dtype, (n + 1, 2)).sum(0))
+
+
 def claim_functional_collectives_find_the_group_by_name() -> None:
     rank, size = rank_and_size()
     group = dist.group.WORLD
@@ -291,11 +325,73 @@ def claim_subgroups_reduce_among_their_members_alone() -> None:
     dist.destroy_process_group(reordered)
 
 
-def claim_point_to_point_messages_are_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="'sparkdl' has no send"):
-        dist.send(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size())
-    with pytest.raises(NotImplementedError, match="no recv"):
-        dist.recv(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size())
+def claim_messages_are_matched_by_sender_and_tag() -> None:
+    rank, size = rank_and_size()
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.bool):
+        works = [dist.isend(tensor_of(rank + 10 * tag, dtype), following, tag=tag) for tag in (1, 2)]
+        received = {tag: torch.zeros(3, 5, dtype=dtype).t() for tag in (2, 1)}
+        for tag, tensor in received.items():
+            assert dist.recv(tensor, previous, tag=tag) == previous
+            torch.testing.assert_close(tensor, tensor_of(previous + 10 * tag, dtype), msg=f"{dtype} {tag}")
+        for work in works:
+            work.wait()
+
+
+def claim_messages_do_not_wait_for_collectives_nor_these_for_them() -> None:
+    rank, size = rank_and_size()
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    large = torch.full((1 << 20,), float(rank))
+    sent, into = dist.isend(large, following), torch.empty(1 << 20)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == size
+    received = dist.irecv(into, previous)
+    dist.barrier()
+    received.wait()
+    assert received.is_completed()
+    sent.wait()
+    assert (into == previous).all()
+    both = [
+        dist.P2POp(dist.isend, large, following),
+        dist.P2POp(dist.irecv, into.zero_(), previous),
+    ]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    assert (into == previous).all()
+
+
+def claim_messages_travel_in_subgroups_and_as_objects() -> None:
+    rank, size = rank_and_size()
+    reversed_group = dist.new_group(list(range(size))[::-1], backend="sparkdl")
+    if rank == 0:
+        dist.send(torch.tensor([7.0]), dst=size - 1, group=reversed_group)
+        dist.send_object_list([{"from": rank}], dst=1)
+    if rank == size - 1:
+        tensor = torch.zeros(1)
+        dist.recv(tensor, src=0, group=reversed_group)
+        assert tensor.item() == 7.0
+    if rank == 1:
+        objects: list[object] = [None]
+        dist.recv_object_list(objects, src=0)
+        assert objects == [{"from": 0}]
+    dist.destroy_process_group(reversed_group)
+
+
+def claim_receiving_from_any_rank_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="'sparkdl' has no recv_anysource"):
+        dist.recv(torch.ones(1))
+
+
+def claim_ranks_that_disagree_all_learn_who_said_what() -> None:
+    rank, _ = rank_and_size()
+    with pytest.raises(MismatchError, match=r"rank 0.* 3 float32.*ranks? 1.* 4 float32"):
+        dist.all_reduce(torch.zeros(3 + (rank > 0)))
+    with pytest.raises(MismatchError, match=r"float32.*float64|float64.*float32"):
+        dist.broadcast(torch.zeros(3, dtype=torch.float64 if rank else torch.float32), 0)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert (tensor == dist.get_world_size()).all()
 
 
 def claim_outputs_of_the_wrong_size_are_refused_before_anything_is_sent() -> None:
@@ -323,7 +419,11 @@ def claim_the_group_can_be_made_again() -> None:
 CLAIMS = claims_in(__name__)
 
 
-@pytest.fixture(scope="module", params=[("auto", 2), ("auto", 4), ("mpi", 2)], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(
+    scope="module",
+    params=[("auto", 2), pytest.param(("auto", 4), marks=pytest.mark.slow), ("mpi", 2)],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
     transport, world_size = request.param
     return run_claims(__name__, world_size, transport=transport)

@@ -35,6 +35,10 @@ def _open_sub_groups(environment: RankEnvironment, transport: str) -> dict[str, 
             "requested": group.communicator.requested_transport,
             "local size": group.communicator.topology.local_size,
         }
+        measured = {
+            row.process_set for row in communicator.report().operations if row.operation == "allreduce"
+        }
+        seen["measured"] = group.communicator.name in measured
         sparkdl.torch.destroy_process_group()
     return seen
 
@@ -47,4 +51,5 @@ def seen_by_ranks() -> list[dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_sub_groups_use_the_transport_that_their_world_asked_for(transport: str) -> None:
     for seen in seen_by_ranks():
-        assert seen[transport] == {"total": [4.0] * 3, "requested": transport, "local size": 2}
+        expected = {"total": [4.0] * 3, "requested": transport, "local size": 2, "measured": True}
+        assert seen[transport] == expected

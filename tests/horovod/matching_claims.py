@@ -1,0 +1,189 @@
+"""How requests of the ranks find each other: by name, whatever the order; and what is said where they do not fit."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+
+import sparkdl.horovod.torch as hvd
+from sparkdl.horovod.torch.session import session
+
+NUM_ROUNDS = 6
+NAMES_PER_ROUND = 12
+
+
+def claim_ranks_may_submit_names_in_different_order() -> None:
+    generator = random.Random(hvd.rank())
+    for round_number in range(NUM_ROUNDS):
+        names = [f"{round_number}.{number}" for number in range(NAMES_PER_ROUND)]
+        generator.shuffle(names)
+        handles = {}
+        for name in names:
+            number = int(name.split(".")[1])
+            tensor = torch.full((number + 1,), float(number + hvd.rank()))
+            if number % 3 == 0:
+                handles[name] = hvd.allreduce_async(tensor, name=name, op=hvd.Sum)
+            elif number % 3 == 1:
+                handles[name] = hvd.allgather_async(tensor[: 1 + hvd.rank()], name=name)
+            else:
+                handles[name] = hvd.broadcast_async(tensor, 1, name=name)
+        generator.shuffle(names)
+        for name in names:
+            number = int(name.split(".")[1])
+            expected = [
+                [2.0 * number + 1] * (number + 1),
+                [float(number)] + [number + 1.0] * 2,
+                [number + 1.0] * (number + 1),
+            ]
+            assert hvd.synchronize(handles[name]).tolist() == expected[number % 3]
+
+
+def claim_waiting_in_different_order_does_not_block() -> None:
+    a, b = torch.ones(2), torch.ones(3)
+    if hvd.rank() == 0:
+        first = hvd.allreduce_async(a, name="a", op=hvd.Sum)
+        assert hvd.allreduce(b, name="b", op=hvd.Sum).tolist() == [2.0] * 3
+        assert hvd.synchronize(first).tolist() == [2.0] * 2
+    else:
+        second = hvd.allreduce_async(b, name="b", op=hvd.Sum)
+        assert hvd.allreduce(a, name="a", op=hvd.Sum).tolist() == [2.0] * 2
+        assert hvd.synchronize(second).tolist() == [2.0] * 3
+
+
+def claim_threads_may_run_different_names_at_once() -> None:
+    failures = []
+
+    def run(thread: int) -> None:
+        try:
+            for step in range(20):
+                own = torch.full((4,), float(thread + step + hvd.rank()))
+                reduced = hvd.allreduce(own, name=f"thread {thread}", op=hvd.Sum)
+                assert reduced.tolist() == [2.0 * (thread + step) + 1] * 4
+        except Exception as error:  # told to the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def claim_what_one_rank_asks_alone_does_not_hold_up_the_others() -> None:
+    tensor = torch.ones(3)
+    handle = hvd.allreduce_async(tensor, name="early", op=hvd.Sum) if hvd.rank() == 0 else None
+    for _ in range(3):
+        hvd.barrier()
+        hvd.allreduce(tensor)
+    if handle is None:
+        handle = hvd.allreduce_async(tensor, name="early", op=hvd.Sum)
+    else:
+        assert not hvd.poll(handle)
+    hvd.barrier()
+    assert hvd.synchronize(handle).tolist() == [2.0] * 3
+
+
+def claim_a_name_that_is_outstanding_cannot_be_used_again() -> None:
+    tensor = torch.ones(3)
+    for rank in (0, 1):
+        if hvd.rank() == rank:
+            handle = hvd.allreduce_async(tensor, name="twice")
+            with pytest.raises(
+                ValueError, match="same name as another tensor that is currently being processed"
+            ):
+                hvd.allreduce_async(tensor, name="twice")
+        hvd.barrier()
+    hvd.synchronize(handle)
+
+
+def claim_every_mismatch_is_named_alike_on_all_ranks() -> None:
+    rank = hvd.rank()
+    numbers = torch.ones(4)
+    cases = [
+        (
+            lambda: hvd.allreduce(torch.ones(2 + rank), name="m"),
+            r"Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape \[2\], "
+            r"but another rank sent a tensor of shape \[3\]\. "
+            r"\(rank 0: allreduce\.m ALLREDUCE float32\[2\] op=0; rank 1: .*float32\[3\]",
+        ),
+        (
+            lambda: hvd.allreduce(numbers.view((4, 1) if rank else (2, 2)), name="m"),
+            r"shape \[2, 2\], but another rank sent a tensor of shape \[4, 1\]",
+        ),
+        (
+            lambda: hvd.allreduce(numbers.to(torch.float32 if rank else torch.int32), name="m"),
+            "Mismatched data types: One rank had type int32, but another rank had type float32",
+        ),
+        (
+            lambda: hvd.allreduce(numbers, name="m", op=hvd.Sum if rank else hvd.Average),
+            "Mismatched reduction operation: One rank sent reduction op 0, but another rank sent reduction op 1",
+        ),
+        (
+            lambda: hvd.allreduce(numbers, name="m", op=hvd.Adasum if rank else hvd.Sum),
+            "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ADASUM",
+        ),
+        (
+            lambda: hvd.allreduce(numbers, name="m", prescale_factor=1.0 + rank),
+            r"Mismatched prescale and/or postscale factors: One rank sent factors \(1, 1\), .*\(2, 1\)",
+        ),
+        (
+            lambda: hvd.allgather(torch.ones(2, 2 + rank), name="m"),
+            "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 2, "
+            "but another rank sent a tensor with dimension 1 equal to 3",
+        ),
+        (
+            lambda: hvd.allgather(torch.ones(2) if rank else torch.tensor(1.0), name="m"),
+            "One rank sent a tensor of rank 0, but another rank sent a tensor of rank 1",
+        ),
+        (
+            lambda: hvd.broadcast(numbers, rank, name="m"),
+            "Mismatched BROADCAST root ranks: One rank specified root rank 0, "
+            "but another rank specified root rank 1",
+        ),
+        (
+            lambda: hvd.grouped_allreduce([numbers] * (1 + rank), name="m"),
+            "Mismatched ALLREDUCE groups: One rank sent 1 tensors, but another rank sent 2 tensors",
+        ),
+        (
+            lambda: hvd.alltoall(numbers.view(2, 2) if rank else numbers, name="m"),
+            "Mismatched ALLTOALL tensor shapes: One rank sent a tensor of rank 1, ",
+        ),
+        (
+            lambda: hvd.reducescatter(numbers.view(2, 2) if rank else numbers, name="m"),
+            "Mismatched REDUCESCATTER tensor shapes",
+        ),
+    ]
+    for call, message in cases:
+        with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
+            call()
+        assert isinstance(caught.value, RuntimeError)
+        texts = hvd.allgather_object(str(caught.value))
+        assert texts[0] == texts[1]
+
+
+def claim_a_mismatch_leaves_what_is_in_place_untouched() -> None:
+    tensor = torch.full((2 + hvd.rank(),), 7.0)
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
+        hvd.allreduce_(tensor, name="untouched")
+    assert (tensor == 7).all()
+    handles = [hvd.allreduce_async_(torch.ones(1), name=f"after {number}", op=hvd.Sum) for number in range(3)]
+    assert [hvd.synchronize(handle).item() for handle in handles] == [2.0] * 3
+
+
+def claim_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
+    hvd.barrier()
+    session().world.timeout_s, before = 0.3, session().world.timeout_s
+    with pytest.raises(
+        hvd.HorovodInternalError, match=r"allreduce\.only on 0 for ranks \[1\]|rank [01] failed"
+    ):
+        hvd.allreduce(torch.ones(1), name=f"only on {hvd.rank()}")
+    with pytest.raises(hvd.HorovodInternalError, match="has been shut down"):
+        hvd.allreduce(torch.ones(1))
+    hvd.shutdown()
+    hvd.init()
+    assert session().world.timeout_s == before
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2

@@ -1,0 +1,224 @@
+"""``DistributedOptimizer`` trains N ranks as one process with the N-fold batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import sparkdl.horovod.torch as hvd
+from tests.torch.training_examples import (
+    NUM_STEPS,
+    batch,
+    joined_batch,
+    loss_of,
+    model,
+    optimizer_of,
+    reference_weights,
+)
+
+# float32 sums in another order than in one process.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def train(optimizer: torch.optim.Optimizer, module: torch.nn.Module, passes: int = 1) -> None:
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            (loss_of(module, batch(hvd.rank(), step)) / passes).backward()
+        optimizer.step()
+
+
+def assert_trained_as_one_process(module: torch.nn.Module) -> None:
+    for name, expected in reference_weights(hvd.size()).items():
+        torch.testing.assert_close(module.state_dict()[name], expected, **TOLERANCE)
+
+
+def claim_distributed_optimizer_trains_as_one_process() -> None:
+    module = model()
+    optimizer = hvd.DistributedOptimizer(optimizer_of(module), named_parameters=module.named_parameters())
+    assert isinstance(optimizer, torch.optim.SGD)
+    train(optimizer, module)
+    assert_trained_as_one_process(module)
+
+
+def claim_groups_of_gradients_train_alike() -> None:
+    for form in ("number", "lists"):
+        module = model()
+        groups = 2 if form == "number" else [list(module.parameters())[1:4]]
+        optimizer = hvd.DistributedOptimizer(
+            optimizer_of(module), named_parameters=module.named_parameters(), groups=groups
+        )
+        train(optimizer, module)
+        assert_trained_as_one_process(module)
+    module = model()
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        train(hvd.DistributedOptimizer(optimizer_of(module), num_groups=3), module)
+    assert_trained_as_one_process(module)
+    for groups, message in (
+        (-1, "non-negative integer"),
+        ("ab", "non-negative integer"),
+        ([["a"]], "must consist of torch.Tensor"),
+        ([[module[0].weight], [module[0].weight]], "only appear once"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hvd.DistributedOptimizer(optimizer_of(module), groups=groups)
+
+
+def claim_distributed_optimizer_adds_up_backward_passes() -> None:
+    module = model()
+    optimizer = hvd.DistributedOptimizer(optimizer_of(module), backward_passes_per_step=2)
+    train(optimizer, module, passes=2)
+    assert_trained_as_one_process(module)
+    loss_of(module, batch(hvd.rank(), 0)).backward()
+    loss_of(module, batch(hvd.rank(), 0)).backward()
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step"):
+        loss_of(module, batch(hvd.rank(), 0)).backward()
+    optimizer.synchronize()
+    with pytest.raises(ValueError, match="must be > 0"):
+        hvd.DistributedOptimizer(optimizer_of(module), backward_passes_per_step=0)
+
+
+def claim_gradients_can_be_clipped_between_synchronize_and_step() -> None:
+    module, reference = model(), model()
+    optimizer = hvd.DistributedOptimizer(optimizer_of(module))
+    loss_of(module, batch(hvd.rank(), 0)).backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    loss_of(reference, joined_batch(hvd.size(), 0)).backward()
+    expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+    torch.testing.assert_close(norm, expected, **TOLERANCE)
+    loss_of(module, batch(hvd.rank(), 0)).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+
+
+def claim_predivide_compression_and_sum_are_honoured() -> None:
+    module = model()
+    optimizer = hvd.DistributedOptimizer(optimizer_of(module), gradient_predivide_factor=2.0)
+    train(optimizer, module)
+    assert_trained_as_one_process(module)
+    for groups in (None, 2):
+        module = model()
+        half = hvd.DistributedOptimizer(optimizer_of(module), compression=hvd.Compression.fp16, groups=groups)
+        train(half, module)
+        for name, expected in reference_weights(hvd.size()).items():
+            # float16 gradients have 11 bits of mantissa.
+            torch.testing.assert_close(module.state_dict()[name], expected, rtol=1e-2, atol=1e-3)
+    module = model()
+    summing = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1 / hvd.size()), op=hvd.Sum)
+    loss_of(module, batch(hvd.rank(), 0)).backward()
+    summing.step()
+    for name, expected in reference_weights(hvd.size(), 1).items():
+        torch.testing.assert_close(module.state_dict()[name], expected, **TOLERANCE)
+    with pytest.raises(ValueError, match="not supported with op != Average"):
+        hvd.DistributedOptimizer(optimizer_of(module), op=hvd.Sum, gradient_predivide_factor=2.0)
+
+
+def claim_ranks_that_use_different_parameters_still_match() -> None:
+    for groups in (None, 2):
+        branches = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(3)])
+        hvd.broadcast_parameters(branches.state_dict(), 0)
+        before = [branch.weight.detach().clone() for branch in branches]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(branches.parameters(), lr=1.0), groups=groups)
+        mine = [0, 1] if hvd.rank() == 0 else [1, 0]
+        x = torch.ones(1, 2)
+        branches[mine[1]](branches[mine[0]](x).expand(1, 2)).sum().backward()
+        optimizer.step()
+        for branch, old in zip(branches, before, strict=True):
+            torch.testing.assert_close(*hvd.allgather_object(branch.weight.detach()))
+            assert (branch is branches[2]) == torch.equal(branch.weight.detach(), old)
+
+
+def claim_sparse_gradients_are_averaged() -> None:
+    for as_dense in (False, True):
+        torch.manual_seed(5)
+        embedding = torch.nn.Embedding(6, 2, sparse=True)
+        before = embedding.weight.detach().clone()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(embedding.parameters(), lr=1.0), sparse_as_dense=as_dense
+        )
+        embedding(torch.tensor([0, 1] if hvd.rank() == 0 else [1, 3, 3])).sum().backward()
+        optimizer.step()
+        change = (before - embedding.weight.detach())[:, 0]
+        torch.testing.assert_close(change, torch.tensor([0.5, 1.0, 0.0, 1.0, 0.0, 0.0]))
+        assert embedding.weight.grad.is_sparse
+        # A rank whose backward pass leaves the embedding out still takes part.
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            embedding(torch.tensor([5])).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close((before - embedding.weight.detach())[5], torch.tensor([0.5, 0.5]))
+
+
+def claim_adasum_combines_the_steps_of_the_ranks() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), op=hvd.Adasum)
+    # Orthogonal gradients: both steps are taken in full.
+    (weight * torch.eye(2)[hvd.rank()]).sum().backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.step()
+    assert weight.tolist() == [-0.5, -0.5]
+    # Equal gradients: one step.
+    optimizer.zero_grad()
+    weight.sum().backward()
+    optimizer.step()
+    assert weight.tolist() == [-1.0, -1.0]
+    with pytest.raises(AssertionError, match="not supported when using Adasum"):
+        optimizer.skip_synchronize()
+
+
+def claim_adasum_trains_and_takes_several_passes() -> None:
+    module = model()
+    optimizer = hvd.DistributedOptimizer(
+        optimizer_of(module),
+        named_parameters=module.named_parameters(),
+        op=hvd.Adasum,
+        backward_passes_per_step=2,
+        compression=hvd.Compression.fp16,
+    )
+    losses = []
+    for step in range(8):
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss = loss_of(module, batch(hvd.rank(), step % 2))
+            (loss / 2).backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    weights = hvd.allgather_object(module.state_dict())
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=0)
+
+
+def claim_schedulers_made_first_still_act() -> None:
+    module = model()
+    plain = optimizer_of(module)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.0)
+    optimizer = hvd.DistributedOptimizer(plain)
+    loss_of(module, batch(hvd.rank(), 0)).backward()
+    optimizer.step()
+    weights = hvd.allgather_object(module.state_dict())
+    torch.testing.assert_close(weights[0], weights[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+def claim_names_of_parameters_are_checked() -> None:
+    module = model()
+    named = list(module.named_parameters())
+    with pytest.raises(ValueError, match="must be unique"):
+        hvd.DistributedOptimizer(optimizer_of(module), named_parameters=[("a", p) for _, p in named])
+    with pytest.raises(ValueError, match="were not named"):
+        hvd.DistributedOptimizer(optimizer_of(module), named_parameters=named[1:])
+    with pytest.raises(ValueError, match="sequence of tuples"):
+        hvd.DistributedOptimizer(optimizer_of(module), named_parameters=[p for _, p in named])

@@ -1,0 +1,150 @@
+"""Process sets among three ranks: dynamic, overlapping, used by several threads at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import sparkdl.horovod.torch as hvd
+from tests.torch.training_examples import batch, loss_of, model
+
+
+def claim_process_sets_can_be_added_and_removed() -> None:
+    for _ in range(3):
+        pair = hvd.add_process_set([2, 0])
+        assert pair.ranks == [0, 2]
+        assert pair.size() == 2
+        assert pair.included() == (hvd.rank() != 1)
+        if hvd.rank() == 1:
+            with pytest.raises(ValueError, match="Process is not part of provided process set"):
+                pair.rank()
+        else:
+            assert pair.rank() == hvd.rank() // 2
+            assert hvd.allreduce(torch.tensor([hvd.rank()]), op=hvd.Sum, process_set=pair).item() == 2
+        with pytest.raises(ValueError, match="duplicate process set"):
+            hvd.add_process_set([0, 2])
+        assert hvd.remove_process_set(pair)
+        assert pair.process_set_id is None
+        assert pair.size() is None
+        assert pair.rank() is None
+        assert not hvd.remove_process_set(pair)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    with pytest.raises(ValueError, match="cannot have ranks"):
+        hvd.add_process_set([0, 7])
+
+
+def claim_ranks_outside_get_an_error_that_says_so() -> None:
+    alone = hvd.add_process_set(hvd.ProcessSet([1]))
+    if hvd.rank() != 1:
+        for call, name in (
+            (lambda: hvd.allreduce(torch.ones(1), process_set=alone), "Allreduce"),
+            (lambda: hvd.grouped_allreduce([torch.ones(1)], process_set=alone), "Allreduce"),
+            (lambda: hvd.allgather(torch.ones(1), process_set=alone), "Allgather"),
+            (lambda: hvd.broadcast(torch.ones(1), 1, process_set=alone), "Broadcast"),
+            (lambda: hvd.alltoall(torch.ones(1), process_set=alone), "Alltoall"),
+            (lambda: hvd.reducescatter(torch.ones(1), process_set=alone), "Reducescatter"),
+            (lambda: hvd.barrier(alone), "Barrier"),
+        ):
+            with pytest.raises(
+                ValueError, match=f"{name}: Rank {hvd.rank()} is not a member of the provided process set"
+            ):
+                call()
+    else:
+        with pytest.raises(NotImplementedError, match="Adasum does not support non-global process sets"):
+            hvd.allreduce(torch.ones(1), op=hvd.Adasum, process_set=alone)
+    hvd.remove_process_set(alone)
+    with pytest.raises(ValueError, match="does not exist, or has not been registered"):
+        hvd.allreduce(torch.ones(1), process_set=alone)
+    with pytest.raises(NotImplementedError, match="non-power of 2"):
+        hvd.allreduce(torch.ones(1), op=hvd.Adasum)
+
+
+def claim_every_collective_runs_in_a_process_set() -> None:
+    pair = hvd.add_process_set([1, 2])
+    if pair.included():
+        place = pair.rank()
+        own = torch.full((2,), float(hvd.rank()))
+        assert hvd.allreduce(own, process_set=pair).tolist() == [1.5, 1.5]
+        assert hvd.allgather(own[: place + 1], process_set=pair).tolist() == [1, 2, 2]
+        assert hvd.broadcast(own, 2, process_set=pair).tolist() == [2, 2]
+        with pytest.raises(ValueError, match="invalid root rank 0 for provided process set"):
+            hvd.broadcast(own, 0, process_set=pair)
+        assert hvd.alltoall(own, process_set=pair).tolist() == [1, 2]
+        assert hvd.reducescatter(own, op=hvd.Sum, process_set=pair).tolist() == [3]
+        assert hvd.broadcast_object(hvd.rank(), 1, process_set=pair) == 1
+        assert hvd.allgather_object(hvd.rank(), process_set=pair) == [1, 2]
+        x = torch.ones(1 + place, requires_grad=True)
+        (hvd.allgather(x, process_set=pair) * torch.arange(3.0)).sum().backward()
+        assert x.grad.tolist() == ([0.0] if place == 0 else [1.0, 2.0])
+        hvd.barrier(pair)
+    hvd.remove_process_set(pair)
+
+
+def claim_overlapping_sets_run_at_once_from_several_threads() -> None:
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2])] + [hvd.global_process_set]
+    failures = []
+
+    def run(process_set: hvd.ProcessSet) -> None:
+        try:
+            members = process_set.ranks
+            for step in range(30):
+                own = torch.full((1 + step,), float(hvd.rank()))
+                reduced = hvd.allreduce(own, name="same name", op=hvd.Sum, process_set=process_set)
+                assert reduced.tolist() == [float(sum(members))] * (1 + step)
+                rows = hvd.allgather(own[: 1 + hvd.rank()], process_set=process_set)
+                assert rows.numel() == sum(min(1 + step, 1 + rank) for rank in members)
+        except Exception as error:  # told to the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(ps,)) for ps in sets if ps.included()]
+    for thread in threads[:: 1 if hvd.rank() else -1]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    for process_set in sets[:3]:
+        hvd.remove_process_set(process_set)
+
+
+def claim_removal_fails_what_is_outstanding_in_the_set() -> None:
+    pair = hvd.add_process_set([0, 1])
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(torch.ones(1), name="never matched", process_set=pair)
+    hvd.remove_process_set(pair)
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+            hvd.synchronize(handle)
+    hvd.barrier()
+
+
+def claim_an_optimizer_may_serve_one_process_set() -> None:
+    pair = hvd.add_process_set([0, 2])
+    module = model()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(module.parameters(), lr=0.1), process_set=pair, groups=2
+    )
+    loss_of(module, batch(hvd.rank(), 0)).backward()
+    optimizer.step()
+    weights = hvd.allgather_object(module.state_dict()["0.weight"])
+    torch.testing.assert_close(weights[0], weights[2])
+    assert not torch.allclose(weights[0], weights[1])
+    with pytest.raises(NotImplementedError, match="Adasum does not support non-global process sets"):
+        hvd.DistributedOptimizer(torch.optim.SGD(module.parameters()), op=hvd.Adasum, process_set=pair)
+    hvd.remove_process_set(pair)
+
+
+def claim_two_ranks_mismatch_and_the_third_hears_of_it_too() -> None:
+    with pytest.raises(hvd.HorovodInternalError, match="rank 0: .*; rank 1: .*; rank 2: ") as caught:
+        hvd.allreduce(torch.ones(2 if hvd.rank() == 1 else 3), name="of three")
+    assert len(set(hvd.allgather_object(str(caught.value)))) == 1
+
+
+def claim_the_last_of_three_to_join_is_returned() -> None:
+    for step in range(3):
+        if hvd.rank() > 0:
+            assert hvd.allreduce(torch.ones(1), name=f"{step} without 0", op=hvd.Sum).item() == 2
+        if hvd.rank() == 2:
+            assert hvd.allreduce(torch.ones(1), name=f"{step} without 0 and 1", op=hvd.Sum).item() == 1
+        assert hvd.join() == 2

@@ -1,0 +1,126 @@
+"""Leaving Horovod and joining again."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import sparkdl.horovod.torch as hvd
+from sparkdl.collective import current_communicator
+from sparkdl.horovod.torch import mpi_ops
+
+
+def rank_of_launcher() -> int:
+    communicator = current_communicator()
+    assert communicator is not None
+    return communicator.rank
+
+
+def claim_horovod_can_be_shut_down_and_initialized_again() -> None:
+    handle = hvd.allreduce_async(torch.ones(1))
+    hvd.synchronize(handle)
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="has not been initialized"):
+        hvd.size()
+    hvd.init()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+    assert hvd.synchronize(handle) is None
+
+
+def claim_what_is_outstanding_at_shutdown_fails_on_all_ranks() -> None:
+    handle = hvd.allreduce_async(torch.ones(1), name=f"of rank {hvd.rank()}")
+    if hvd.rank() == 0:
+        outcome: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                hvd.synchronize(handle)
+            except hvd.HorovodInternalError as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        hvd.shutdown()
+        thread.join()
+        assert "Horovod has been shut down" in str(outcome[0])
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match="rank 0 shut Horovod down while it had"):
+            hvd.synchronize(handle)
+        hvd.shutdown()
+    hvd.init()
+    hvd.barrier()
+
+
+def claim_static_process_sets_are_opened_with_init() -> None:
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="process_sets entry number 2 is a duplicate"):
+        hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([1]), hvd.ProcessSet([1, 0])])
+    with pytest.raises(ValueError, match="entry number 1 is a duplicate"):
+        hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])])
+    assert not hvd.is_initialized()
+    with pytest.raises(ValueError, match="could not be initialized.*rank 0 said"):
+        hvd.init(process_sets=[hvd.ProcessSet([rank_of_launcher()])])
+    sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init(process_sets=sets)
+    assert [(ps.process_set_id, ps.ranks) for ps in sets] == [(1, [0]), (2, [1])]
+    assert str(sets[1]) == "ProcessSet(process_set_id=2, ranks=[1], mpi_comm=None)"
+    assert hvd.global_process_set.process_set_id == 0
+    assert hvd.global_process_set.ranks == [0, 1]
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=sets[hvd.rank()]).item() == 1
+    again = hvd.ProcessSet([1])
+    hvd.init(process_sets=[again])
+    assert again.process_set_id == 2
+    with pytest.raises(ValueError, match="runs without"):
+        hvd.init(process_sets=[hvd.ProcessSet([])])
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+
+
+def claim_init_takes_some_of_the_ranks() -> None:
+    hvd.shutdown()
+    if rank_of_launcher() == 1:
+        hvd.init([1])
+        assert (hvd.rank(), hvd.size()) == (0, 1)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 1
+        hvd.shutdown()
+    else:
+        with pytest.raises(ValueError, match="is not one of the ranks"):
+            hvd.init([1])
+    hvd.init()
+
+
+class CommOfRanks:
+    """As much of an mpi4py communicator as Horovod asks of one: what its members say, in order of rank."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+
+    def allgather(self, value: int) -> list[int]:
+        assert value in self.ranks
+        return self.ranks
+
+
+def claim_process_sets_may_be_made_from_communicators_of_mpi4py() -> None:
+    rank = hvd.rank()
+    hvd.shutdown()
+    own = hvd.ProcessSet(CommOfRanks([rank]))
+    assert own.included() is None
+    hvd.init(CommOfRanks([0, 1]), process_sets=[own])
+    assert (own.process_set_id, own.ranks, own.size()) == (rank + 1, [rank], 1)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=own).item() == 1
+    with pytest.raises(ValueError, match="mpi4py Comm object"):
+        hvd.ProcessSet(3)
+    with pytest.raises(ValueError, match="mpi4py Comm object"):
+        hvd.ProcessSet(["a"])
+    hvd.shutdown()
+    hvd.init()
+
+
+def claim_horovods_module_of_collectives_is_there() -> None:
+    assert mpi_ops.allreduce_async_ is hvd.allreduce_async_
+    assert mpi_ops.synchronize is hvd.synchronize

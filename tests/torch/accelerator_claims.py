@@ -1,0 +1,265 @@
+"""What the roads of our own for CUDA tensors must do, on any device and any number of ranks from one up."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    _make_nccl_premul_sum,
+)
+
+from sparkdl.collective import Communicator
+from sparkdl.collective.nccl_opening import open_nccl_group
+from sparkdl.errors import CommunicatorAbortedError, ParamError
+from sparkdl.torch import RendezvousStore
+from sparkdl.torch.accelerator import divide, stage
+from sparkdl.torch.gpu_lane import Lane
+from sparkdl.torch.nccl_tensors import NcclTensors
+from tests.run_ranks import RankEnvironment
+
+TIMEOUT_S = 20.0
+
+
+class Scene:
+    """One road's group, and what the ranks hold, on torch's default device."""
+
+    def __init__(self, group: Any, communicator: Communicator) -> None:
+        self.group = group
+        self.communicator = communicator
+        self.rank = communicator.rank
+        self.size = communicator.world_size
+        self.last = self.size - 1
+
+    @staticmethod
+    def tensor_of(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(rank)
+        values = torch.randint(1, 4, shape or (4, 3), generator=generator, device="cpu")
+        return values.to(torch.get_default_device(), dtype)
+
+    def mine(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return self.tensor_of(self.rank, *shape, dtype=dtype)
+
+    def everyones(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.stack([self.tensor_of(rank, *shape, dtype=dtype) for rank in range(self.size)])
+
+
+def claim_allreduce_reduces_by_every_operation(scene: Scene) -> None:
+    everyone = scene.everyones()
+    expected = {
+        dist.ReduceOp.SUM: everyone.sum(0),
+        dist.ReduceOp.AVG: everyone.mean(0),
+        dist.ReduceOp.MIN: everyone.amin(0),
+        dist.ReduceOp.MAX: everyone.amax(0),
+        dist.ReduceOp.PRODUCT: everyone.prod(0),
+        _make_nccl_premul_sum(0.5): 0.5 * everyone.sum(0),
+    }
+    for op, reference in expected.items():
+        tensor = scene.mine()
+        work = scene.group.allreduce([tensor], reducing(AllreduceOptions(), op))
+        assert work.wait()
+        torch.testing.assert_close(tensor, reference, msg=str(op))
+        assert work.is_completed()
+        assert work.is_success()
+
+
+def claim_allreduce_takes_every_dtype(scene: Scene) -> None:
+    for dtype in (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.complex64,
+    ):
+        tensor = scene.mine(dtype=dtype)
+        scene.group.allreduce([tensor]).wait()
+        torch.testing.assert_close(tensor, scene.everyones(dtype=dtype).sum(0).to(dtype), msg=str(dtype))
+    flag = torch.tensor([scene.rank == scene.last, False])
+    scene.group.allreduce([flag]).wait()
+    assert flag.tolist() == [True, False]
+
+
+def claim_tensors_with_gaps_and_scalars_are_reduced_in_place(scene: Scene) -> None:
+    whole = torch.zeros(6, 5)
+    part = whole[1:5:2, 1:4].T
+    part.copy_(scene.mine(3, 2))
+    scalar = torch.tensor(float(scene.rank))
+    scene.group.allreduce_coalesced([part, scalar]).wait()
+    torch.testing.assert_close(part, scene.everyones(3, 2).sum(0))
+    assert whole.sum() == part.sum()
+    assert scalar == sum(range(scene.size))
+
+
+def claim_broadcast_gives_the_roots_tensors(scene: Scene) -> None:
+    for root in range(scene.size):
+        tensors = [scene.mine(), scene.mine(2, 2, dtype=torch.int16).T]
+        scene.group.broadcast(tensors, rooted(BroadcastOptions(), root)).wait()
+        torch.testing.assert_close(tensors[0], scene.tensor_of(root))
+        torch.testing.assert_close(tensors[1], scene.tensor_of(root, 2, 2, dtype=torch.int16).T)
+
+
+def claim_reduce_changes_the_roots_tensor_alone(scene: Scene) -> None:
+    tensor = scene.mine(dtype=torch.int16)
+    scene.group.reduce([tensor], rooted(ReduceOptions(), scene.last)).wait()
+    everyone = scene.everyones(dtype=torch.int16)
+    expected = everyone.sum(0).to(torch.int16) if scene.rank == scene.last else everyone[scene.rank]
+    torch.testing.assert_close(tensor, expected)
+
+
+def claim_allgather_fills_one_tensor(scene: Scene) -> None:
+    output = torch.zeros(scene.size, 4, 3)
+    output[scene.rank] = scene.mine()
+    scene.group._allgather_base(output, output[scene.rank]).wait()
+    torch.testing.assert_close(output, scene.everyones())
+    outputs = [torch.zeros(scene.size, 2, dtype=dtype) for dtype in (torch.float64, torch.bool)]
+    inputs = [scene.mine(2).to(output.dtype) for output in outputs]
+    scene.group.allgather_into_tensor_coalesced(outputs, inputs).wait()
+    for output in outputs:
+        torch.testing.assert_close(output, scene.everyones(2).to(output.dtype))
+
+
+def claim_allgather_fills_lists_of_unequal_tensors(scene: Scene) -> None:
+    outputs = [torch.zeros(2, rank) for rank in range(scene.size)]
+    outputs[scene.last] = torch.zeros(scene.last, 2).T
+    scene.group.allgather([outputs], [scene.mine(2, scene.rank)]).wait()
+    for rank, output in enumerate(outputs):
+        torch.testing.assert_close(output, scene.tensor_of(rank, 2, rank))
+
+
+def claim_reduce_scatter_keeps_the_own_block(scene: Scene) -> None:
+    for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, scene.size)):
+        options = reducing(ReduceScatterOptions(), op)
+        expected = scene.everyones(2 * scene.size, 2).sum(0)[2 * scene.rank : 2 * scene.rank + 2] / divisor
+        output = torch.zeros(2, 2).T
+        scene.group._reduce_scatter_base(output, scene.mine(2 * scene.size, 2), options).wait()
+        torch.testing.assert_close(output, expected)
+        output = torch.zeros(2, 2)
+        scene.group.reduce_scatter([output], [list(scene.mine(2 * scene.size, 2).split(2))], options).wait()
+        torch.testing.assert_close(output, expected)
+    blocks = [torch.zeros(1, dtype=torch.int16), torch.zeros(1, dtype=torch.complex64)]
+    inputs = [scene.mine(scene.size).to(block.dtype) for block in blocks]
+    scene.group.reduce_scatter_tensor_coalesced(blocks, inputs, ReduceScatterOptions()).wait()
+    for block in blocks:
+        total = scene.everyones(scene.size).to(block.dtype).sum(0)[scene.rank : scene.rank + 1]
+        torch.testing.assert_close(block, total.to(block.dtype))
+
+
+def claim_gather_and_scatter_go_to_and_from_the_root(scene: Scene) -> None:
+    is_root = scene.rank == scene.last
+    outputs = [torch.zeros(4, 3) for _ in range(scene.size)] if is_root else []
+    scene.group.gather([outputs], [scene.mine()], rooted(GatherOptions(), scene.last)).wait()
+    if is_root:
+        torch.testing.assert_close(torch.stack(outputs), scene.everyones())
+    output = torch.zeros(4, 3)
+    inputs = [list(scene.everyones())] if is_root else []
+    scene.group.scatter([output], inputs, rooted(ScatterOptions(), scene.last)).wait()
+    torch.testing.assert_close(output, scene.mine())
+
+
+def claim_alltoall_exchanges_blocks(scene: Scene) -> None:
+    rows = 2 * scene.size
+    output = torch.zeros(rows, 2)
+    scene.group.alltoall_base(output, scene.mine(rows, 2), [], []).wait()
+    torch.testing.assert_close(
+        output, scene.everyones(rows, 2)[:, 2 * scene.rank : 2 * scene.rank + 2].reshape(rows, 2)
+    )
+    # Rank r sends s rows to rank s.
+    splits = list(range(scene.size))
+    output = torch.zeros(scene.size * scene.rank, 2)
+    scene.group.alltoall_base(output, scene.mine(sum(splits), 2), [scene.rank] * scene.size, splits).wait()
+    start = sum(range(scene.rank))
+    torch.testing.assert_close(
+        output, scene.everyones(sum(splits), 2)[:, start : start + scene.rank].reshape(output.shape)
+    )
+    outputs = [torch.zeros(rank + 1) for rank in range(scene.size)]
+    scene.group.alltoall(
+        outputs, [torch.full((scene.rank + 1,), float(to)) for to in range(scene.size)]
+    ).wait()
+    for output in outputs:
+        torch.testing.assert_close(output, torch.full_like(output, float(scene.rank)))
+
+
+def claim_future_has_the_outputs(scene: Scene) -> None:
+    tensor = scene.mine()
+    future = scene.group.allreduce([tensor]).get_future()
+    (output,) = future.wait()
+    assert output is tensor
+    torch.testing.assert_close(tensor, scene.everyones().sum(0))
+
+
+def claim_wrong_shapes_are_refused(scene: Scene) -> None:
+    with pytest.raises(ParamError):
+        scene.group._allgather_base(torch.zeros(2 * scene.size + 1), torch.zeros(2)).wait()
+    with pytest.raises(ParamError):
+        scene.group.alltoall_base(torch.zeros(4), torch.zeros(4), [7], [7]).wait()
+
+
+def claim_abort_fails_what_follows_on_all_ranks(scene: Scene) -> None:
+    """The last claim: the group is of no use afterwards."""
+    scene.communicator.barrier()  # none is still at what comes before
+    if scene.rank == scene.last:
+        scene.group.abort()
+    with pytest.raises(CommunicatorAbortedError) as caught:
+        scene.group.allreduce([scene.mine()]).wait()
+    assert f"rank {scene.last} aborted" in str(caught.value)
+    assert isinstance(scene.group.failure, CommunicatorAbortedError)
+
+
+CLAIMS: dict[str, Callable[[Scene], None]] = {
+    name: claim for name, claim in list(globals().items()) if name.startswith("claim_")
+}
+
+
+def reducing(options: Any, op: Any) -> Any:
+    options.reduceOp = op
+    return options
+
+
+def rooted(options: Any, root: int) -> Any:
+    options.rootRank = root
+    return options
+
+
+def run_claims(
+    environment: RankEnvironment,
+    road: str,
+    lane: Lane,
+    device: torch.device,
+    hosts: Sequence[int] | None = None,
+) -> dict[str, str | None]:
+    """Check each claim on new ranks, with tensors on a device; say for each how it failed, or None."""
+    torch.set_num_threads(1)
+    with environment.open(host_of_rank=hosts) as communicator, device:
+        store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
+        if road == "sparkdl":
+            nccl = open_nccl_group(communicator, gpu=device.index or 0, timeout_s=TIMEOUT_S)
+            group: Any = NcclTensors(nccl, lane, timeout_s=TIMEOUT_S)
+        elif road == "hierarchical":
+            gpu = device.index or 0
+            group = divide(communicator, environment.rendezvous, store, lane, TIMEOUT_S, gpu=gpu)
+        else:
+            group = stage(communicator, environment.rendezvous, store, lane, TIMEOUT_S)
+        outcomes: dict[str, str | None] = {}
+        for name, claim in CLAIMS.items():
+            try:
+                claim(Scene(group, communicator))
+            except Exception:
+                outcomes[name] = f"rank {environment.rank}:\n{traceback.format_exc()}"
+            else:
+                outcomes[name] = None
+        group.shutdown()
+    return outcomes

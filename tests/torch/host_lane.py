@@ -1,0 +1,41 @@
+"""A lane whose device is the host, so that what runs on a GPU's lane can be tested without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sparkdl.collective import Handle
+
+
+class HostLane:
+    """Everything is in order as soon as it has been called, but for NCCL's stand-in, whose streams are threads."""
+
+    @contextmanager
+    def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> Iterator[int]:
+        yield 0
+
+    @contextmanager
+    def after(self, mark: Any, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
+        yield 0
+
+    def order(self, handle: Handle) -> None:
+        handle.wait(20.0)
+
+    def mark(self) -> None:
+        pass
+
+    def join(self, mark: Any) -> None:
+        pass
+
+    def block(self, mark: Any) -> None:
+        pass
+
+    def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.full(tensor.shape, 77).to(tensor.dtype)  # shows where nothing was copied
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future()

@@ -1,0 +1,110 @@
+"""The roads of our own for CUDA tensors, over NCCL, through host memory and both, give what one process computes.
+
+Tensors on the CPU stand for those on a GPU: NCCL's stand-in takes them, and host memory can be staged in host memory.
+What only a GPU shows, its streams, is in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from sparkdl.errors import ParamError
+from sparkdl.torch.accelerator import choose_road
+from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
+from tests.run_ranks import RankEnvironment, run_ranks
+from tests.torch.accelerator_claims import CLAIMS, run_claims
+from tests.torch.host_lane import HostLane
+
+WORLDS = {
+    # Which road, over which transport, on which hosts.
+    "NCCL": ("sparkdl", "auto", (0, 0, 0)),
+    "host memory": ("host", "auto", (0, 0, 0)),
+    "even hosts": ("hierarchical", "hierarchical", (0, 1, 0, 1)),
+    "uneven hosts": ("hierarchical", "hierarchical", (0, 1, 1)),
+    "MPI": ("hierarchical", "hierarchical-mpi", (0, 1, 0, 1)),
+    "CUDA-aware MPI": ("hierarchical", "hierarchical-mpi", (0, 1, 0, 1)),
+}
+
+SLOW = ("even hosts", "MPI", "CUDA-aware MPI")
+
+
+def run_on_cpu(environment: RankEnvironment, world: str) -> dict[str, str | None]:
+    # Each rank sees one GPU, another than the others.
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
+    road, _, hosts = WORLDS[world]
+    if world == "CUDA-aware MPI":
+        ask_stand_in_for_cuda_support()
+    return run_claims(environment, road, HostLane(), torch.device("cpu"), hosts)
+
+
+@cache
+def outcomes_of(world: str) -> list[dict[str, str | None]]:
+    _, transport, hosts = WORLDS[world]
+    with TemporaryDirectory() as folder:
+        variables = stand_in_variables(Path(folder), CUDA_STAND_IN_ALL_MEMORY="1")
+        return run_ranks(
+            len(hosts), run_on_cpu, world, transport=transport, variables=variables, timeout_s=100.0
+        )
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORLDS]
+)
+def test_road_for_cuda_tensors(world: str, claim: str) -> None:
+    for outcome in outcomes_of(world):
+        assert outcome[claim] is None, outcome[claim]
+
+
+@pytest.mark.parametrize(
+    ("road", "gpus", "chosen"),
+    [
+        ("auto", ["a", "b"], "torch"),
+        ("auto", ["a", "b", "a"], "host"),
+        ("auto", ["a", ""], None),
+        ("auto", ["", ""], None),
+        ("torch", ["a", "b"], "torch"),
+        ("sparkdl", ["a", "b"], "sparkdl"),
+        ("host", ["a", "b"], "host"),
+        ("host", ["a", "a"], "host"),
+    ],
+)
+def test_road_follows_the_request_and_the_gpus(road: str, gpus: list[str], chosen: str | None) -> None:
+    assert choose_road([road] * len(gpus), gpus) == chosen
+
+
+@pytest.mark.parametrize(
+    ("road", "num_hosts", "chosen"),
+    [
+        ("auto", 2, "hierarchical"),
+        ("auto", 1, "torch"),
+        ("hierarchical", 2, "hierarchical"),
+        ("host", 2, "host"),
+    ],
+)
+def test_hierarchical_transport_chooses_the_road_unless_another_was_asked_for(
+    road: str, num_hosts: int, chosen: str
+) -> None:
+    assert choose_road([road] * 2, ["a", "b"], is_hierarchical=True, num_hosts=num_hosts) == chosen
+    assert choose_road(["auto"] * 2, ["a", ""], is_hierarchical=True, num_hosts=num_hosts) is None
+
+
+def test_hierarchical_transport_is_not_replaced_where_ranks_share_a_gpu() -> None:
+    with pytest.raises(ParamError, match=r"cuda='hierarchical' needs a GPU for every rank"):
+        choose_road(["auto"] * 2, ["a", "a"], is_hierarchical=True, num_hosts=1)
+
+
+def test_road_that_cannot_be_had_is_refused_with_the_ranks_that_stand_in_the_way() -> None:
+    for road in ("torch", "sparkdl"):
+        with pytest.raises(ParamError, match=r"ranks \[0, 2\] share GPU a.*use cuda='host'"):
+            choose_road([road] * 3, ["a", "b", "a"])
+    with pytest.raises(ParamError, match=r"needs a GPU on every rank, but ranks \[1\] see none"):
+        choose_road(["host"] * 2, ["a", ""])
+    with pytest.raises(ParamError, match=r"\['auto', 'host'\]"):
+        choose_road(["auto", "host"], ["a", "b"])

@@ -1,0 +1,212 @@
+"""DataParallel gives what one process gives on the joined batch; tolerance as in ``test_training``."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.collective import current_communicator
+from sparkdl.errors import RankLostError
+from sparkdl.torch import DataParallel
+from tests.run_ranks import RankEnvironment, run_ranks
+from tests.torch.claims import claims_in, run_claims
+from tests.torch.training_examples import (
+    NUM_STEPS,
+    batch,
+    joined_batch,
+    loss_of,
+    model,
+    optimizer_of,
+    reference_gradients,
+    reference_weights,
+)
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def wrap(module: nn.Module, **options: Any) -> DataParallel:
+    communicator = current_communicator()
+    assert communicator is not None
+    return DataParallel(module, communicator, **options)
+
+
+def rank() -> int:
+    communicator = current_communicator()
+    assert communicator is not None
+    return communicator.rank
+
+
+def world_size() -> int:
+    communicator = current_communicator()
+    assert communicator is not None
+    return communicator.world_size
+
+
+def check_gradients(module: nn.Module, expected: dict[str, torch.Tensor]) -> None:
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
+
+
+def claim_gradients_equal_one_process_whatever_the_buckets() -> None:
+    for bucket_bytes in (1, 500, 1 << 20):
+        module = model()
+        loss_of(wrap(module, bucket_bytes=bucket_bytes), batch(rank(), 0)).backward()
+        check_gradients(module, reference_gradients(world_size()))
+
+
+def claim_training_equals_one_process_whether_gradients_are_kept_or_dropped() -> None:
+    for set_to_none in (True, False):
+        module = model()
+        wrapped, optimizer = wrap(module, bucket_bytes=500), optimizer_of(module)
+        for step in range(NUM_STEPS):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss_of(wrapped, batch(rank(), step)).backward()
+            optimizer.step()
+        for name, value in module.state_dict().items():
+            torch.testing.assert_close(value, reference_weights(world_size())[name], **TOLERANCE)
+
+
+def claim_gradients_stay_where_they_are_reduced() -> None:
+    module = model()
+    wrapped = wrap(module)
+    loss_of(wrapped, batch(rank(), 0)).backward()
+    places = [parameter.grad.data_ptr() for parameter in module.parameters()]
+    wrapped.zero_grad(set_to_none=False)
+    loss_of(wrapped, batch(rank(), 1)).backward()
+    assert places == [parameter.grad.data_ptr() for parameter in module.parameters()]
+
+
+def claim_ranks_start_from_the_weights_and_buffers_of_rank_zero() -> None:
+    torch.manual_seed(rank())
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    wrapped = wrap(module)
+    torch.manual_seed(0)
+    torch.testing.assert_close(module[0].weight, nn.Linear(3, 4).weight, rtol=0, atol=0)
+    for _ in range(2):
+        wrapped(torch.randn(5, 3) * (rank() + 1))
+    wrapped.train()
+    sent = module[1].running_mean.clone()
+    wrapped(torch.zeros(5, 3))
+    gathered = torch.empty(world_size(), 4)
+    current_communicator().allgather(0.1 * module[0].bias.detach() + 0.9 * sent, gathered)
+    torch.testing.assert_close(module[1].running_mean, gathered[0], **TOLERANCE)
+
+
+def claim_sums_of_several_passes_are_averaged_once() -> None:
+    module = model()
+    wrapped = wrap(module)
+    with wrapped.no_sync():
+        loss_of(wrapped, batch(rank(), 0)).backward()
+    loss_of(wrapped, batch(rank(), 1)).backward()
+    expected = [reference_gradients(world_size(), step) for step in (0, 1)]
+    check_gradients(module, {name: expected[0][name] + expected[1][name] for name in expected[0]})
+
+
+class Branches(nn.Module):
+    """Rank 0 takes one branch, the others another; nobody takes the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.branches = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.branches[min(rank(), 1)](x).sum()
+
+
+def claim_parameters_may_take_part_on_some_ranks_or_none() -> None:
+    module = Branches()
+    wrapped = wrap(module, bucket_bytes=8)
+    x = torch.arange(6.0).view(2, 3)
+    for _ in range(2):
+        module.zero_grad()
+        wrapped(x).backward()
+        taken = [1 / world_size(), 1 - 1 / world_size()]
+        for branch, share in zip(module.branches, taken, strict=False):
+            torch.testing.assert_close(branch.weight.grad, x.sum(0).expand(2, 3) * share, **TOLERANCE)
+        assert module.branches[2].weight.grad is None
+
+
+def claim_a_backward_pass_that_failed_leaves_no_trace() -> None:
+    module = model()
+    wrapped = wrap(module)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ArithmeticError("no gradient")
+
+    output = module[0](batch(rank(), 0)[0])
+    output.register_hook(fail)
+    with pytest.raises(ArithmeticError, match="no gradient"):
+        module[1:](output).sum().backward()
+    module.zero_grad()
+    loss_of(wrapped, batch(rank(), 0)).backward()
+    check_gradients(module, reference_gradients(world_size()))
+
+
+def claim_dtypes_may_differ() -> None:
+    torch.manual_seed(1)
+    module = nn.ModuleDict({"wide": nn.Linear(3, 2).double(), "narrow": nn.Linear(3, 2).bfloat16()})
+    wrapped = wrap(module, bucket_bytes=1 << 20)
+    wrapped._reset()
+    x = torch.full((1, 3), float(rank()))
+    (module["wide"](x.double()).sum() + module["narrow"](x.bfloat16()).sum()).backward()
+    mean = (world_size() - 1) / 2
+    for part in module.values():
+        torch.testing.assert_close(part.weight.grad.float(), torch.full((2, 3), mean))
+
+
+def claim_a_wrapper_that_nobody_keeps_lasts_until_the_backward_pass_is_over() -> None:
+    module = nn.Linear(1, 1)
+    output = wrap(module)(torch.full((1, 1), float(rank())))
+    gc.collect()
+    output.sum().backward()
+    assert module.weight.grad.item() == (world_size() - 1) / 2
+
+
+def claim_a_module_that_is_dropped_goes_with_its_gradients() -> None:
+    wrapped = wrap(model())
+    loss_of(wrapped, joined_batch(2, 0)).backward()
+    gradient = weakref.ref(wrapped._buckets[0].elements)
+    del wrapped
+    gc.collect()
+    assert gradient() is None
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("auto", 2), pytest.param(("tcp", 3), marks=pytest.mark.slow)],
+    ids=["shared memory, 2", "tcp, 3"],
+)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    transport, size = request.param
+    return run_claims(__name__, size, transport=transport)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_data_parallel(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]
+
+
+def _lose_rank_one(environment: RankEnvironment) -> str:
+    with environment.communicator() as communicator:
+        wrapped = DataParallel(model(), communicator)
+        communicator.barrier()
+        if communicator.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RankLostError) as caught:
+            loss_of(wrapped, joined_batch(2, 0)).backward()
+        return str(caught.value)
+
+
+def test_a_lost_rank_is_named_by_the_backward_pass() -> None:
+    assert "rank 1" in run_ranks(2, _lose_rank_one, may_die=[1])[0]

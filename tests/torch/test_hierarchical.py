@@ -1,0 +1,103 @@
+"""CUDA tensors on several hosts: what crosses, and that all ranks end together, whatever fails where.
+
+That the results are those of one process is in tests/torch/test_accelerators.py, with all operations and layouts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.nccl_stand_in.building import stand_in_variables
+from tests.run_ranks import run_ranks
+from tests.torch import hierarchical_scenes as scenes
+from tests.torch.hierarchical_scenes import BLOCK, ELEMENTS, HOSTS, Outcome
+
+
+def on_stand_ins(function: Callable[..., Any], **options: Any) -> list[Any]:
+    with TemporaryDirectory() as folder:
+        variables = stand_in_variables(Path(folder), CUDA_STAND_IN_ALL_MEMORY="1")
+        return run_ranks(len(HOSTS), function, variables=variables, timeout_s=100.0, **options)
+
+
+@cache
+def played() -> list[dict[str, Outcome]]:
+    return on_stand_ins(scenes.play, transport="hierarchical")
+
+
+def seen(scene: str) -> list[Outcome]:
+    return [outcomes[scene] for outcomes in played()]
+
+
+def test_large_tensors_are_right() -> None:
+    for outcome in seen("sums"):
+        assert outcome["is right"]
+        assert outcome["scattered"]
+        assert outcome["gathered"]
+
+
+def test_each_byte_crosses_once_per_host() -> None:
+    allreduced = [outcome["moved"].pop(("across", "allreduce")) for outcome in seen("sums")]
+    for of_host in (allreduced[:2], allreduced[2:]):
+        assert sum(of_host) == 4 * ELEMENTS
+        assert abs(of_host[0] - of_host[1]) <= 4
+    for outcome in seen("sums"):
+        # Of all buffers: two blocks that a rank carries, of four, and the two of the other host.
+        assert outcome["moved"] == {
+            ("across", "reduce_scatter"): 4 * 2 * BLOCK,
+            ("across", "allgather"): 4 * 2 * BLOCK,
+        }
+
+
+@pytest.mark.parametrize(
+    ("transport", "is_cuda_aware"),
+    [("hierarchical", False), pytest.param("hierarchical-mpi", True, marks=pytest.mark.slow)],
+    ids=["TCP", "CUDA-aware MPI"],
+)
+def test_killed_rank_is_named_on_all_ranks(transport: str, is_cuda_aware: bool) -> None:
+    scene = partial(scenes.lose_a_rank, is_cuda_aware=is_cuda_aware)
+    for outcome in on_stand_ins(scene, transport=transport, may_die=[3])[:3]:
+        for told in (outcome, outcome["again"]):
+            assert told["kind"] == "RankLostError", outcome
+            assert "rank 3" in told["message"]
+        assert outcome["seconds"] < 8.0
+        assert outcome["to close"]["message"] == "no error"
+
+
+def test_mpi_that_is_not_cuda_aware_refuses_gpu_memory() -> None:
+    for message in run_ranks(2, scenes.send_from_gpu, transport="mpi"):
+        if not message:
+            pytest.skip("this MPI library is CUDA-aware")
+        assert "does not take arrays in GPU memory" in message
+
+
+def test_failure_of_nccl_on_one_rank_reaches_all_hosts() -> None:
+    first, *others = seen("NCCL fails")
+    assert first["kind"] == "CommunicatorError", first
+    assert "remote process exited" in first["message"]
+    for outcome in others:
+        assert outcome["kind"] == "CommunicatorAbortedError", outcome
+        assert "remote process exited" in outcome["message"]
+        assert outcome["seconds"] < 8.0
+
+
+def test_missed_deadline_ends_all_ranks() -> None:
+    *others, late = seen("late rank")
+    for outcome in others:
+        assert outcome["kind"] in {"CommunicatorTimeoutError", "CommunicatorAbortedError"}, outcome
+        assert re.search(r"\b(1(\.0)?|0\.\d) s\b", outcome["message"]), outcome
+        assert outcome["seconds"] < 8.0
+    assert late["again"]["kind"] == "CommunicatorAbortedError", late
+
+
+def test_nccl_that_does_not_open_on_one_host_is_told_on_the_others() -> None:
+    for host, outcome in zip(HOSTS, seen("opening fails"), strict=True):
+        assert outcome["kind"] == "CommunicatorError"
+        assert "unhandled system error" in outcome["message"]
+        assert ("on that of ranks [2, 3]: " in outcome["message"]) == (host == 0)

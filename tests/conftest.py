@@ -27,10 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests of numbers to one kind of Spark: on another they would prove the same once more."""
-    if config.getoption("--spark") == "local":
-        return
-    deselected = [item for item in items if item.get_closest_marker("any_spark_will_do")]
+    """Leave to one kind of Spark what would prove the same once more on another."""
+    mode = config.getoption("--spark")
+    elsewhere = {"any_spark_will_do": mode != "local", "about_connect": mode != "connect"}
+    unwanted = [marker for marker, is_elsewhere in elsewhere.items() if is_elsewhere]
+    deselected = [item for item in items if any(item.get_closest_marker(marker) for marker in unwanted)]
     items[:] = [item for item in items if item not in deselected]
     config.hook.pytest_deselected(items=deselected)
 

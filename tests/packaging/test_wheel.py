@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 420, **variables: str) -> str:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -28,7 +28,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,
-        timeout=420,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -81,43 +81,52 @@ def test_wheel_names_no_package_that_a_cluster_brings_itself(wheel: Path) -> Non
     ]
 
 
-@pytest.mark.timeout(480)
-def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment(
-    wheel: Path, tmp_path: Path
-) -> None:
-    environment = tmp_path / "environment"
+@pytest.fixture(scope="module")
+def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the wheel, and borrows only what the wheel depends on."""
+    environment = tmp_path_factory.mktemp("clean") / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    )
-    # The dependencies are lent by this environment: a plain path, in which no .pth file (such as that of an editable
-    # sparkdl) is followed.
+    install = ("install", "--quiet", "--no-deps", "--no-index")
+    run(sys.executable, "-m", "pip", "--python", python, *install, wheel)
+    # A plain path, in which no .pth file (such as that of an editable sparkdl) is followed.
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    return python
+
+
+@pytest.mark.timeout(480)
+def test_wheel_built_from_the_sdist_runs_ranks_in_a_clean_environment(
+    clean_python: Path, tmp_path: Path
+) -> None:
+    where = run(
+        clean_python, "-c", "import sparkdl._native; print(sparkdl._native.__file__)", cwd=tmp_path
+    ).strip()
+    assert Path(where).is_relative_to(clean_python.parents[1]), where
+    (tmp_path / "reduce.py").write_text(
+        "import numpy\n"
+        "from sparkdl.collective import current_communicator\n"
+        "array = numpy.ones(3)\n"
+        "current_communicator().allreduce(array)\n"
+        "print(array.tolist())\n"
+    )
+    printed = run(
+        clean_python, "-m", "sparkdl.cli", "run", "-n", "2", "--", clean_python, "reduce.py", cwd=tmp_path
+    )
+    assert sorted(printed.splitlines()) == ["[rank 0] [2.0, 2.0, 2.0]", "[rank 1] [2.0, 2.0, 2.0]"]
+
+
+@pytest.mark.slow  # they run in this environment, too
+@pytest.mark.timeout(900)
+def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment(
+    clean_python: Path, tmp_path: Path
+) -> None:
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    where = run(python, "-c", "import sparkdl._native; print(sparkdl._native.__file__)", cwd=tmp_path).strip()
-    assert Path(where).is_relative_to(site), where
     run(
-        python,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "--import-mode=importlib",
-        "-o",
-        "pythonpath=.",
-        "tests/unit",
+        clean_python,
+        *("-m", "pytest", "-q", "-x", "--import-mode=importlib", "-o", "pythonpath=.", "tests/unit"),
         cwd=tmp_path,
+        timeout_s=840,
         # mpi4py looks for the MPI library below its own environment.
         LD_LIBRARY_PATH=str(Path(sys.prefix) / "lib"),
     )

@@ -30,15 +30,9 @@ from tests.spark.estimator_examples import (
     LossThatKillsRankOne,
     LossThatSpoils,
     make_estimator,
-    make_frame,
     make_model,
     store_is_empty,
 )
-
-
-@pytest.fixture(scope="module")
-def frame(spark):
-    return make_frame(spark).cache()
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +128,7 @@ def test_saved_models_and_estimators_load_again(fitted, frame, tmp_path):
     assert isinstance(same.getOptimizer()(same.getModel().parameters()), torch.optim.SGD)
 
 
+@pytest.mark.any_spark_will_do
 def test_a_pipeline_with_vectors_and_a_regression_fits_saves_and_loads(frame, tmp_path):
     parts = frame.select("target", *[F.col("image")[index].alias(f"x{index}") for index in range(4)])
     assembler = VectorAssembler(inputCols=[f"x{index}" for index in range(4)], outputCol="vector")
@@ -286,6 +281,7 @@ def test_a_store_that_cannot_be_written_is_named(frame, tmp_path):
         make_estimator(tmp_path, store=str(tmp_path / "file" / "store")).fit(frame)
 
 
+@pytest.mark.about_connect
 def test_a_model_larger_than_a_plan_of_connect_is_fitted_and_scores(frame, tmp_path):
     big = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
     big.register_buffer("table", torch.full((36 << 20,), 0.5))  # 144 MiB; a plan of Connect has 128 at most

@@ -123,6 +123,7 @@ class UnreachableChannel(DriverChannel):
             self.address = Address(("127.0.0.1",), closed_soon.getsockname()[1])
 
 
+@pytest.mark.any_spark_will_do
 def test_ranks_that_cannot_reach_the_driver_run_on_and_bring_their_lines_with_the_result(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -186,6 +187,7 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSe
         run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark)
 
 
+@pytest.mark.any_spark_will_do
 def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     release, running = tmp_path / "release", threading.Event()
     blocker = threading.Thread(
@@ -211,7 +213,7 @@ def test_no_rank_at_all_is_refused(spark: SparkSession) -> None:
 
 @pytest.mark.any_spark_will_do
 def test_transport_that_does_not_exist_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ParamError, match="no transport 'carrier pigeon'.*auto.*mpi"):
+    with pytest.raises(ParamError, match="'carrier pigeon' is unknown.*auto.*mpi"):
         run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, transport="carrier pigeon")
 
 

@@ -85,6 +85,7 @@ def test_columns_arrive_with_their_values_types_and_shapes(df: DataFrame, store:
     assert files_of(store) == []
 
 
+@pytest.mark.any_spark_will_do
 def test_vectors_can_be_stored_in_single_precision(df: DataFrame, store: Store) -> None:
     dataset = materialize(df, ["vector"], store, vector_dtype="float32")
     assert dataset.columns == (Column(name="vector", dtype="float32", shape=(2,)),)
@@ -99,11 +100,13 @@ def test_row_groups_have_the_size_asked_for(spark: SparkSession, store: Store) -
     assert dataset.num_rows == 200_000
 
 
+@pytest.mark.any_spark_will_do
 def test_nan_is_a_number(spark: SparkSession, store: Store) -> None:
     dataset = materialize(spark.createDataFrame([(float("nan"),), (1.0,)], "x double"), ["x"], store)
     assert dataset.num_rows == 2
 
 
+@pytest.mark.any_spark_will_do
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -143,6 +146,7 @@ def test_values_that_cannot_be_trained_on_are_named_and_leave_no_files(
     assert files_of(store) == []
 
 
+@pytest.mark.any_spark_will_do
 def test_an_empty_dataframe_is_an_error(df: DataFrame, store: Store) -> None:
     for empty in (df.where("id < 0"), df.limit(0)):
         with pytest.raises(DataError, match="has no rows"):
@@ -150,6 +154,7 @@ def test_an_empty_dataframe_is_an_error(df: DataFrame, store: Store) -> None:
     assert files_of(store) == []
 
 
+@pytest.mark.any_spark_will_do
 def test_label_range_is_known_after_writing(df: DataFrame, store: Store) -> None:
     dataset = materialize(df, ["id"], store)
     check_labels(dataset, "id", 200)
@@ -163,6 +168,7 @@ def test_a_failing_write_leaves_no_files(df: DataFrame, store: Store) -> None:
     assert files_of(store) == []
 
 
+@pytest.mark.any_spark_will_do
 def test_a_store_that_cannot_be_written_is_known_before_spark_starts(df: DataFrame, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):

@@ -11,15 +11,9 @@ from sparkdl.errors import RankError
 from tests.spark.estimator_examples import (
     LossThatSpoils,
     make_estimator,
-    make_frame,
     make_model,
     store_is_empty,
 )
-
-
-@pytest.fixture(scope="module")
-def frame(spark):
-    return make_frame(spark).cache()
 
 
 def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, tracked):

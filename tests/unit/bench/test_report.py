@@ -7,18 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.bench.allreduce import choose_contenders, format_rows, make_rows, percentile
-from sparkdl.bench.plot import plot_bandwidth
-from sparkdl.bench.report import format_table, format_time, write_report
+from sparkdl.bench import allreduce, step
+from sparkdl.bench.contest import Case, Measured
+from sparkdl.bench.plot import plot_bandwidth, plot_steps
+from sparkdl.bench.report import format_table, format_time, percentile, write_report
 from sparkdl.bench.sizes import format_size, parse_size
-from sparkdl.errors import ParamError
+from sparkdl.bench.traffic import bytes_moved
+from sparkdl.errors import CommunicatorError, ParamError
 
+CASES = allreduce.make_cases("1KiB,1MiB", "")
 TIMES = {
-    "copy": {1024: [1e-6, 1e-6], 2**20: [1e-4, 3e-4]},
-    "native": {1024: [2e-6, 4e-6], 2**20: [4e-4, 4e-4]},
-    "torch": {1024: [4e-6, 8e-6], 2**20: [8e-4, 8e-4]},
-    "gloo": {1024: [3e-4, 3e-4], 2**20: [2e-3, 2e-3]},
+    "copy": ([1e-6, 1e-6], [1e-4, 3e-4]),
+    "native": ([2e-6, 4e-6], [4e-4, 4e-4]),
+    "torch": ([4e-6, 8e-6], [8e-4, 8e-4]),
+    "gloo": ([3e-4, 3e-4], [2e-3, 2e-3]),
 }
+MEASURED = {
+    case.name: {contender: Measured(times=times[index]) for contender, times in TIMES.items()}
+    for index, case in enumerate(CASES)
+}
+
+STEP = Case(name="step of 25M", settings={"model": "25M", "rows": 2})
+
+
+def steps(**times: list[float]) -> dict[str, dict[str, Measured]]:
+    """Steps of contenders, whose ranks all ended with the same parameters."""
+    result = {"checksum": 1.5, "bytes": 100, "tensors": 3}
+    measured = {name: Measured(times=found, results=[[result, result]]) for name, found in times.items()}
+    return {STEP.name: measured}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +59,7 @@ def test_percentile_is_the_nearest_rank_above() -> None:
 
 
 def test_rows_relate_every_contender_to_the_others_and_to_a_copy() -> None:
-    rows = {(row["contender"], row["bytes"]): row for row in make_rows(TIMES, 4)}
+    rows = {(row["contender"], row["bytes"]): row for row in allreduce.make_rows(CASES, MEASURED, 4)}
     native = rows["native", 2**20]
     assert native["case"] == "allreduce 1MiB"
     assert native["repetitions"] == 2
@@ -54,9 +70,9 @@ def test_rows_relate_every_contender_to_the_others_and_to_a_copy() -> None:
 
 
 def test_table_says_how_much_faster_ours_are() -> None:
-    lines = format_rows(make_rows(TIMES, 2)).splitlines()
-    assert lines[0].split()[:3] == ["size", "contender", "median"]
-    gloo = next(line for line in lines if line.startswith("1KiB") and "gloo" in line)
+    lines = allreduce.format_rows(allreduce.make_rows(CASES, MEASURED, 2)).splitlines()
+    assert lines[0].split()[:3] == ["case", "contender", "median"]
+    gloo = next(line for line in lines if line.startswith("allreduce 1KiB") and "gloo" in line)
     assert gloo.endswith("100.00x    50.00x")
 
 
@@ -73,22 +89,30 @@ def test_times_are_written_with_a_fitting_unit(time_s: float, text: str) -> None
 
 def test_unknown_contender_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ParamError, match=r"carrier-pigeon.*gloo, mpi"):
-        choose_contenders("gloo,carrier-pigeon")
+        allreduce.choose_contenders("gloo,carrier-pigeon")
 
 
 def test_contender_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
-    contenders, missing = choose_contenders("gloo,mpi")
-    assert contenders == ["native", "torch", "gloo", "gloo tuned"]
-    assert list(missing) == ["mpi"]
+    contenders, missing = allreduce.choose_contenders("gloo,mpi")
+    assert [name for name in contenders if name != "horovod"] == [
+        "native",
+        "arena",
+        "torch",
+        "gloo",
+        "gloo tuned",
+    ]
+    assert set(missing) - {"horovod"} == {"mpi"}
     assert "sparkdl[mpi]" in missing["mpi"]
 
 
 def test_report_holds_command_machine_rows_and_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    write_report(path, "allreduce", make_rows(TIMES, 2), {"mpi": "mpi4py is not installed"})
+    write_report(
+        path, "allreduce", allreduce.make_rows(CASES, MEASURED, 2), {"mpi": "mpi4py is not installed"}
+    )
     report = json.loads(path.read_text())
     assert set(report) == {"benchmark", "command", "machine", "rows", "missing"}
     assert {"cores", "memory_bytes", "gpu", "versions"} <= set(report["machine"])
@@ -99,5 +123,44 @@ def test_report_holds_command_machine_rows_and_what_is_missing(tmp_path: Path) -
 
 def test_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    plot_bandwidth(make_rows(TIMES, 2), tmp_path / "plot.svg")
+    plot_bandwidth(allreduce.make_rows(CASES, MEASURED, 2), tmp_path / "plot.svg")
     assert "native" in (tmp_path / "plot.svg").read_text()
+
+
+def test_queued_tensors_are_a_case_of_their_own() -> None:
+    cases = allreduce.make_cases("1KiB,1KiB", "100x256KiB")
+    assert [case.name for case in cases] == ["allreduce 1KiB", "100 allreduces of 256KiB, queued"]
+    assert cases[1].settings == {"num_bytes": 2**18, "num_tensors": 100}
+    with pytest.raises(ParamError, match="0x1KiB"):
+        allreduce.make_cases("1KiB", "0x1KiB")
+
+
+def test_bytes_moved_are_those_of_the_algorithms() -> None:
+    assert bytes_moved("copy", 2**20, 1, 2) == 2 * 2**20
+    assert bytes_moved("arena", 2**20, 1, 4) == 2 * 2**20
+    assert bytes_moved("gloo", 2**20, 1, 2) == 5.5 * 2**20
+    assert bytes_moved("native", 2**20, 1, 2) == 4.5 * 2**20
+    assert bytes_moved("native", 1024, 100, 2) == 5 * 1024 * 100
+    assert bytes_moved("mpi", 1024, 1, 2) is None
+
+
+def test_share_of_communication_is_what_it_adds_to_a_step_alone() -> None:
+    measured = steps(alone=[0.1], DataParallel=[0.125], quick=[0.09])
+    rows = {row["contender"]: row for row in step.make_rows([STEP], measured, 2)}
+    assert rows["DataParallel"]["communication_share"] == pytest.approx(0.2)
+    assert rows["quick"]["communication_share"] == 0.0
+    assert rows["alone"]["ratio"]["DataParallel"] == pytest.approx(1.25)
+    assert rows["alone"]["bytes"] == 100
+
+
+def test_ranks_that_end_a_step_with_different_parameters_are_an_error() -> None:
+    measured = steps(alone=[0.1], gloo=[0.1])
+    measured[STEP.name]["gloo"].results = [[{"checksum": 1.0}, {"checksum": 2.0}]]
+    with pytest.raises(CommunicatorError, match=r"gloo, step of 25M: .* \[1.0, 2.0\]"):
+        step.make_rows([STEP], measured, 2)
+
+
+def test_steps_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    plot_steps(step.make_rows([STEP], steps(alone=[0.1], DataParallel=[0.125]), 2), tmp_path / "plot.svg")
+    assert "DataParallel" in (tmp_path / "plot.svg").read_text()

@@ -5,14 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.collective.flat_buffers import flatten
-from sparkdl.collective.reductions import narrow_into, widen
+from sparkdl.collective.flat_buffers import DTYPES, flatten
+from sparkdl.collective.reductions import check_op, narrow_into, widen
 from sparkdl.errors import ParamError
+from tests.collective.bfloat16_array import Bfloat16Array
 
 torch = pytest.importorskip("torch", reason="bfloat16 is compared with torch's rounding")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_tensor_is_seen_without_a_copy(dtype: str) -> None:
     tensor = torch.ones(2, 3, dtype=getattr(torch, dtype))
     buffer = flatten(tensor)
@@ -26,12 +27,17 @@ def test_slice_of_a_tensor_starts_where_the_slice_does() -> None:
     assert flatten(tensor[4:7]).data.tolist() == [4.0, 5.0, 6.0]
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (2, 0, 3)])
+def test_tensor_without_elements_is_flat_whatever_its_shape(shape: tuple[int, ...]) -> None:
+    assert flatten(torch.zeros(shape, dtype=torch.bfloat16)).data.size == 0
+    assert flatten(Bfloat16Array(np.zeros(shape))).data.size == 0
+
+
 @pytest.mark.parametrize(
     "array",
     [
         np.ones((4, 4))[:, ::2],
         np.ones(3, np.complex64),
-        np.ones(3, np.int16),
         torch.ones(4, 4).t(),
         torch.ones(3, dtype=torch.complex64),
         [1.0, 2.0],
@@ -58,6 +64,61 @@ def test_integer_average_is_rounded_toward_zero(total: int, average: int) -> Non
     out = np.zeros(1, np.int32)
     narrow_into(out, np.array([total]), "int32", "avg", 2)
     assert out.tolist() == [average]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "uint64"])
+def test_integers_are_scaled_as_float64_and_rounded_toward_zero(dtype: str) -> None:
+    values = np.array([7, 8, 100]).astype(dtype)
+    assert widen(values, dtype, "sum", prescale=0.3).tolist() == [2, 2, 30]
+    assert values.tolist() == [7, 8, 100]
+    out = np.zeros(3, dtype)
+    narrow_into(out, values, dtype, "sum", 2, postscale=0.5)
+    assert out.tolist() == [3, 4, 50]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64", "uint64"])
+def test_scaled_integers_stop_at_the_ends_of_their_type(dtype: str) -> None:
+    ends = np.iinfo(dtype)
+    values = np.array([ends.max, ends.min], dtype)
+    assert widen(values, dtype, "sum", prescale=3.0).tolist() == [ends.max, ends.min]
+    out = np.zeros(2, dtype)
+    narrow_into(out, widen(values // 2, dtype, "avg"), dtype, "avg", 1, postscale=9.0)
+    assert out.tolist() == [ends.max, ends.min]
+
+
+@pytest.mark.parametrize(("factor", "scaled"), [(-1.0, 0), (0.5, 0), (1.5, 1), (300.0, 1)])
+def test_scaled_bools_stop_at_false_and_true(factor: float, scaled: int) -> None:
+    values = np.array([0, 1], np.uint8)
+    assert widen(values, "bool", "sum", prescale=factor).tolist() == [0, scaled]
+    out = np.zeros(2, np.uint8)
+    narrow_into(out, values, "bool", "sum", 2, postscale=factor)
+    assert out.tolist() == [0, scaled]
+
+
+def test_scaling_does_not_touch_what_was_given() -> None:
+    values = np.array([1.0, 2.0], np.float32)
+    assert widen(values, "float32", "sum", prescale=2.0).tolist() == [2.0, 4.0]
+    assert values.tolist() == [1.0, 2.0]
+
+
+def test_bools_have_no_average() -> None:
+    with pytest.raises(ParamError, match="bools"):
+        check_op("avg", "bool")
+
+
+def test_average_of_large_unsigned_integers_does_not_overflow_to_negative_ones() -> None:
+    wide = widen(np.array([2**63], np.uint64), "uint64", "avg")
+    out = np.zeros(1, np.uint64)
+    narrow_into(out, wide, "uint64", "avg", 2)
+    assert out.tolist() == [2**62]
+
+
+@pytest.mark.parametrize(("dtype", "half"), [("uint8", 44), ("int8", 44), ("uint16", 300), ("int16", 300)])
+def test_sums_of_small_integers_wrap_around_before_they_are_scaled(dtype: str, half: int) -> None:
+    wide = widen(np.array([88], dtype), dtype, "sum")
+    out = np.zeros(1, dtype)
+    narrow_into(out, wide + 512, dtype, "sum", 2, postscale=0.5)
+    assert out.tolist() == [half]
 
 
 def test_average_of_bytes_does_not_overflow() -> None:

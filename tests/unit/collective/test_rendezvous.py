@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -233,28 +236,97 @@ def test_many_clients_are_served_at_once(connect: Connect) -> None:
             assert answer.result() == [str(rank).encode() for rank in range(60)]
 
 
-def test_all_gather_leaves_no_keys_behind(connect: Connect) -> None:
+class KeysOnly:
+    """A store that can do no more than every rendezvous must."""
+
+    def __init__(self, client: RendezvousClient) -> None:
+        for name in ("set", "get", "add", "compare_set", "delete", "check", "num_keys"):
+            setattr(self, name, getattr(client, name))
+
+
+both_ways = pytest.mark.parametrize("make", [RendezvousClient.prefix, lambda client, _: KeysOnly(client)])
+
+
+@both_ways
+def test_all_gather_leaves_no_keys_behind(connect: Connect, make: Callable[..., Any]) -> None:
     clients = [connect() for _ in range(3)]
-    with ThreadPoolExecutor() as pool:
-        for rank, client in enumerate(clients):
-            pool.submit(all_gather_bytes, client, key="k", rank=rank, world_size=3, value=b"", timeout_s=10.0)
-    assert clients[0].num_keys() == 0
-
-
-@pytest.mark.parametrize("present", [[0], [1], [0, 3]])
-def test_all_gather_names_the_missing_ranks(connect: Connect, present: list[int]) -> None:
-    missing = [rank for rank in range(4) if rank not in present]
     with ThreadPoolExecutor() as pool:
         answers = [
             pool.submit(
-                all_gather_bytes, connect(), key="k", rank=rank, world_size=4, value=b"", timeout_s=0.3
+                all_gather_bytes,
+                make(client, "in a view"),
+                key="k",
+                rank=rank,
+                world_size=3,
+                value=b"ab" * rank,
+                timeout_s=10.0,
+            )
+            for rank, client in enumerate(clients)
+        ]
+    assert [answer.result() for answer in answers] == [[b"", b"ab", b"abab"]] * 3
+    assert clients[0].num_keys() == 0
+
+
+@both_ways
+@pytest.mark.parametrize("present", [[0, 2], [1, 2]])
+def test_all_gather_names_the_missing_ranks(
+    connect: Connect, make: Callable[..., Any], present: list[int]
+) -> None:
+    missing = sorted({0, 1, 2, 3} - set(present))
+    with ThreadPoolExecutor() as pool:
+        answers = [
+            pool.submit(
+                all_gather_bytes,
+                make(connect(), "in a view"),
+                key="k",
+                rank=rank,
+                world_size=4,
+                value=b"",
+                timeout_s=0.3,
             )
             for rank in present
         ]
     for answer in answers:
-        with pytest.raises(CommunicatorTimeoutError) as raised:
+        with pytest.raises(CommunicatorTimeoutError, match=re.escape(f"ranks {missing} are missing of 4")):
             answer.result()
-        assert f"ranks {missing} are missing of 4" in str(raised.value)
+
+
+def test_exchange_can_be_repeated_and_may_not_exceed_the_bound(connect: Connect) -> None:
+    clients = [connect(), connect()]
+    with ThreadPoolExecutor() as pool:
+        for turn in (b"first", b"second"):
+            answers = [
+                pool.submit(client.exchange, "k", rank=rank, world_size=2, value=turn, timeout_s=10.0)
+                for rank, client in enumerate(clients)
+            ]
+            assert [answer.result() for answer in answers] == [[turn, turn]] * 2
+    with pytest.raises(CommunicatorError, match=f"2 ranks may exchange {MAX_VALUE_BYTES // 2} each"):
+        clients[0].exchange("k", rank=0, world_size=2, value=bytes(MAX_VALUE_BYTES // 2 + 1), timeout_s=1.0)
+
+
+@both_ways
+def test_rank_that_was_late_may_ask_for_an_exchange_again(connect: Connect, make: Callable[..., Any]) -> None:
+    early, late = [make(connect(), "in a view") for _ in range(2)]
+    gather = partial(all_gather_bytes, key="k", world_size=2, timeout_s=0.2)
+    with pytest.raises(CommunicatorTimeoutError):
+        gather(early, rank=1, value=b"1")
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(gather, late, rank=0, value=b"0", timeout_s=10.0)
+        assert answer.result() == [b"0", b"1"]
+    assert gather(early, rank=1, value=b"1") == [b"0", b"1"]
+    assert early.num_keys() == 0
+
+
+def test_client_that_is_lost_in_an_exchange_is_waited_for_no_more(connect: Connect) -> None:
+    lost, there, last = connect(), connect(), connect()
+    with ThreadPoolExecutor() as pool:
+        broken = pool.submit(lost.exchange, "k", rank=0, world_size=3, value=b"0", timeout_s=30.0)
+        waiting = pool.submit(there.exchange, "k", rank=1, world_size=3, value=b"1", timeout_s=30.0)
+        lost._sock.shutdown(2)  # as if the process had died
+        with pytest.raises(CommunicatorError):
+            broken.result(5.0)
+        assert last.exchange("k", rank=2, world_size=3, value=b"2", timeout_s=30.0) == [b"0", b"1", b"2"]
+        assert waiting.result(5.0) == [b"0", b"1", b"2"]
 
 
 def test_coordinator_that_takes_nothing_any_more_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

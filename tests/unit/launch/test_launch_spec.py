@@ -49,6 +49,7 @@ def test_secret_and_payload_stay_out_of_the_specs_text() -> None:
         payload=b"function",
         driver=Address(("127.0.0.1",), 1),
         transport="auto",
+        wire="float32",
         gpus_per_rank=0,
         environment=(),
         versions=DRIVER,

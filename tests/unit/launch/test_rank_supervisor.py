@@ -37,6 +37,7 @@ def supervised(
             "secret": secret.hex(),
             "coordinator": coordinator.address.to_bytes().decode(),
             "transport": "auto",
+            "wire": "float32",
             "operation_timeout_s": 10.0,
         }
         with RankSupervisor(

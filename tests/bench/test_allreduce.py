@@ -1,0 +1,64 @@
+"""``sparkdl bench allreduce`` end to end, with buffers so small that it takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkdl.bench import allreduce
+from sparkdl.errors import ParamError
+
+OURS = ("copy", "native", "arena", "torch")
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    allreduce.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "against", "theirs"),
+    [
+        (2, "mpi", ("mpi",)),
+        pytest.param(
+            4, "gloo,mpi", ("gloo", "gloo tuned", "mpi"), marks=pytest.mark.slow
+        ),  # many ranks with torch
+    ],
+)
+def test_run_measures_every_contender_at_every_case(
+    num_ranks: int, against: str, theirs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    options = ["--sizes", "1KiB,64KiB", "--queued", "3x2KiB", "--seconds", "0.01", "--json", str(path)]
+    options += ["--against", against]
+    assert allreduce.run(parse(*options, "--ranks", str(num_ranks))) == 0
+    report = json.loads(path.read_text())
+    measured = {(row["contender"], row["case"]) for row in report["rows"]}
+    cases = ("allreduce 1KiB", "allreduce 64KiB", "3 allreduces of 2KiB, queued")
+    contenders = {*OURS, *theirs, *({"horovod"} - set(report["missing"]))}
+    assert measured == {(contender, case) for contender in contenders for case in cases}
+    assert {row["ranks"] for row in report["rows"]} == {num_ranks}
+    assert all(0 < row["median_s"] <= row["p90_s"] for row in report["rows"])
+    assert all(row["repetitions"] >= 10 for row in report["rows"])
+    assert "native is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ranks", "1"), "--ranks 1"),
+        (("--seconds", "0"), "--seconds 0"),
+        (("--queued", "100"), "--queued 100"),
+        (("--json", "nowhere/report.json"), "--json nowhere/report.json"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_options_that_cannot_work_are_refused_before_anything_starts(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ParamError, match=message):
+        allreduce.run(parse(*arguments))

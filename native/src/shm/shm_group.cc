@@ -25,6 +25,7 @@ ShmGroup::ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector
       local_rank_(local_rank),
       size_(static_cast<int>(ranks.size())),
       board_(segment_, local_rank, std::move(ranks)),
+      stores_(local_rank == 0),
       sources_(static_cast<size_t>(size_)) {}
 
 Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reduction& reduction,
@@ -44,7 +45,7 @@ Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reducti
   const size_t tile = Segment::kSlotBytes / element_bytes;
   for (size_t done = 0; done < count; done += tile) {
     SPARKDL_RETURN_IF_ERROR(ReduceTile(root, data + done * element_bytes,
-                                       std::min(tile, count - done), reduction, guard));
+                                       std::min(tile, count - done), done == 0, reduction, guard));
   }
   return {};
 }
@@ -64,8 +65,8 @@ Status ShmGroup::ReduceInOneRound(int root, std::byte* data, size_t count,
 
 // Two-shot: each rank reduces one slice of the tile, reading its own part where it is, and pushes
 // the result into its slot, from where the others fetch it.
-Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, const Reduction& reduction,
-                            OperationGuard& guard) {
+Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, bool is_first,
+                            const Reduction& reduction, OperationGuard& guard) {
   const size_t element_bytes = reduction.kernels.element_bytes;
   const bool keeps_result = root == kEverybody || root == local_rank_;
   const auto slice_of = [&](int rank) {
@@ -73,11 +74,15 @@ Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, const Reduc
                   kSliceUnit);
   };
   std::byte* const my_slot = slot(local_rank_);
+  const Traffic traffic = root == kEverybody ? Traffic::kAllReduce : Traffic::kReduce;
+  StoreChoices::Tile moves = BeginTile(traffic, count * element_bytes, is_first);
   for (int step = 1; step < size_; ++step) {
     const Part part = slice_of((local_rank_ + step) % size_);
-    CopyBytes(my_slot + part.begin, tile + part.begin, part.size);
+    moves.Copy(my_slot + part.begin, tile + part.begin, part.size);
   }
+  moves.BeginWait();
   SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+  moves.EndWait();
 
   const Part mine = slice_of(local_rank_);
   for (size_t done = 0; done < mine.size; done += kPushBytes) {
@@ -88,16 +93,17 @@ Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, const Reduc
     std::byte* const reduced = keeps_result ? tile + offset : my_slot + offset;
     reduction.kernels.reduce(reduced, sources_.data(), sources_.size(), bytes / element_bytes,
                              reduction.finish);
-    CopyBytes(my_slot + offset, reduced, bytes);
+    moves.Copy(my_slot + offset, reduced, bytes);
   }
+  moves.Flush();
   SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
 
   for (int step = 1; step < size_ && keeps_result; ++step) {
     const int other = (local_rank_ + step) % size_;
     const Part part = slice_of(other);
-    CopyBytes(tile + part.begin, slot(other) + part.begin, part.size);
+    moves.Copy(tile + part.begin, slot(other) + part.begin, part.size);
   }
-  EndTurn();
+  EndTile(moves);
   return {};
 }
 

@@ -8,20 +8,22 @@ namespace sparkdl {
 namespace {
 
 // Copies the next bytes of a stream to contiguous memory, or from there.
-void CopyOut(PieceCursor<const std::byte>& stream, std::byte* destination, size_t bytes) {
+void CopyOut(const StoreChoices::Tile& moves, PieceCursor<const std::byte>& stream,
+             std::byte* destination, size_t bytes) {
   while (bytes > 0) {
     const ConstPiece piece = stream.Peek(bytes);
-    CopyBytes(destination, piece.data, piece.bytes);
+    moves.Copy(destination, piece.data, piece.bytes);
     stream.Advance(piece.bytes);
     destination += piece.bytes;
     bytes -= piece.bytes;
   }
 }
 
-void CopyIn(PieceCursor<std::byte>& stream, const std::byte* source, size_t bytes) {
+void CopyIn(const StoreChoices::Tile& moves, PieceCursor<std::byte>& stream,
+            const std::byte* source, size_t bytes) {
   while (bytes > 0) {
     const Piece piece = stream.Peek(bytes);
-    if (piece.data != nullptr) CopyBytes(piece.data, source, piece.bytes);
+    if (piece.data != nullptr) moves.Copy(piece.data, source, piece.bytes);
     stream.Advance(piece.bytes);
     source += piece.bytes;
     bytes -= piece.bytes;
@@ -48,12 +50,16 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
   const size_t share = size_ == 1 ? longest : Segment::kSlotBytes / num_owners / 64 * 64;
 
   for (size_t done = 0; done < longest; done += share) {
+    StoreChoices::Tile moves =
+        BeginTile(Traffic::kReduceScatter, std::min(share, longest - done) * num_owners, done == 0);
     for (size_t owner = 0; owner < num_owners && size_ > 1; ++owner) {
       if (owner == static_cast<size_t>(local_rank_)) continue;
       const size_t bytes = std::min(share, cursors[owner].remaining());
-      CopyOut(cursors[owner], slot(local_rank_) + owner * share, bytes);
+      CopyOut(moves, cursors[owner], slot(local_rank_) + owner * share, bytes);
     }
+    moves.BeginWait();
     SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+    moves.EndWait();
     if (is_owner) {
       PieceCursor<const std::byte>& mine = cursors[local_rank_];
       size_t left = std::min(share, mine.remaining());
@@ -77,7 +83,7 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
         left -= count * element_bytes;
       }
     }
-    EndTurn();
+    EndTile(moves);
   }
   return {};
 }
@@ -93,14 +99,19 @@ Status ShmGroup::Gather(const ConstPieces& mine, const std::vector<Pieces>& dest
     longest = std::max(longest, cursors.back().remaining());
   }
   for (size_t done = 0; done < longest; done += Segment::kSlotBytes) {
-    CopyOut(published, slot(local_rank_), std::min(Segment::kSlotBytes, published.remaining()));
+    StoreChoices::Tile moves =
+        BeginTile(Traffic::kGather, std::min(Segment::kSlotBytes, longest - done), done == 0);
+    CopyOut(moves, published, slot(local_rank_),
+            std::min(Segment::kSlotBytes, published.remaining()));
+    moves.BeginWait();
     SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+    moves.EndWait();
     for (int step = 1; step < size_; ++step) {
       const int other = (local_rank_ + step) % size_;
-      CopyIn(cursors[other], slot(other),
+      CopyIn(moves, cursors[other], slot(other),
              std::min(Segment::kSlotBytes, cursors[other].remaining()));
     }
-    EndTurn();
+    EndTile(moves);
   }
   return {};
 }
@@ -113,19 +124,24 @@ Status ShmGroup::Exchange(const std::vector<ConstPieces>& outgoing,
   // Each destination's share of a slot, in whole cache lines.
   const size_t share = Segment::kSlotBytes / static_cast<size_t>(size_) / 64 * 64;
   for (size_t done = 0; done < longest && size_ > 1; done += share) {
+    StoreChoices::Tile moves =
+        BeginTile(Traffic::kExchange, std::min(share, longest - done) * static_cast<size_t>(size_),
+                  done == 0);
     for (int step = 1; step < size_; ++step) {
       const auto other = static_cast<size_t>((local_rank_ + step) % size_);
-      CopyOut(sent[other], slot(local_rank_) + other * share,
+      CopyOut(moves, sent[other], slot(local_rank_) + other * share,
               std::min(share, sent[other].remaining()));
     }
+    moves.BeginWait();
     SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
+    moves.EndWait();
     for (int step = 1; step < size_; ++step) {
       const auto other = static_cast<size_t>((local_rank_ + step) % size_);
-      CopyIn(received[other],
+      CopyIn(moves, received[other],
              slot(static_cast<int>(other)) + static_cast<size_t>(local_rank_) * share,
              std::min(share, received[other].remaining()));
     }
-    EndTurn();
+    EndTile(moves);
   }
   return {};
 }

@@ -33,8 +33,8 @@ class DataParallel(nn.Module):
     Rank 0's parameters and buffers become everyone's when it is made, and its buffers again before each forward
     pass in training. A parameter that took part on no rank keeps the gradient that it had, or none.
 
-    Gradients lie in memory that the ranks of a host share. ``zero_grad(set_to_none=False)`` leaves them there;
-    where they were set to None, autograd makes new ones, which cost one copy.
+    Gradients lie in memory that the ranks share, if all are on one host. ``zero_grad(set_to_none=False)`` leaves
+    them there; where they were set to None, autograd makes new ones, which cost one copy.
 
     Args:
         module: on the CPU, of the same architecture on every rank.
@@ -66,8 +66,6 @@ class DataParallel(nn.Module):
         self._bucket_of = {
             parameter: index for index, bucket in enumerate(self._buckets) for parameter in bucket.gradients
         }
-        self._number_of = {parameter: number for number, parameter in enumerate(self._bucket_of)}
-        self._has_gradient = torch.zeros(len(trained), dtype=torch.uint8)
         self._reset()
         # Autograd keeps hooks where the garbage collector does not look: one that held this object for good, and with
         # it the parameter, would keep them all for good. So it is held from a forward pass to the end of the backward
@@ -99,7 +97,6 @@ class DataParallel(nn.Module):
         self._runs_backward = False
         self._num_missing = [len(bucket.gradients) for bucket in self._buckets]
         self._handles: list[Handle] = []
-        self._has_gradient.zero_()
 
     def _take(self, parameter: Tensor) -> None:
         """Autograd has a parameter's gradient."""
@@ -111,7 +108,6 @@ class DataParallel(nn.Module):
         if not self._runs_backward:
             self._runs_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self._has_gradient[self._number_of[parameter]] = 1
         self._num_missing[index] -= 1
         self._start_what_is_complete()
 
@@ -126,6 +122,10 @@ class DataParallel(nn.Module):
 
     def _finish(self) -> None:
         """The backward pass is over: reduce what was not complete, and wait for all."""
+        # Those of earlier passes without averaging too.
+        on_some_rank = torch.tensor(
+            [parameter.grad is not None for parameter in self._bucket_of], dtype=torch.uint8
+        )
         for index in range(len(self._handles), len(self._buckets)):
             bucket = self._buckets[index]
             for parameter, gradient in bucket.gradients.items():
@@ -133,13 +133,14 @@ class DataParallel(nn.Module):
                     gradient.zero_()
                 _settle(parameter, bucket)
             self._start_next()
-        on_some_rank = self._has_gradient.clone()
         self._handles.append(self._communicator.allreduce_async(on_some_rank, op="max"))
         for handle in self._handles:
             handle.wait()
-        for parameter, number in self._number_of.items():
-            if on_some_rank[number] and parameter.grad is None:
-                parameter.grad = self._buckets[self._bucket_of[parameter]].gradients[parameter]
+        for (parameter, index), has_gradient in zip(
+            self._bucket_of.items(), on_some_rank.tolist(), strict=True
+        ):
+            if has_gradient and parameter.grad is None:
+                parameter.grad = self._buckets[index].gradients[parameter]
         self._reset()
         self._held.clear()
 

@@ -134,6 +134,20 @@ def claim_parameters_may_take_part_on_some_ranks_or_none() -> None:
         assert module.branches[2].weight.grad is None
 
 
+def claim_parameters_may_take_part_on_some_ranks_in_a_pass_without_averaging() -> None:
+    module = Branches()
+    wrapped = wrap(module, bucket_bytes=8)
+    x = torch.arange(6.0).view(2, 3)
+    with wrapped.no_sync():
+        wrapped(x).backward()
+    module.branches[min(rank(), 1)].requires_grad_(False)
+    module.branches[2].weight.requires_grad_(True)
+    (wrapped(x) + module.branches[2](x).sum()).backward()
+    taken = [1 / world_size(), 1 - 1 / world_size(), 1.0]
+    for branch, share in zip(module.branches, taken, strict=True):
+        torch.testing.assert_close(branch.weight.grad, x.sum(0).expand(2, 3) * share, **TOLERANCE)
+
+
 def claim_a_backward_pass_that_failed_leaves_no_trace() -> None:
     module = model()
     wrapped = wrap(module)

@@ -81,7 +81,7 @@ class Communicator:
 
     def __init__(self, *, rank: int, host_of_rank: Sequence[int], segment_fd: int, lane_fds: tuple[int, int], lifeline_fds: tuple[int, int], timeout_s: float, wire: str = 'float32', stall_warning_s: float | None = None, stall_abort_s: float | None = None, stall_fd: int = -1) -> None:
         """
-        Take over the descriptors of one rank; a ValueError leaves them with the caller.
+        Take over the descriptors of one rank, whatever the outcome.
 
         host_of_rank has the host of every rank, numbered by first appearance. segment_fd is -1 if the rank is alone on its host, lane_fds (to the next host, from the previous one) are (-1, -1) if it owns no lane, lifeline_fds (to the next rank, from the previous one) in a world of one. timeout_s is the default deadline of every operation, in seconds. wire says how sums and averages of float32 travel between hosts: as float32, bfloat16 or float16, the same on all ranks; they are added up in float32. An operation in which nothing has moved for stall_warning_s has its news ready in the monitor, of which stall_fd, an eventfd, tells; after stall_abort_s it fails.
         """

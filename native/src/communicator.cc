@@ -1,6 +1,7 @@
 #include "sparkdl/communicator.h"
 
 #include <algorithm>
+#include <exception>
 #include <new>
 #include <utility>
 
@@ -62,7 +63,8 @@ Status Communicator::Run(const Operation& operation, double timeout_s,
     pending->WaitFor(kSlice);
     // The buffers are the caller's again when this returns, so an interrupt ends the operation
     // first.
-    if (!is_interrupted && interrupt_check != nullptr && interrupt_check()) {
+    if (pending->done() || is_interrupted || interrupt_check == nullptr) continue;
+    if (interrupt_check()) {
       is_interrupted = true;
       static_cast<void>(
           Fail(Status(StatusCode::kInterrupted, "a signal interrupted an operation")));
@@ -91,6 +93,9 @@ Status Communicator::Execute(const Operation& operation, double timeout_s, Runne
     status = collectives_.Run(operation, guard);
   } catch (const std::bad_alloc&) {
     status = Status(StatusCode::kFailed, "out of memory in " + Summarize(operation));
+  } catch (const std::exception& error) {
+    // Such as a thread that cannot be started.
+    status = Status(StatusCode::kFailed, Summarize(operation) + " failed: " + error.what());
   }
   monitor_->Finish(operation, next_sequence_, runner.is_progress_thread, status.ok(), times);
   ++next_sequence_;

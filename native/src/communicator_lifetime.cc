@@ -1,6 +1,7 @@
 // Communicator's opening and closing.
 #include <sys/eventfd.h>
 
+#include <array>
 #include <cerrno>
 #include <new>
 #include <system_error>
@@ -77,6 +78,11 @@ Status Prepare(const Topology& topology, const CommunicatorOptions& options) {
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> Communicator::Open(const CommunicatorOptions& options) {
+  // The mapping keeps the segment's memory, so its descriptor has done its duty in any case.
+  const UniqueFd segment_fd(options.segment_fd);
+  std::array<UniqueFd, 4> sockets{
+      UniqueFd(options.lane_to_next_fd), UniqueFd(options.lane_from_previous_fd),
+      UniqueFd(options.lifeline_to_next_fd), UniqueFd(options.lifeline_from_previous_fd)};
   auto topology = Topology::Make(options.rank, options.host_of_rank);
   if (!topology.ok()) return topology.status();
   SPARKDL_RETURN_IF_ERROR(Prepare(topology.value(), options));
@@ -91,6 +97,7 @@ Result<std::unique_ptr<Communicator>> Communicator::Open(const CommunicatorOptio
 
   std::unique_ptr<Communicator> communicator(
       new Communicator(std::move(topology).value(), options, std::move(segment)));
+  for (UniqueFd& socket : sockets) static_cast<void>(socket.Release());  // they are its own now
   communicator->wake_fd_ = std::move(wake_fd);
   try {
     communicator->progress_thread_ =
@@ -99,8 +106,6 @@ Result<std::unique_ptr<Communicator>> Communicator::Open(const CommunicatorOptio
     return Status(StatusCode::kFailed,
                   std::string("cannot start the progress thread: ") + error.what());
   }
-  // The mapping keeps the memory; the descriptor has done its duty.
-  UniqueFd(options.segment_fd).Reset();
   return communicator;
 }
 
@@ -158,7 +163,7 @@ Status Communicator::DrainQueue(InterruptCheck interrupt_check) {
     if (last != nullptr) {
       last->WaitFor(kSlice);
     } else {
-      failure_.WaitFor(kSlice);
+      std::this_thread::sleep_for(kSlice);  // until another thread's operation ends
     }
     if (!status.ok()) continue;
     if (deadline.Passed()) {

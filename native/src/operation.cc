@@ -118,6 +118,11 @@ uint64_t DetailsOf(const Operation& operation) {
     }
     hash = Mix(hash, 4);
   }
+  if (!operation.shape.empty()) {
+    hash = Mix(hash, operation.shape.size());
+    for (const uint64_t dimension : operation.shape) hash = Mix(hash, dimension);
+    hash = Mix(hash, 6);
+  }
   return hash;
 }
 
@@ -180,6 +185,10 @@ std::string Describe(const Operation& operation) {
       counts.push_back(piece.bytes / BytesOf(operation.dtype));
     }
     text += " in arrays of " + JoinNumbers(counts);
+  }
+  if (!operation.shape.empty()) {
+    text += HasBlocks(operation.kind) ? " in rows of " : " of shape ";
+    text.append("(").append(JoinNumbers(operation.shape)).append(")");
   }
   if (IsReducing(operation.kind)) text += " by " + std::string(NameOf(operation.reduce_op));
   if (operation.prescale != 1.0) text += ", prescale " + FormatNumber(operation.prescale);

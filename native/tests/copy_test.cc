@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "check.h"
 #include "sparkdl/store_choice.h"
+#include "sparkdl/tile_mover.h"
 #include "trial.h"
 #include "world.h"
 
@@ -43,6 +47,8 @@ TEST(CopyOfNothingMayBeFromAndToNull) {
   CopyBytes(nullptr, nullptr, 0, Stores::kCached);
 }
 
+constexpr uint64_t kWork = 7;
+
 // The costs of so many tiles, and how many of them were moved with streaming stores.
 int NumStreaming(StoreChoice& choice, int num_tiles,
                  const std::function<double(Stores, int)>& cost) {
@@ -50,7 +56,7 @@ int NumStreaming(StoreChoice& choice, int num_tiles,
   for (int tile = 0; tile < num_tiles; ++tile) {
     const Stores stores = choice.current();
     streaming += stores == Stores::kStreaming ? 1 : 0;
-    choice.Note(cost(stores, tile));
+    choice.Note(cost(stores, tile), kWork);
   }
   return streaming;
 }
@@ -82,25 +88,95 @@ TEST(TilesThatTakeLongOnceDoNotChangeTheChoice) {
   CHECK(NumStreaming(choice, 10'000, disturbed) < 300);
 }
 
-TEST(StoresThatDoNotMatterAreSeldomTried) {
+TEST(TimesOfOtherWorkDoNotCount) {
   StoreChoice choice;
-  CHECK(NumStreaming(choice, 100'000, [](Stores, int) { return 1.0; }) < 500);
+  for (int tile = 0; tile < 10'000; ++tile) {
+    const Stores stores = choice.current();
+    const bool is_cheap = tile % 5 == 0;  // such as a barely filled tile among full ones
+    choice.Note(Near(stores, tile) * (is_cheap ? 0.1 : 1.0), is_cheap ? kWork + 1 : kWork);
+  }
+  CHECK(NumStreaming(choice, 1'000, Near) < 100);
 }
 
-// Long enough that the other stores are tried on the way.
-TEST(CollectivesAreRightWhicheverStoresAreUsed) {
-  constexpr size_t kCount = 40 * Segment::kSlotBytes / sizeof(float) + 3;
+TEST(ChoiceIsMadeAnewForOtherWork) {
+  StoreChoice choice;
+  static_cast<void>(NumStreaming(choice, 5'000, Far));
+  int streaming = 0;
+  for (int tile = 0; tile < 5'000; ++tile) {
+    streaming += choice.current() == Stores::kStreaming ? 1 : 0;
+    choice.Note(Near(choice.current(), tile), kWork + 1);
+  }
+  CHECK(streaming < 1'000);
+}
+
+TEST(StoresThatDoNotMatterAreSeldomTried) {
+  StoreChoice choice;
+  CHECK(NumStreaming(choice, 100'000, [](Stores, int) { return 1.0; }) < 1'000);
+}
+
+constexpr size_t kTileBytes = size_t{100} * 1024;
+
+void MoveTile(TileMovers& movers, TileMovers::Published& published, TileMovers::Tile tile) {
+  TileMover mover = movers.Begin(published, tile);
+  movers.End(mover, published);
+}
+
+TEST(LeaderPublishesWhatItTriesAndOthersFollow) {
+  if (!kHasStreamingStores) return;
+  using Traffic = TileMovers::Traffic;
+  TileMovers leader(true);
+  TileMovers follower(false);
+  TileMovers::Published published{0};
+  const TileMovers::Tile tile{.traffic = Traffic::kGather, .bytes = kTileBytes};
+  int num_tiles = 0;
+  while (published == 0 && ++num_tiles < 1000) MoveTile(leader, published, tile);
+  CHECK(num_tiles < 1000);
+  CHECK(follower.Begin(published, tile).stores() == Stores::kStreaming);
+  // Neither other sizes nor other traffic, and nothing that is small.
+  for (const size_t bytes : {size_t{1}, kTileBytes / 2, 2 * kTileBytes}) {
+    CHECK(follower.Begin(published, {.traffic = Traffic::kGather, .bytes = bytes}).stores() ==
+          Stores::kCached);
+  }
+  CHECK(follower.Begin(published, {.traffic = Traffic::kReduce, .bytes = kTileBytes}).stores() ==
+        Stores::kCached);
+}
+
+TEST(OnlyTheLeaderMeasuresAndOnlyWhatTellsOfTheOthers) {
+  TileMovers::Published published{0};
+  TileMovers follower(false);
+  TileMovers leader(true);
+  for (int tile = 0; tile < 1000; ++tile) {
+    MoveTile(follower, published, {.bytes = kTileBytes});
+    MoveTile(leader, published, {.bytes = TileMovers::kSmallest});
+    MoveTile(leader, published, {.bytes = kTileBytes, .goes_both_ways = false});
+  }
+  CHECK_EQ(published.load(), 0U);
+}
+
+TEST(CollectivesAreRightWithStreamingStores) {
+  constexpr size_t kCount = 3 * Segment::kSlotBytes / sizeof(float) + 3;
   for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 0, 0}}) {
     World world(hosts);
+    std::shared_ptr<Segment> segment = world.options(0).segment;
     world.OpenAll();
+    std::atomic<bool> is_over{false};
+    // Against the leader, which takes them back wherever it measures.
+    std::thread insists([&] {
+      while (!is_over) segment->line(0).streaming = ~uint32_t{0};
+    });
     world.Run([](Communicator& communicator, int) {
       const Trials trials(communicator);
-      RunTrial(communicator, trials.AllReduce({}, kCount));
-      RunTrial(communicator, trials.Reduce({}, kCount, 1));
-      RunTrial(communicator, trials.ReduceScatter({}, kCount / 2));
-      RunTrial(communicator, trials.AllGather(Dtype::kFloat32, kCount));
-      RunTrial(communicator, trials.AllToAll(Dtype::kFloat32, kCount / 2));
+      for (const size_t count : {size_t{5000}, size_t{20'000}, kCount}) {
+        RunTrial(communicator, trials.AllReduce({}, count));
+        RunTrial(communicator, trials.Reduce({}, count, 1));
+        RunTrial(communicator, trials.ReduceScatter({Dtype::kBfloat16}, count));
+        RunTrial(communicator, trials.AllGather(Dtype::kFloat32, count));
+        RunTrial(communicator, trials.Broadcast(Dtype::kFloat32, count, 1));
+        RunTrial(communicator, trials.AllToAll(Dtype::kFloat32, count));
+      }
     });
+    is_over = true;
+    insists.join();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <vector>
 
@@ -79,31 +80,38 @@ TEST(DescriptorsAreClosedWithTheCommunicator) {
   CHECK_EQ(NumOpenDescriptors(), before);
 }
 
-TEST(DescriptorsThatDoNotFitTheTopologyAreRefusedAndStayOpen) {
-  int pair[2];
-  CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-  const UniqueFd first(pair[0]);
-  const UniqueFd second(pair[1]);
-  const UniqueFd small(::memfd_create("small", MFD_CLOEXEC));
-  CommunicatorOptions options;
-  options.host_of_rank = {0, 0};
-  options.lifeline_to_next_fd = first.get();
-  options.lifeline_from_previous_fd = second.get();
-  CHECK_CONTAINS(Communicator::Open(options).status().ToString(),
+// As in a living process, whose peers would otherwise see open lifelines and wait for it.
+TEST(DescriptorsThatDoNotFitTheTopologyAreRefusedAndClosed) {
+  const size_t before = NumOpenDescriptors();
+  const auto refusal = [](const std::function<void(CommunicatorOptions&)>& spoil) {
+    int pair[2];
+    CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    CommunicatorOptions options;
+    options.host_of_rank = {0, 0};
+    options.lifeline_to_next_fd = pair[0];
+    options.lifeline_from_previous_fd = pair[1];
+    spoil(options);
+    return Communicator::Open(options).status().ToString();
+  };
+  const auto small = [] { return ::memfd_create("small", MFD_CLOEXEC); };
+  CHECK_CONTAINS(refusal([](CommunicatorOptions&) {}),
                  "segment_fd must be a file descriptor, because 2 ranks are on this host");
-  options.segment_fd = small.get();
-  CHECK_CONTAINS(Communicator::Open(options).status().ToString(),
+  CHECK_CONTAINS(refusal([&](CommunicatorOptions& options) { options.segment_fd = small(); }),
                  "has 0 bytes, 2 ranks need segment_bytes(2)");
-  options.lane_to_next_fd = first.get();
-  CHECK_CONTAINS(Communicator::Open(options).status().ToString(), "lane_fds must be (-1, -1)");
-  options.lane_to_next_fd = -1;
-  options.lifeline_to_next_fd = small.get();
-  CHECK_CONTAINS(Communicator::Open(options).status().ToString(),
-                 "lifeline_fds[0] (file descriptor " + std::to_string(small.get()) +
-                     ") must be a connected stream socket");
-  options.timeout_s = 0;
-  CHECK_CONTAINS(Communicator::Open(options).status().ToString(), "timeout_s must be positive");
-  CHECK(::fcntl(first.get(), F_GETFD) >= 0 && ::fcntl(small.get(), F_GETFD) >= 0);
+  CHECK_CONTAINS(refusal([&](CommunicatorOptions& options) {
+                   options.segment_fd = small();
+                   options.lane_to_next_fd = small();
+                 }),
+                 "lane_fds must be (-1, -1)");
+  CHECK_CONTAINS(refusal([&](CommunicatorOptions& options) {
+                   options.segment_fd = small();
+                   ::close(options.lifeline_to_next_fd);
+                   options.lifeline_to_next_fd = small();
+                 }),
+                 ") must be a connected stream socket");
+  CHECK_CONTAINS(refusal([](CommunicatorOptions& options) { options.timeout_s = 0; }),
+                 "timeout_s must be positive");
+  CHECK_EQ(NumOpenDescriptors(), before);
 }
 
 }  // namespace

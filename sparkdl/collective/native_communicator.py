@@ -6,7 +6,6 @@ Opening is done here (who shares a host, the segment, the connections); the data
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 from functools import cached_property
@@ -151,25 +150,18 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
         raise
     fds = {kind: pair.detach() for kind, pair in sockets.items()}
     stall_check = opening.stall_check
-    try:
-        core = _native.Communicator(
-            rank=opening.rank,
-            host_of_rank=list(memory.host_of_rank),
-            segment_fd=segment_fd,
-            lane_fds=fds.get("lane", (-1, -1)),
-            lifeline_fds=fds.get("lifeline", (-1, -1)),
-            timeout_s=opening.timeout_s,
-            wire=opening.wire,
-            stall_warning_s=stall_check.warn_after_s,
-            stall_abort_s=stall_check.abort_after_s,
-            stall_fd=stall_watcher().fd if stall_check.warn_after_s is not None else -1,
-        )
-    except ValueError:
-        # The core takes the descriptors over unless it refuses them.
-        for fd in (segment_fd, *itertools.chain.from_iterable(fds.values())):
-            if fd >= 0:
-                os.close(fd)
-        raise
+    core = _native.Communicator(
+        rank=opening.rank,
+        host_of_rank=list(memory.host_of_rank),
+        segment_fd=segment_fd,
+        lane_fds=fds.get("lane", (-1, -1)),
+        lifeline_fds=fds.get("lifeline", (-1, -1)),
+        timeout_s=opening.timeout_s,
+        wire=opening.wire,
+        stall_warning_s=stall_check.warn_after_s,
+        stall_abort_s=stall_check.abort_after_s,
+        stall_fd=stall_watcher().fd if stall_check.warn_after_s is not None else -1,
+    )
     return NativeCommunicator(core, opening, topology, memory)
 
 

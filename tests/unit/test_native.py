@@ -293,20 +293,16 @@ def test_descriptors_that_do_not_fit_the_topology_are_refused() -> None:
         _native.Communicator(
             rank=0, host_of_rank=[1, 0], segment_fd=-1, lane_fds=(-1, -1), lifeline_fds=(-1, -1), timeout_s=1
         )
-    small = os.memfd_create("small")
-    try:
-        first, second = socket.socketpair()
-        with first, second, pytest.raises(ValueError, match=r"has 0 bytes, 2 ranks need segment_bytes\(2\)"):
-            _native.Communicator(
-                rank=0,
-                host_of_rank=[0, 0],
-                segment_fd=small,
-                lane_fds=(-1, -1),
-                lifeline_fds=(first.fileno(), second.fileno()),
-                timeout_s=1,
-            )
-    finally:
-        os.close(small)
+    first, second = (end.detach() for end in socket.socketpair())
+    with pytest.raises(ValueError, match=r"has 0 bytes, 2 ranks need segment_bytes\(2\)"):
+        _native.Communicator(
+            rank=0,
+            host_of_rank=[0, 0],
+            segment_fd=os.memfd_create("small"),
+            lane_fds=(-1, -1),
+            lifeline_fds=(first, second),
+            timeout_s=1,
+        )
 
 
 def test_world_of_one_computes_alone(alone: _native.Communicator) -> None:

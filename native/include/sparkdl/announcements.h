@@ -14,7 +14,7 @@ namespace sparkdl {
 
 // Who waits for many small operations one after another would be woken after each of them, and each
 // time take the core from a rank that is still busy with the next. So while there are more of them,
-// those who wait are woken every kLongest; and before anything that may last.
+// those who wait are woken every kLongestNs; and before anything that may last.
 //
 // Belongs to the progress thread.
 class Announcements {

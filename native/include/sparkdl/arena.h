@@ -18,7 +18,7 @@ class Arena {
   static Result<std::shared_ptr<const Arena>> Attach(int fd, size_t part_bytes, int local_rank,
                                                      int local_size, int number);
 
-  // Bytes of one rank's part for so many bytes of buffers: whole pages.
+  // Bytes of one rank's part for so many bytes of buffers: whole huge pages.
   static size_t PartBytesFor(size_t bytes);
 
   ~Arena();

@@ -52,7 +52,7 @@ struct CommunicatorOptions {
 // which must be the same on every rank.
 class Communicator {
  public:
-  // Takes the descriptors over if the options are valid; otherwise the caller still has them.
+  // Takes the descriptors over, whatever the outcome.
   static Result<std::unique_ptr<Communicator>> Open(const CommunicatorOptions& options);
 
   // Closes without waiting for queued operations.

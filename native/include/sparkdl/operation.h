@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -77,8 +78,17 @@ struct Operation {
   double postscale = 1.0;
   // What the caller calls it.
   std::string name;
+  // Of an operation with a name: the dimensions that its array must have on all ranks, unless it
+  // has but one. Where ranks have blocks, all but the first.
+  std::vector<uint64_t> shape;
 
-  size_t bytes() const { return count * BytesOf(dtype); }
+  // Of the whole buffer or of one rank's block; of all blocks where they differ.
+  size_t bytes() const {
+    const bool is_uneven_exchange = kind == OpKind::kAllToAll && !counts.empty();
+    const size_t elements =
+        is_uneven_exchange ? std::accumulate(counts.begin(), counts.end(), size_t{0}) : count;
+    return elements * BytesOf(dtype);
+  }
 };
 
 // The arrays of an operation in place.

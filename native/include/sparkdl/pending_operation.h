@@ -17,7 +17,8 @@
 namespace sparkdl {
 
 // Shared by the submitter and the thread that runs it. Once done() is true nobody touches the
-// buffers any more, whatever the outcome.
+// buffers any more, whatever the outcome; but for arrays in an arena after a failure, which a peer
+// that has not heard of it yet may still write.
 class PendingOperation {
  public:
   PendingOperation(Operation operation, double timeout_s, std::shared_ptr<OperationMonitor> monitor)

@@ -20,8 +20,8 @@ struct alignas(64) FlagLine {
   std::atomic<uint32_t> sleepers;  // how many sleep on phase
   std::array<uint64_t, 2> digests;
   std::array<uint32_t, 2> verdicts;  // of the owner of lane 0: 1 if the hosts agree
-  std::atomic<int32_t> core;         // that the rank ran on when it last wrote phase
-  std::atomic<uint32_t> streaming;   // of local rank 0: see StoreChoices
+  std::atomic<int32_t> core;         // that the rank was last seen on, and 1
+  std::atomic<uint32_t> streaming;   // of local rank 0: see TileMovers
 };
 static_assert(sizeof(FlagLine) == 64);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);

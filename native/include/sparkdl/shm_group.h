@@ -13,7 +13,7 @@
 #include "sparkdl/pieces.h"
 #include "sparkdl/reduce.h"
 #include "sparkdl/segment.h"
-#include "sparkdl/store_choice.h"
+#include "sparkdl/tile_mover.h"
 
 namespace sparkdl {
 
@@ -77,7 +77,7 @@ class ShmGroup {
                   size_t longest, OperationGuard& guard);
 
  private:
-  using Traffic = StoreChoices::Traffic;
+  using Traffic = TileMovers::Traffic;
 
   static constexpr int kEverybody = -1;
 
@@ -88,12 +88,12 @@ class ShmGroup {
   Status ReduceTile(int root, std::byte* tile, size_t count, bool is_first,
                     const Reduction& reduction, OperationGuard& guard);
   std::byte* slot(int local_rank) const { return segment_->slot(local_rank, turn_); }
-  StoreChoices::Tile BeginTile(Traffic traffic, size_t bytes, bool is_first) const {
+  TileMover BeginTile(const TileMovers::Tile& tile) const {
     if (size_ == 1) return {};
-    return stores_.Begin(segment_->line(0).streaming, traffic, bytes, is_first);
+    return movers_.Begin(segment_->line(0).streaming, tile);
   }
-  void EndTile(StoreChoices::Tile& moves) {
-    if (size_ > 1) stores_.End(moves, segment_->line(0).streaming);
+  void EndTile(TileMover& mover) {
+    if (size_ > 1) movers_.End(mover, segment_->line(0).streaming);
     EndTurn();
   }
   static int TurnAfter(int turn) { return (turn + 1) % Segment::kSlotsPerRank; }
@@ -103,7 +103,7 @@ class ShmGroup {
   const int local_rank_;
   const int size_;
   FlagBoard board_;
-  StoreChoices stores_;
+  TileMovers movers_;
   int turn_ = 0;
   int turn_at_begin_ = 0;
   std::vector<const void*> sources_;

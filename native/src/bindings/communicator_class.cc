@@ -146,7 +146,7 @@ class CommunicatorObject {
 using Self = CommunicatorObject;
 
 Request Named(Request request, std::string_view name) {
-  request.operation.name = name;
+  SetName(request, name);
   return request;
 }
 
@@ -272,7 +272,7 @@ void DefineCommunicator(nb::module_& module) {
       nb::kw_only(), "rank"_a, "host_of_rank"_a, "segment_fd"_a, "lane_fds"_a, "lifeline_fds"_a,
       "timeout_s"_a, "wire"_a = "float32", "stall_warning_s"_a = nb::none(),
       "stall_abort_s"_a = nb::none(), "stall_fd"_a = -1,
-      "Take over the descriptors of one rank; a ValueError leaves them with the caller.\n\n"
+      "Take over the descriptors of one rank, whatever the outcome.\n\n"
       "host_of_rank has the host of every rank, numbered by first appearance. segment_fd is -1 if "
       "the rank is alone on its host, lane_fds (to the next host, from the previous one) are "
       "(-1, -1) if it owns no lane, lifeline_fds (to the next rank, from the previous one) in a "

@@ -253,4 +253,21 @@ Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_cou
   return request;
 }
 
+void SetName(Request& request, std::string_view name) {
+  Operation& operation = request.operation;
+  operation.name = name;
+  // Only a root has the arrays of gather and scatter that would tell, and exchanged blocks and
+  // arrays of a group have sizes of their own.
+  const bool has_whole = operation.group.empty() && (operation.kind == OpKind::kAllReduce ||
+                                                     operation.kind == OpKind::kReduce ||
+                                                     operation.kind == OpKind::kBroadcast);
+  const bool has_rows =
+      operation.kind == OpKind::kAllGather || operation.kind == OpKind::kReduceScatter;
+  if (name.empty() || !(has_whole || has_rows)) return;
+  const auto& array = request.arguments.front().reference;
+  if (array.ndim() < 2) return;
+  for (size_t i = has_rows ? 1 : 0; i < array.ndim(); ++i)
+    operation.shape.push_back(array.shape(i));
+}
+
 }  // namespace sparkdl::bindings

@@ -48,6 +48,9 @@ Request ScatterRequest(nb::handle array, nb::handle out, int root, const Counts&
 Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_counts,
                         const Counts& receive_counts, int world_size);
 
+// Gives the operation its name, and with it the shape that all ranks must agree on.
+void SetName(Request& request, std::string_view name);
+
 }  // namespace sparkdl::bindings
 
 #endif  // SPARKDL_BINDINGS_REQUEST_H_

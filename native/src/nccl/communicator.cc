@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "nccl/state.h"
@@ -39,12 +40,20 @@ Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Begin(
   const auto state = std::make_shared<NcclState>(opened.value(), options.name);
   const Gpu::Current current(*state->gpu);
   SPARKDL_RETURN_IF_ERROR(current.status());
+  // Before NCCL has the address of the state, which must then outlive it.
+  std::unique_ptr<NcclCommunicator> communicator;
+  try {
+    communicator.reset(new NcclCommunicator(state, options));
+  } catch (const std::system_error& error) {
+    return Status(StatusCode::kFailed, "cannot start the thread that watches NCCL communicator '" +
+                                           options.name + "': " + error.what());
+  }
   NcclConfig config;
   SPARKDL_RETURN_IF_ERROR(
       library->Check(library->nccl().ncclCommInitRankConfig(&state->comm, options.world_size, id,
                                                             options.rank, &config),
                      "opening NCCL communicator '" + options.name + "'"));
-  return std::unique_ptr<NcclCommunicator>(new NcclCommunicator(state, options));
+  return communicator;
 }
 
 Result<bool> NcclCommunicator::AwaitQuiet(NcclState& state, Deadline& deadline,
@@ -187,7 +196,6 @@ Result<uint64_t> NcclCommunicator::Register(const std::vector<NcclOperation>& op
 Result<bool> NcclCommunicator::IsDone(uint64_t number) {
   const std::scoped_lock lock(state_->mutex);
   if (state_->failure.ok()) state_->LookAtFlights();
-  // What was complete before a failure stays so.
   const auto& flights = state_->flights;
   if (!state_->failure.ok()) return state_->failure;
   return flights.empty() || flights.front().number > number;

@@ -47,6 +47,7 @@ Status Collectives::Perform(const Operation& operation, OperationGuard& guard) {
 }
 
 void Collectives::Release() {
+  scaled_ = {};
   lane_.reset();
   inside_.Release();
 }

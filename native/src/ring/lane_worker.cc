@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <csignal>
+#include <exception>
 #include <new>
 #include <utility>
 
@@ -66,6 +67,8 @@ Status LaneWorker::Do(const Work& work) {
     return work(own_guard_);
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kFailed, "out of memory in " + own_guard_.Summary());
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kFailed, own_guard_.Summary() + " failed: " + error.what());
   }
 }
 

@@ -29,7 +29,7 @@ Status Collectives::Prescale(const Operation& operation, Operation& scaled, Oper
   // What the others reduce from has to stay as it is.
   const size_t bytes =
       operation.kind == OpKind::kReduceScatter ? BlocksOf(operation).total() : operation.bytes();
-  if (scaled_.size() < bytes) scaled_.resize(bytes);
+  if (scaled_.size() < bytes) scaled_ = std::vector<std::byte>(bytes);
   kernels.scale(scaled_.data(), operation.input, bytes / kernels.element_bytes, operation.prescale);
   if (operation.kind == OpKind::kReduce && operation.root == topology_.rank()) {
     CopyBytes(operation.output, scaled_.data(), bytes);

@@ -49,7 +49,7 @@ Status FlagBoard::Sync(OperationGuard& guard) {
   if (segment_ == nullptr) return {};
   ++phase_;
   FlagLine& mine = segment_->line(local_rank_);
-  mine.core.store(::sched_getcpu(), std::memory_order_relaxed);
+  mine.core.store(::sched_getcpu() + 1, std::memory_order_relaxed);
   // Both in the one total order, as are the sleeper's two: either it sees the new phase, or this
   // rank sees the sleeper.
   mine.phase.store(phase_, std::memory_order_seq_cst);
@@ -87,7 +87,7 @@ Status FlagBoard::WaitFor(int local_rank, OperationGuard& guard) {
 
 bool FlagBoard::SharesCoreWith(int local_rank) const {
   return !is_crowded_ &&
-         segment_->line(local_rank).core.load(std::memory_order_relaxed) == ::sched_getcpu();
+         segment_->line(local_rank).core.load(std::memory_order_relaxed) == ::sched_getcpu() + 1;
 }
 
 void FlagBoard::LeaveSharedCore() {
@@ -99,13 +99,13 @@ void FlagBoard::LeaveSharedCore() {
   if (::sched_getaffinity(0, sizeof(usable), &usable) != 0) return;
   cpu_set_t free = usable;
   for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
-    const int core = segment_->line(other).core.load(std::memory_order_relaxed);
+    const int core = segment_->line(other).core.load(std::memory_order_relaxed) - 1;
     if (core >= 0 && core < CPU_SETSIZE) CPU_CLR(core, &free);
   }
   if (CPU_COUNT(&free) == 0 || ::sched_setaffinity(0, sizeof(free), &free) != 0) return;
   // The thread has moved; where it goes from here is the scheduler's business again.
   static_cast<void>(::sched_setaffinity(0, sizeof(usable), &usable));
-  segment_->line(local_rank_).core.store(::sched_getcpu(), std::memory_order_relaxed);
+  segment_->line(local_rank_).core.store(::sched_getcpu() + 1, std::memory_order_relaxed);
 }
 
 Status FlagBoard::SleepUntilReached(int local_rank, OperationGuard& guard) {

@@ -18,6 +18,11 @@ constexpr size_t kPushBytes = size_t{16} * 1024;
 // Slices begin at cache lines, so that no two ranks write the same one.
 constexpr size_t kSliceUnit = 64;
 
+// What makes one reduction take another time than the next.
+uint64_t WorkOf(const Reduction& reduction, int root) {
+  return reinterpret_cast<uintptr_t>(&reduction.kernels) + static_cast<uint64_t>(root) + 1;
+}
+
 }  // namespace
 
 ShmGroup::ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks)
@@ -25,7 +30,7 @@ ShmGroup::ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector
       local_rank_(local_rank),
       size_(static_cast<int>(ranks.size())),
       board_(segment_, local_rank, std::move(ranks)),
-      stores_(local_rank == 0),
+      movers_(local_rank == 0),
       sources_(static_cast<size_t>(size_)) {}
 
 Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reduction& reduction,
@@ -74,15 +79,18 @@ Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, bool is_fir
                   kSliceUnit);
   };
   std::byte* const my_slot = slot(local_rank_);
-  const Traffic traffic = root == kEverybody ? Traffic::kAllReduce : Traffic::kReduce;
-  StoreChoices::Tile moves = BeginTile(traffic, count * element_bytes, is_first);
+  TileMover mover =
+      BeginTile({.traffic = root == kEverybody ? Traffic::kAllReduce : Traffic::kReduce,
+                 .bytes = count * element_bytes,
+                 .work = WorkOf(reduction, root),
+                 .is_first = is_first});
   for (int step = 1; step < size_; ++step) {
     const Part part = slice_of((local_rank_ + step) % size_);
-    moves.Copy(my_slot + part.begin, tile + part.begin, part.size);
+    mover.Copy(my_slot + part.begin, tile + part.begin, part.size);
   }
-  moves.BeginWait();
+  mover.BeginWait();
   SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-  moves.EndWait();
+  mover.EndWait();
 
   const Part mine = slice_of(local_rank_);
   for (size_t done = 0; done < mine.size; done += kPushBytes) {
@@ -93,17 +101,17 @@ Status ShmGroup::ReduceTile(int root, std::byte* tile, size_t count, bool is_fir
     std::byte* const reduced = keeps_result ? tile + offset : my_slot + offset;
     reduction.kernels.reduce(reduced, sources_.data(), sources_.size(), bytes / element_bytes,
                              reduction.finish);
-    moves.Copy(my_slot + offset, reduced, bytes);
+    if (root != local_rank_) mover.Copy(my_slot + offset, reduced, bytes);
   }
-  moves.Flush();
+  mover.Flush();
   SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
 
   for (int step = 1; step < size_ && keeps_result; ++step) {
     const int other = (local_rank_ + step) % size_;
     const Part part = slice_of(other);
-    moves.Copy(tile + part.begin, slot(other) + part.begin, part.size);
+    mover.Copy(tile + part.begin, slot(other) + part.begin, part.size);
   }
-  EndTile(moves);
+  EndTile(mover);
   return {};
 }
 
@@ -118,6 +126,8 @@ Status ShmGroup::AllReduceInArena(const Arena& arena, const Pieces& arrays,
     const Part mine = PartOf(array.bytes, static_cast<size_t>(size_),
                              static_cast<size_t>(local_rank_), kSliceUnit);
     for (size_t done = 0; done < mine.size; done += kPushBytes) {
+      // Their owners may use the arrays again once they have given up.
+      if (guard.has_failure()) return guard.Check();
       const size_t offset = begin + mine.begin + done;
       const size_t bytes = std::min(kPushBytes, mine.size - done);
       for (int other = 0; other < size_; ++other) sources_[other] = arena.part(other) + offset;

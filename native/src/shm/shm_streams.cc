@@ -8,22 +8,22 @@ namespace sparkdl {
 namespace {
 
 // Copies the next bytes of a stream to contiguous memory, or from there.
-void CopyOut(const StoreChoices::Tile& moves, PieceCursor<const std::byte>& stream,
-             std::byte* destination, size_t bytes) {
+void CopyOut(const TileMover& mover, PieceCursor<const std::byte>& stream, std::byte* destination,
+             size_t bytes) {
   while (bytes > 0) {
     const ConstPiece piece = stream.Peek(bytes);
-    moves.Copy(destination, piece.data, piece.bytes);
+    mover.Copy(destination, piece.data, piece.bytes);
     stream.Advance(piece.bytes);
     destination += piece.bytes;
     bytes -= piece.bytes;
   }
 }
 
-void CopyIn(const StoreChoices::Tile& moves, PieceCursor<std::byte>& stream,
-            const std::byte* source, size_t bytes) {
+void CopyIn(const TileMover& mover, PieceCursor<std::byte>& stream, const std::byte* source,
+            size_t bytes) {
   while (bytes > 0) {
     const Piece piece = stream.Peek(bytes);
-    if (piece.data != nullptr) moves.Copy(piece.data, source, piece.bytes);
+    if (piece.data != nullptr) mover.Copy(piece.data, source, piece.bytes);
     stream.Advance(piece.bytes);
     source += piece.bytes;
     bytes -= piece.bytes;
@@ -50,16 +50,19 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
   const size_t share = size_ == 1 ? longest : Segment::kSlotBytes / num_owners / 64 * 64;
 
   for (size_t done = 0; done < longest; done += share) {
-    StoreChoices::Tile moves =
-        BeginTile(Traffic::kReduceScatter, std::min(share, longest - done) * num_owners, done == 0);
+    TileMover mover = BeginTile({.traffic = Traffic::kReduceScatter,
+                                 .bytes = std::min(share, longest - done) * num_owners,
+                                 .work = reinterpret_cast<uintptr_t>(&kernels),
+                                 .is_first = done == 0,
+                                 .goes_both_ways = is_owner});
     for (size_t owner = 0; owner < num_owners && size_ > 1; ++owner) {
       if (owner == static_cast<size_t>(local_rank_)) continue;
       const size_t bytes = std::min(share, cursors[owner].remaining());
-      CopyOut(moves, cursors[owner], slot(local_rank_) + owner * share, bytes);
+      CopyOut(mover, cursors[owner], slot(local_rank_) + owner * share, bytes);
     }
-    moves.BeginWait();
+    mover.BeginWait();
     SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-    moves.EndWait();
+    mover.EndWait();
     if (is_owner) {
       PieceCursor<const std::byte>& mine = cursors[local_rank_];
       size_t left = std::min(share, mine.remaining());
@@ -83,7 +86,7 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
         left -= count * element_bytes;
       }
     }
-    EndTile(moves);
+    EndTile(mover);
   }
   return {};
 }
@@ -94,24 +97,30 @@ Status ShmGroup::Gather(const ConstPieces& mine, const std::vector<Pieces>& dest
   PieceCursor<const std::byte> published(mine);
   std::vector<PieceCursor<std::byte>> cursors;
   size_t longest = published.remaining();
+  uint64_t num_sources = 0;
   for (const Pieces& destination : destinations) {
     cursors.emplace_back(destination);
     longest = std::max(longest, cursors.back().remaining());
+    if (cursors.back().remaining() > 0) ++num_sources;
   }
+  const bool goes_both_ways = published.remaining() > 0 && num_sources > 1;
   for (size_t done = 0; done < longest; done += Segment::kSlotBytes) {
-    StoreChoices::Tile moves =
-        BeginTile(Traffic::kGather, std::min(Segment::kSlotBytes, longest - done), done == 0);
-    CopyOut(moves, published, slot(local_rank_),
+    TileMover mover = BeginTile({.traffic = Traffic::kGather,
+                                 .bytes = std::min(Segment::kSlotBytes, longest - done),
+                                 .work = num_sources,
+                                 .is_first = done == 0,
+                                 .goes_both_ways = goes_both_ways});
+    CopyOut(mover, published, slot(local_rank_),
             std::min(Segment::kSlotBytes, published.remaining()));
-    moves.BeginWait();
+    mover.BeginWait();
     SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-    moves.EndWait();
+    mover.EndWait();
     for (int step = 1; step < size_; ++step) {
       const int other = (local_rank_ + step) % size_;
-      CopyIn(moves, cursors[other], slot(other),
+      CopyIn(mover, cursors[other], slot(other),
              std::min(Segment::kSlotBytes, cursors[other].remaining()));
     }
-    EndTile(moves);
+    EndTile(mover);
   }
   return {};
 }
@@ -124,24 +133,25 @@ Status ShmGroup::Exchange(const std::vector<ConstPieces>& outgoing,
   // Each destination's share of a slot, in whole cache lines.
   const size_t share = Segment::kSlotBytes / static_cast<size_t>(size_) / 64 * 64;
   for (size_t done = 0; done < longest && size_ > 1; done += share) {
-    StoreChoices::Tile moves =
-        BeginTile(Traffic::kExchange, std::min(share, longest - done) * static_cast<size_t>(size_),
-                  done == 0);
+    TileMover mover =
+        BeginTile({.traffic = Traffic::kExchange,
+                   .bytes = std::min(share, longest - done) * static_cast<size_t>(size_),
+                   .is_first = done == 0});
     for (int step = 1; step < size_; ++step) {
       const auto other = static_cast<size_t>((local_rank_ + step) % size_);
-      CopyOut(moves, sent[other], slot(local_rank_) + other * share,
+      CopyOut(mover, sent[other], slot(local_rank_) + other * share,
               std::min(share, sent[other].remaining()));
     }
-    moves.BeginWait();
+    mover.BeginWait();
     SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-    moves.EndWait();
+    mover.EndWait();
     for (int step = 1; step < size_; ++step) {
       const auto other = static_cast<size_t>((local_rank_ + step) % size_);
-      CopyIn(moves, received[other],
+      CopyIn(mover, received[other],
              slot(static_cast<int>(other)) + static_cast<size_t>(local_rank_) * share,
              std::min(share, received[other].remaining()));
     }
-    EndTile(moves);
+    EndTile(mover);
   }
   return {};
 }

@@ -45,12 +45,17 @@ void InChild() {
 
 }  // namespace
 
-uint64_t ForkGeneration() { return TheRegistry().generation.load(std::memory_order_relaxed); }
+// Every communicator asks, also one without sockets: so the handlers are there before the first can
+// be forked.
+uint64_t ForkGeneration() {
+  static const int is_registered = ::pthread_atfork(&BeforeFork, &InParent, &InChild);
+  static_cast<void>(is_registered);
+  return TheRegistry().generation.load(std::memory_order_relaxed);
+}
 
 GuardedSocket::GuardedSocket(int fd) : fd_(fd) {
   if (fd < 0) return;
-  static const int is_registered = ::pthread_atfork(&BeforeFork, &InParent, &InChild);
-  static_cast<void>(is_registered);
+  static_cast<void>(ForkGeneration());
   Registry& registry = TheRegistry();
   const std::scoped_lock lock(registry.mutex);
   registry.fds.insert(fd);
@@ -58,11 +63,10 @@ GuardedSocket::GuardedSocket(int fd) : fd_(fd) {
 
 void GuardedSocket::Reset() {
   if (!fd_.valid()) return;
-  {
-    Registry& registry = TheRegistry();
-    const std::scoped_lock lock(registry.mutex);
-    registry.fds.erase(fd_.get());
-  }
+  // Closed under the lock: a child forked in between would hold it open.
+  Registry& registry = TheRegistry();
+  const std::scoped_lock lock(registry.mutex);
+  registry.fds.erase(fd_.get());
   fd_.Reset();
 }
 

@@ -1,0 +1,85 @@
+// Moving tiles between the ranks of a host with the stores that prove faster.
+#ifndef SPARKDL_TILE_MOVER_H_
+#define SPARKDL_TILE_MOVER_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "sparkdl/copy.h"
+#include "sparkdl/deadline.h"
+#include "sparkdl/store_choice.h"
+
+namespace sparkdl {
+
+// One tile that is under way. Its time is taken, if at all; what the first of an operation waits
+// for its peers does not count, as they may have come late.
+class TileMover {
+ public:
+  void Copy(void* destination, const void* source, size_t bytes) const {
+    CopyBytes(destination, source, bytes, stores_);
+  }
+  // To be called before others may read what was copied.
+  void Flush() const { FinishCopies(stores_); }
+  void BeginWait() {
+    Flush();
+    if (is_timed_ && is_first_) busy_ += Clock::now() - start_;
+  }
+  void EndWait() {
+    if (is_timed_ && is_first_) start_ = Clock::now();
+  }
+  Stores stores() const { return stores_; }
+
+ private:
+  friend class TileMovers;
+
+  size_t index_ = 0;
+  size_t bytes_ = 0;
+  uint64_t work_ = 0;
+  Stores stores_ = Stores::kCached;
+  bool is_timed_ = false;
+  bool is_first_ = false;
+  Clock::time_point start_;
+  Clock::duration busy_{};
+};
+
+// Chooses for all kinds and sizes of tiles. Local rank 0 measures and publishes, all follow;
+// whoever hears of a change late only has one more tile moved the other way.
+class TileMovers {
+ public:
+  enum class Traffic : uint8_t { kAllReduce, kReduce, kReduceScatter, kGather, kExchange };
+
+  struct Tile {
+    Traffic traffic = Traffic::kAllReduce;
+    size_t bytes = 0;      // what times are compared by: how many a rank moves at most
+    uint64_t work = 0;     // see StoreChoice
+    bool is_first = true;  // of its operation
+    // Whether this rank both publishes and fetches. Who does only one of them does not see what the
+    // others' part takes, unless it waits for them in the next tile.
+    bool goes_both_ways = true;
+  };
+
+  // Smaller tiles take as long as a few cache misses do, whatever the stores.
+  static constexpr size_t kSmallest = size_t{16} * 1024;
+
+  // What local rank 0 publishes: a bit for each choice that is in favour of streaming.
+  using Published = std::atomic<uint32_t>;
+
+  explicit TileMovers(bool measures) : measures_(measures && kHasStreamingStores) {}
+
+  TileMover Begin(const Published& published, const Tile& tile) const;
+  void End(TileMover& mover, Published& published);
+
+ private:
+  static constexpr size_t kNumSizes = 5;  // up to 32 KiB, 64 KiB, ..., more than 256 KiB
+  static constexpr size_t kNumTraffics = 5;
+  static_assert(kNumSizes * kNumTraffics <= 32);
+
+  const bool measures_;
+  std::array<StoreChoice, kNumSizes * kNumTraffics> choices_;
+};
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_TILE_MOVER_H_

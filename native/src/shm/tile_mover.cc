@@ -1,0 +1,40 @@
+#include "sparkdl/tile_mover.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace sparkdl {
+
+TileMover TileMovers::Begin(const Published& published, const Tile& tile) const {
+  TileMover mover;
+  if (tile.bytes <= kSmallest) return mover;
+  const auto size_class = static_cast<size_t>(std::bit_width((tile.bytes - 1) / (2 * kSmallest)));
+  mover.index_ =
+      static_cast<size_t>(tile.traffic) * kNumSizes + std::min(kNumSizes - 1, size_class);
+  const uint32_t streaming = published.load(std::memory_order_relaxed);
+  if ((streaming >> mover.index_ & 1U) != 0) mover.stores_ = Stores::kStreaming;
+  mover.is_timed_ = measures_ && (tile.goes_both_ways || !tile.is_first);
+  if (!mover.is_timed_) return mover;
+  mover.bytes_ = tile.bytes;
+  mover.work_ = tile.work;
+  mover.is_first_ = tile.is_first;
+  mover.start_ = Clock::now();
+  return mover;
+}
+
+void TileMovers::End(TileMover& mover, Published& published) {
+  mover.Flush();
+  if (!mover.is_timed_) return;
+  mover.busy_ += Clock::now() - mover.start_;
+  StoreChoice& choice = choices_[mover.index_];
+  const auto seconds = std::chrono::duration<double>(mover.busy_).count();
+  choice.Note(seconds / static_cast<double>(mover.bytes_), mover.work_);
+  const uint32_t bit = uint32_t{1} << mover.index_;
+  if (choice.current() == Stores::kStreaming) {
+    published.fetch_or(bit, std::memory_order_relaxed);
+  } else {
+    published.fetch_and(~bit, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace sparkdl

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparkdl.data.footers import scan_dataset
     from sparkdl.data.manifest import open_dataset
     from sparkdl.data.materialization import materialize
+    from sparkdl.data.row_filter import RowFilter
     from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
     from sparkdl.data.store import Store
     from sparkdl.data.validate import check_labels
@@ -25,6 +26,7 @@ _MODULES = {
     "Column": "dataset",
     "ParquetDataset": "dataset",
     "ParquetFeed": "feed",
+    "RowFilter": "row_filter",
     "RowGroup": "dataset",
     "RowRange": "shards",
     "Store": "store",
@@ -42,6 +44,7 @@ __all__ = [
     "Column",
     "ParquetDataset",
     "ParquetFeed",
+    "RowFilter",
     "RowGroup",
     "RowRange",
     "Store",

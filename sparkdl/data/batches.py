@@ -1,7 +1,6 @@
-"""From blocks as they are read to batches: in the order of the files, or drawn from a shuffle buffer.
+"""From blocks as they are read to batches: in the order of the files, or through a shuffle buffer.
 
-Runs on the training thread of every *rank*; the cost per batch is a few NumPy calls, whatever the number of
-rows.
+Runs on every *rank*; the cost per batch is a few NumPy calls, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -9,15 +8,17 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sparkdl.data.blocks import Block, BlockLayout, concatenate, num_rows, slice_rows, take_rows
+import numpy as np
+
+from sparkdl.data.blocks import Block, BlockLayout, concatenate, num_rows, put_rows, slice_rows, take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import numpy as np
+    from sparkdl.data.shuffle_order import Indices, ShuffleOrder
 
 
-def file_order_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
+def cut_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
     """Cut blocks into batches of ``batch_size`` rows, the last one with what remains.
 
     Batches are views of the blocks unless they span several.
@@ -27,51 +28,52 @@ def file_order_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Blo
         yield batch
 
 
-def shuffled_batches(
-    blocks: Iterable[Block],
-    layout: BlockLayout,
-    *,
-    total_rows: int,
-    batch_size: int,
-    buffer_rows: int,
-    random: np.random.Generator,
+def shuffled_blocks(
+    blocks: Iterable[Block], layout: BlockLayout, order: ShuffleOrder, num_taken: int = 0
 ) -> Iterator[Block]:
-    """Shuffle rows through a buffer: a batch is drawn from it at random, the next rows take the places.
-
-    With ``buffer_rows >= total_rows`` this is a shuffle of all rows.
+    """Shuffle rows through a buffer, from where ``num_taken`` rows have left it.
 
     Args:
-        blocks: the rows in reading order.
+        blocks: the rows that are left, in reading order: those that the buffer holds at that point, then the others.
         layout: layout of the blocks.
-        total_rows: rows of all blocks together.
-        batch_size: rows of a batch; the last one holds what remains.
-        buffer_rows: rows of the buffer, at least ``batch_size``.
-        random: source of the draws.
+        order: which rows leave the buffer when; it is used up.
+        num_taken: rows that left before.
+
+    Yields:
+        Blocks in memory of their own, of ``order.rows_per_draw`` rows but the first and the last.
     """
     queue = _RowQueue(iter(blocks))
-    size = min(buffer_rows, total_rows)
-    buffer = layout.allocate(size)
+    point = order.start_at(num_taken)
+    is_last = point.draws_done == order.num_draws
+    # The buffer is filled in the order of reading, to the slots that the rows have by now.
+    empty = point.slots[point.offset :] if is_last else _slots_but(point.slots[: point.offset], order.size)
+    empty = empty[np.argsort(point.positions[empty], kind="stable")]
+    buffer = layout.allocate(order.size + order.num_last)
+    _fill(buffer, empty, queue)
+    slots, offset, following = point.slots, point.offset, order.draws_after(point.draws_done + 1)
+    for _ in range(point.draws_done, order.num_draws):
+        leaving = take_rows(buffer, slots[offset:])
+        _fill(buffer, slots, queue)
+        yield leaving
+        slots, offset = next(following), 0
+    if not is_last:
+        _fill(buffer, np.arange(order.size, order.size + order.num_last), queue)
+    for start in range(offset, len(slots), order.rows_per_draw):
+        yield take_rows(buffer, slots[start : start + order.rows_per_draw])
+
+
+def _slots_but(taken: Indices, size: int) -> Indices:
+    is_empty = np.ones(size, np.bool_)
+    is_empty[taken] = False
+    return np.flatnonzero(is_empty)
+
+
+def _fill(buffer: Block, slots: Indices, queue: _RowQueue) -> None:
     filled = 0
-    while filled < size and (part := queue.take_up_to(size - filled)):
-        _put_rows(buffer, slice(filled, filled + num_rows(part)), part)
+    while filled < len(slots) and (part := queue.take_up_to(len(slots) - filled)):
+        put_rows(buffer, slots[filled : filled + num_rows(part)], part)
         filled += num_rows(part)
-    remaining = total_rows - size
-    while remaining >= batch_size and (incoming := queue.take(batch_size)):
-        chosen = random.choice(size, batch_size, replace=False)
-        batch = take_rows(buffer, chosen)
-        _put_rows(buffer, chosen, incoming)
-        remaining -= batch_size
-        yield batch
-    if remaining and (incoming := queue.take(remaining)):
-        buffer = concatenate([buffer, incoming])
-    order = random.permutation(filled + remaining)
-    for start in range(0, len(order), batch_size):
-        yield take_rows(buffer, order[start : start + batch_size])
-
-
-def _put_rows(buffer: Block, where: slice | np.ndarray, rows: Block) -> None:
-    for target, source in zip(buffer, rows, strict=True):
-        target[where] = source
+    assert filled == len(slots), "the reader gives every row of the plan or an error"
 
 
 class _RowQueue:

@@ -1,29 +1,41 @@
 """The feed of one *rank*: its shard of a Parquet dataset as batches of NumPy arrays, epoch after epoch.
 
-Reader threads decode row groups ahead of the training loop, within a bound; what comes out depends on (seed,
-epoch), the rank and the world size alone, never on threads or timing. Moving batches to torch and to devices
-is the caller's part.
+Reader threads decode row groups and another thread shuffles them, ahead of the training loop and within a bound of
+bytes; what comes out depends on (seed, epoch), the rank and the world size alone, never on threads or timing. Moving
+batches to torch and to devices is the caller's part.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+import math
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.batches import file_order_batches, shuffled_batches
+from sparkdl.data.batches import cut_batches, shuffled_blocks
+from sparkdl.data.block_cache import BlockCache
 from sparkdl.data.blocks import BlockLayout
-from sparkdl.data.shards import plan_shards, random_bits, rows_in_step, rows_per_rank, steps_per_epoch
+from sparkdl.data.course import Course
+from sparkdl.data.feed_state import Identity, from_json, to_json
+from sparkdl.data.read_ahead import ReadAhead
+from sparkdl.data.row_filter import as_row_filter, count_rows
+from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
+from sparkdl.data.sources import find_dataset
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
+    from sparkdl.collective import Communicator
+    from sparkdl.data.blocks import Block
     from sparkdl.data.dataset import ParquetDataset
+    from sparkdl.data.epoch_plan import Part
     from sparkdl.data.petastorm.reader import ShardReader
+    from sparkdl.data.sources import Source
 
 SHUFFLE_BUFFER_BYTES = 64 << 20
 """How much memory the rows of the shuffle buffer take at most by default."""
@@ -31,24 +43,48 @@ SHUFFLE_BUFFER_BYTES = 64 << 20
 SHUFFLE_BUFFER_ROWS = 1 << 16
 """How many rows the shuffle buffer holds at most by default: more of them leave the processor's cache."""
 
+READ_AHEAD_BYTES = 256 << 20
+"""How much memory what is read ahead takes at most by default."""
+
+_MAX_SHUFFLED_AHEAD = 16
+
 
 class ParquetFeed:
     """Batches of one rank's rows.
 
+    Iterating over a feed gives the batches of its current epoch and then moves on to the next one, so that
+    ``for epoch in range(n): for batch in feed: ...`` is a training loop; :meth:`set_epoch` chooses the epoch.
+
     Args:
-        dataset: the dataset, the same on every rank.
-        columns: names of the columns to read; batches hold them in this order.
+        source: the same on every rank: a :class:`ParquetDataset`, the URL or path of a folder of Parquet files or
+            of a dataset in a Store, or a Store that holds one dataset.
+        columns: names of the columns to read, by default all; batches hold them in this order. A mapping gives
+            names of its own, each for a column or for several scalar columns of one dtype that come as one matrix:
+            ``{"features": ["a", "b"], "label": "y"}``.
         rank: this rank.
         world_size: number of ranks.
         batch_size: rows per batch and rank.
         shuffle: whether to shuffle the row groups in every epoch, and then the rows in a buffer; otherwise
             rows come in the order of the files.
         seed: any integer; the same on every rank.
-        num_threads: threads that read row groups; ``num_threads + 2`` row groups are held at most, or 32 MiB
-            of smaller ones.
-        shuffle_buffer_rows: rows among which the next batch is drawn; by default 65,536, or as
-            many as fit in 64 MiB.
+        num_threads: threads that read row groups.
+        shuffle_buffer_rows: rows among which the next ones are drawn; by default 65,536, or as many as fit in
+            64 MiB.
+        read_ahead_bytes: how much memory decoded row groups and shuffled rows take at most that wait to be used,
+            beside the shuffle buffer itself and the cache. A single row group is read even if it takes more.
+        row_filter: which rows to give: a :class:`sparkdl.data.RowFilter`, or a predicate of Petastorm. The rows
+            that pass are counted when the feed is made.
+        communicator: open over all ranks, so that each counts its part of the row groups; making the feed is then a
+            collective operation. Used for a ``row_filter`` alone.
+        cache: keeps decoded row groups after they were first read: in ``"memory"``, or on ``"disk"`` as
+            files that are removed when the feed is closed. Neither changes the order of the rows.
+        cache_limit_bytes: what the cache takes at most; what does not fit is read again, and that is logged once.
+        cache_folder: where the cache's files go; by default the system's folder for temporary files.
         read_timeout_s: seconds to wait for one row group before the read is given up.
+
+    Attributes:
+        dataset: what is read.
+        waited_s: seconds that the caller has waited for batches so far.
 
     Raises:
         DataError: if a column does not exist.
@@ -58,55 +94,106 @@ class ParquetFeed:
 
     def __init__(
         self,
-        dataset: ParquetDataset,
+        source: Source,
         *,
-        columns: Sequence[str],
-        rank: int,
-        world_size: int,
         batch_size: int,
+        columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
         shuffle: bool = True,
         seed: int = 0,
         num_threads: int = 2,
         shuffle_buffer_rows: int | None = None,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        row_filter: Any = None,
+        communicator: Communicator | None = None,
+        cache: Literal["memory", "disk"] | None = None,
+        cache_limit_bytes: int = 4 << 30,
+        cache_folder: str | None = None,
         read_timeout_s: float = 600.0,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
-            if value < 1:
-                raise ParamError(f"{name} must be at least 1, got {value}.")
+        _check_numbers(
+            batch_size=batch_size,
+            num_threads=num_threads,
+            shuffle_buffer_rows=1 if shuffle_buffer_rows is None else shuffle_buffer_rows,
+            read_ahead_bytes=read_ahead_bytes,
+            cache_limit_bytes=cache_limit_bytes,
+        )
         if not 0 <= rank < world_size:
             raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
-        if not columns or len(set(columns)) != len(columns):
-            raise DataError(f"A feed needs columns, each named once; got {list(columns)}.")
-        self._layout = BlockLayout([dataset.column(name) for name in columns])
-        self._num_rows = rows_per_rank(dataset.num_rows, world_size)[rank]
+        if cache not in (None, "memory", "disk"):
+            raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
+        self._filter = as_row_filter(row_filter)
+        self.dataset = find_dataset(source, _names_to_scan(columns))
+        self._layout = _layout_of(self.dataset, columns)
+        rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
         if shuffle_buffer_rows is None:
             fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
-            shuffle_buffer_rows = min(fitting, SHUFFLE_BUFFER_ROWS)
-        self._buffer_rows = max(shuffle_buffer_rows, batch_size)
-        self._dataset = dataset
+            shuffle_buffer_rows = max(1, min(fitting, SHUFFLE_BUFFER_ROWS))
+        self._buffer_rows = shuffle_buffer_rows if shuffle else 0
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
-        self._shuffle, self._seed = shuffle, seed
+        self._shuffle = shuffle
         self._num_threads, self._read_timeout_s = num_threads, read_timeout_s
+        self._read_ahead_bytes = read_ahead_bytes
+        self._row_counts = self._count_rows(communicator)
+        self._num_rows = sum(self._row_counts)
+        rows_per_rank(self._num_rows, world_size)  # likewise once rows are filtered
+        self._cache = BlockCache(cache, cache_limit_bytes, cache_folder) if cache else None
+        self._identity = Identity.of(self.dataset, self._row_counts, seed=seed, shuffle=shuffle)
+        self._course = Course(
+            self._row_counts, world_size=world_size, buffer_rows=self._buffer_rows, seed=seed, shuffle=shuffle
+        )
+        self._epoch = 0
+        self._given = 0
         self._readers: set[ShardReader] = set()
         self._closed = False
+        self.waited_s = 0.0
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of every epoch, the same number on all ranks."""
-        return steps_per_epoch(self._dataset.num_rows, self._world_size, self._batch_size)
+        """Batches of every whole epoch, the same number on all ranks."""
+        return steps_per_epoch(self._num_rows, self._world_size, self._batch_size)
 
-    def rows_in_step(self, step: int) -> list[int]:
-        """Return how many rows each rank has in a step, from 0: ``batch_size`` in all but the last."""
-        return rows_in_step(self._dataset.num_rows, self._world_size, self._batch_size, step)
+    def __len__(self) -> int:
+        """Batches that the next iteration gives: ``steps_per_epoch``, or what is left of an epoch that was resumed."""
+        return self.steps_in(self._epoch)
+
+    def steps_in(self, epoch: int) -> int:
+        """Return how many batches :meth:`epoch` gives: fewer than ``steps_per_epoch`` where it was resumed."""
+        return math.ceil(max(self._course.leg(epoch).rows_to_come()) / self._batch_size)
+
+    def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
+        """Return how many rows each rank has in a step: ``batch_size`` in all but the last.
+
+        Args:
+            step: number of the step, from 0, among those that :meth:`epoch` gives.
+            epoch: number of the epoch; by default a whole one.
+        """
+        if epoch is None:
+            return rows_in_step(self._num_rows, self._world_size, self._batch_size, step)
+        before = step * self._batch_size
+        return [
+            min(max(rows - before, 0), self._batch_size) for rows in self._course.leg(epoch).rows_to_come()
+        ]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, that the next iteration over the feed gives."""
+        if epoch < 0:
+            raise ParamError(f"The number of an epoch is at least 0, got {epoch}.")
+        self._epoch, self._given = epoch, 0
+
+    def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Give the batches of the current epoch, as :meth:`epoch` does; then the next epoch is the current one."""
+        return self.epoch(self._epoch)
 
     def epoch(self, epoch: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """Yield the ``steps_per_epoch`` batches of an epoch; reading ahead begins with the first ``next``.
+        """Yield the batches of an epoch, or what is left of it; reading ahead begins with the first ``next``.
 
         Args:
             epoch: number of the epoch, from 0.
 
         Yields:
-            By column name an array of shape ``(rows, *column.shape)`` and the column's dtype, writable,
+            By name an array of shape ``(rows, *column.shape)`` and the column's dtype, writable,
             perhaps strided, and the caller's to keep. The last batch has no rows where this shard is a row
             shorter than others.
 
@@ -116,33 +203,55 @@ class ParquetFeed:
         """
         if self._closed:
             raise ParamError("The feed is closed; make a new one.")
-        with closing(self._open_reader(epoch)) as reader:
-            self._readers.add(reader)
-            try:
-                blocks = iter(reader)
-                if self._shuffle:
-                    random = np.random.Generator(random_bits(self._seed, epoch, self._rank))
-                    batches = shuffled_batches(
-                        blocks,
-                        self._layout,
-                        total_rows=self._num_rows,
-                        batch_size=self._batch_size,
-                        buffer_rows=self._buffer_rows,
-                        random=random,
-                    )
-                else:
-                    batches = file_order_batches(blocks, self._batch_size)
-                nothing = self._layout.allocate(0)
-                for _ in range(self.steps_per_epoch):
-                    yield self._layout.unpack(next(batches, nothing))
-            finally:
-                self._readers.discard(reader)
+        steps = self.steps_in(epoch)
+        self._epoch, self._given = epoch, 0
+        with ExitStack() as stack:
+            started = time.perf_counter()
+            batches = cut_batches(self._blocks(epoch, stack), self._batch_size)
+            nothing = self._layout.allocate(0)
+            for step in range(steps):
+                batch = self._layout.unpack(next(batches, nothing))
+                # Before it is given: a state that is taken while the batch is used has it behind.
+                self._epoch, self._given = epoch, step + 1
+                self.waited_s += time.perf_counter() - started
+                yield batch
+                started = time.perf_counter()
+        self._epoch, self._given = epoch + 1, 0
+
+    def state(self, given: int | None = None) -> dict[str, Any]:
+        """Return where the feed stands, for :meth:`resume`: a small dict for JSON, the same on every rank.
+
+        Args:
+            given: how many batches of the current iteration count as used; by default all that it gave. Whoever
+                takes batches ahead of their use knows better.
+        """
+        given = self._given if given is None else given
+        return to_json(self._course.progress(self._epoch, given * self._batch_size), self._identity)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where another feed of this dataset stood; it becomes the current epoch.
+
+        On as many ranks, and with as large a shuffle buffer, the rows are those that would have come, in their order.
+        Otherwise the rows that nobody has had are divided anew, and each of them comes once. The batch size may be
+        another.
+
+        Args:
+            state: what :meth:`state` returned on any rank.
+
+        Raises:
+            DataError: if the state is of another dataset, seed or row filter, or of another kind of order.
+        """
+        progress = from_json(state, self._identity)
+        self._course.resume(progress)
+        self._epoch, self._given = progress.epoch, 0
 
     def close(self) -> None:
         """End the reader threads; epochs that are under way cannot go on. Calling it again does nothing."""
         self._closed = True
         for reader in list(self._readers):
             reader.close()
+        if self._cache is not None:
+            self._cache.close()
 
     def __enter__(self) -> ParquetFeed:
         return self
@@ -152,17 +261,88 @@ class ParquetFeed:
     ) -> None:
         self.close()
 
-    def _open_reader(self, epoch: int) -> ShardReader:
+    def _count_rows(self, communicator: Communicator | None) -> tuple[int, ...]:
+        if self._filter is None:
+            return self.dataset.row_counts
+        from sparkdl.data.petastorm.reader import kept_rows_counter
+
+        count = kept_rows_counter(self.dataset, self._filter)
+        counts = count_rows(len(self.dataset.row_groups), count, communicator)
+        if not sum(counts):
+            raise DataError(
+                f"None of the {self.dataset.num_rows} rows passes the row filter; there is nothing to feed."
+            )
+        return counts
+
+    def _blocks(self, epoch: int, stack: ExitStack) -> Iterator[Block]:
+        """Start to read; the stack ends it."""
+        leg = self._course.leg(epoch)
+        plan, shard = leg.plan, leg.plan.shards()[self._rank]
+        num_rows = sum(len(rows) for _, rows in shard)
+        taken = min(leg.num_taken, num_rows)
+        unread = plan.unread(self._rank, shard, buffer_rows=self._buffer_rows, num_taken=taken)
+        if not unread:
+            return iter(())
+        reader = self._open_reader(unread)
+        self._readers.add(reader)
+        stack.callback(self._readers.discard, reader)
+        if not self._shuffle:
+            stack.callback(reader.close)
+            return iter(reader)
+        order = plan.order(self._rank, num_rows, self._buffer_rows)
+        blocks = shuffled_blocks(iter(reader), self._layout, order, taken)
+        bytes_ahead = self._read_ahead_bytes // 4 // max(1, order.rows_per_draw * self._layout.row_bytes)
+        ahead = ReadAhead(blocks, min(_MAX_SHUFFLED_AHEAD, max(1, bytes_ahead)), "sparkdl-shuffler")
+        stack.callback(ahead.close)
+        stack.callback(reader.close)  # first, as the shuffler may be waiting for it
+        return iter(ahead)
+
+    def _open_reader(self, shard: list[Part]) -> ShardReader:
         # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
         from sparkdl.data.petastorm.reader import ShardReader
 
-        shards = plan_shards(
-            self._dataset.row_counts, self._world_size, seed=self._seed, epoch=epoch, shuffle=self._shuffle
-        )
         return ShardReader(
-            self._dataset,
+            self.dataset,
             self._layout,
-            shards[self._rank],
+            shard,
+            row_counts=self._row_counts,
             num_threads=self._num_threads,
+            # A quarter is for rows that were shuffled.
+            read_ahead_bytes=self._read_ahead_bytes * 3 // 4 if self._shuffle else self._read_ahead_bytes,
             timeout_s=self._read_timeout_s,
+            row_filter=self._filter,
+            cache=self._cache,
+            copies_cached=not self._shuffle,
         )
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ParamError(f"{name} must be at least 1, got {value}.")
+
+
+def _names_to_scan(columns: Any) -> list[str] | None:
+    """The columns that a folder has to have described; a filter's may be of types that only it understands."""
+    if columns is None:
+        return None
+    fields = columns.values() if isinstance(columns, Mapping) else columns
+    names = [name for field in fields for name in ([field] if isinstance(field, str) else field)]
+    return list(dict.fromkeys(names))
+
+
+def _layout_of(dataset: ParquetDataset, columns: Any) -> BlockLayout:
+    if columns is None:
+        return BlockLayout(dataset.columns)
+    if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
+        raise DataError(f"A feed needs columns, each named once; got {columns!r}.")
+    if not isinstance(columns, Mapping):
+        return BlockLayout([dataset.column(name) for name in columns])
+    return BlockLayout(
+        {
+            name: dataset.column(field)
+            if isinstance(field, str)
+            else [dataset.column(column) for column in field]
+            for name, field in columns.items()
+        }
+    )

@@ -62,21 +62,28 @@ def plan_shards(
     Raises:
         ShardingError: if there are fewer rows than ranks.
     """
+    rows_per_rank(sum(row_counts), world_size)  # raises when a rank would have none
+    return divide_rows(row_counts, world_size, seed=seed, epoch=epoch, shuffle=shuffle)
+
+
+def divide_rows(
+    row_counts: Sequence[int], world_size: int, *, seed: int, epoch: int, shuffle: bool
+) -> list[list[RowRange]]:
+    """Divide rows as :func:`plan_shards` does, also fewer than there are ranks: some ranks then have none."""
     num_rows = sum(row_counts)
-    rows_per_rank(num_rows, world_size)  # raises when a rank would have none
     order = _order_row_groups(len(row_counts), seed, epoch) if shuffle else range(len(row_counts))
     shards: list[list[RowRange]] = [[] for _ in range(world_size)]
     rank, end_of_rank, position = 0, num_rows // world_size, 0
     for row_group in order:
         start, count = 0, row_counts[row_group]
         while start < count:
+            while position == end_of_rank:
+                rank += 1
+                end_of_rank = (rank + 1) * num_rows // world_size
             stop = min(count, start + end_of_rank - position)
             shards[rank].append(RowRange(int(row_group), start, stop))
             position += stop - start
             start = stop
-            if position == end_of_rank and rank + 1 < world_size:
-                rank += 1
-                end_of_rank = (rank + 1) * num_rows // world_size
     return shards
 
 
@@ -95,6 +102,11 @@ def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
         raise ShardingError(
             f"{num_rows} rows cannot be shared by {world_size} ranks: each rank needs at least one. {remedy}"
         )
+    return divided_rows(num_rows, world_size)
+
+
+def divided_rows(num_rows: int, world_size: int) -> list[int]:
+    """Return how many rows each rank gets of any number; some get none where there are fewer than ranks."""
     borders = [rank * num_rows // world_size for rank in range(world_size + 1)]
     return [stop - start for start, stop in itertools.pairwise(borders)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.blocks import copy_of, slice_rows, take_rows
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
@@ -17,15 +18,30 @@ from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerRe
 from petastorm.workers_pool import EmptyResultError
 
 if TYPE_CHECKING:
-    from sparkdl.data.blocks import BlockLayout
+    from sparkdl.data.block_cache import BlockCache
+    from sparkdl.data.blocks import Block, BlockLayout
+    from sparkdl.data.epoch_plan import Rows
+    from sparkdl.data.row_filter import RowFilter
 
 
 @dataclass(frozen=True)
 class PlannedDataset:
-    """What the worker has to know of a dataset that was planned before; nothing is listed or opened again."""
+    """What the worker has to know of a dataset that was planned before; nothing is listed or opened again.
+
+    Attributes:
+        fs: the filesystem.
+        layout: how columns are laid out in blocks.
+        row_filter: which rows count; requests number those that pass it.
+        cache: keeps blocks of whole row groups.
+        copies_cached: whether blocks from the cache are copied, because whoever takes them may write.
+        partitions: none; Petastorm looks at it.
+    """
 
     fs: Any
     layout: BlockLayout
+    row_filter: RowFilter | None = None
+    cache: BlockCache | None = None
+    copies_cached: bool = True
     partitions: None = None
 
 
@@ -57,10 +73,19 @@ class ColumnsWorker(ArrowReaderWorker):
         piece_index: int,
         worker_predicate: Any,  # noqa: ARG002 - Petastorm passes it
         shuffle_row_drop_partition: tuple[int, int],
-        row_range: tuple[int, int],
+        rows: Rows,
         expected_rows: int,
+        expected_kept: int,
     ) -> None:
-        """Read the rows ``[start, stop)`` of a row group and publish them as one block.
+        """Read some rows of a row group and publish them as one block.
+
+        Args:
+            piece_index: position of the row group in the dataset.
+            worker_predicate: None.
+            shuffle_row_drop_partition: the whole row group.
+            rows: the rows, numbered among those that pass the filter.
+            expected_rows: rows of the row group when it was planned.
+            expected_kept: rows of it that pass the filter.
 
         Raises:
             DataError: if the file cannot be read or holds something else than was planned; it names file and
@@ -68,15 +93,48 @@ class ColumnsWorker(ArrowReaderWorker):
         """
         piece = self._split_pieces[piece_index]
         where = f"{piece.path}, row group {piece.row_group}"
-        try:
+
+        def read_table() -> Any:
             table = self._load_rows(None, piece, shuffle_row_drop_partition)
             if table.num_rows != expected_rows:
                 raise DataError(
                     f"it has {table.num_rows} rows now, but had {expected_rows} when the fit began; files "
                     "must not change"
                 )
-            start, stop = row_range
-            block = self._dataset.layout.pack(table.slice(start, stop - start))
+            return table
+
+        try:
+            block = self._block(piece_index, read_table, rows, expected_kept)
         except Exception as error:
             raise DataError(f"Reading {where} failed: {error}") from error
         self.publish_func(block)
+
+    def _block(self, row_group: int, read_table: Any, rows: Rows, expected_kept: int) -> Block:
+        planned = self._dataset
+        if planned.cache is not None:
+            whole = planned.cache.get(row_group, lambda: self._kept(read_table(), expected_kept))
+            # Rows taken by their numbers are copies anyhow.
+            return copy_of(_select(whole, rows)) if planned.copies_cached else _select(whole, rows)
+        if planned.row_filter is not None:
+            return _select(self._kept(read_table(), expected_kept), rows)
+        if isinstance(rows, range):  # before it is packed, which for many columns is a copy
+            return planned.layout.pack(read_table().slice(rows.start, len(rows)))
+        return take_rows(planned.layout.pack(read_table()), rows)
+
+    def _kept(self, table: Any, expected_kept: int) -> Block:
+        """Return all rows that pass the filter as a block."""
+        row_filter = self._dataset.row_filter
+        block = self._dataset.layout.pack(table)
+        if row_filter is None:
+            return block
+        kept = row_filter.rows_kept(table)
+        if len(kept) != expected_kept:
+            raise DataError(
+                f"{len(kept)} rows pass the row filter now, but {expected_kept} did when they were counted; a "
+                "filter must give the same answer for the same rows every time"
+            )
+        return block if len(kept) == table.num_rows else take_rows(block, kept)
+
+
+def _select(block: Block, rows: Rows) -> Block:
+    return slice_rows(block, rows.start, rows.stop) if isinstance(rows, range) else take_rows(block, rows)

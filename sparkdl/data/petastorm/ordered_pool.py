@@ -1,6 +1,7 @@
 """Reader threads for Petastorm's ``Reader`` that give results in the order in which they were asked for.
 
-Petastorm's own thread pool gives them as they come, so that the order of an epoch depends on timing.
+Petastorm's own thread pool gives them as they come, so that the order of an epoch depends on timing, and counts row
+groups where this one counts their bytes.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
 install()
 from petastorm.workers_pool import EmptyResultError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _POLL_S = 0.02
 _LIVENESS_S = 0.5
@@ -27,10 +31,22 @@ class OrderedThreadPool:
     Args:
         num_threads: number of threads.
         timeout_s: seconds to wait for one result.
+        budget_bytes: what all results take at most that are being made, wait, or were taken last. One result
+            is always made, whatever it takes.
+        bytes_of: what the result of a request takes while it is made; once it is made, half of that.
     """
 
-    def __init__(self, num_threads: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        timeout_s: float,
+        budget_bytes: int,
+        bytes_of: Callable[[dict[str, Any]], int],
+    ) -> None:
         self.workers_count = num_threads
+        self._budget = _ByteBudget(budget_bytes)
+        self._bytes_of = bytes_of
+        self._bytes_taken = 0
         self._timeout_s = timeout_s
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="sparkdl-reader")
         self._submitted: queue.Queue[tuple[Future[list[Any]], dict[str, Any]]] = queue.Queue()
@@ -45,8 +61,11 @@ class OrderedThreadPool:
 
     def ventilate(self, **request: Any) -> None:
         """Ask for one row group (called by Petastorm's ventilator thread)."""
+        num_bytes = self._bytes_of(request)
+        if not self._budget.take(num_bytes):
+            return
         try:
-            self._submitted.put((self._executor.submit(self._process, request), request))
+            self._submitted.put((self._executor.submit(self._process, request, num_bytes), request))
         except RuntimeError:
             if not self._stopped.is_set():
                 raise
@@ -59,6 +78,9 @@ class OrderedThreadPool:
             DataError: if reading failed, took longer than the timeout, or the pool was stopped.
         """
         deadline = time.monotonic() + self._timeout_s
+        # Who asks for the next result is done with the one before.
+        self._budget.give_back(self._bytes_taken)
+        self._bytes_taken = 0
         while not self._ready:
             self._check_running()
             # Looked up before the queue: once it is true nothing is added to the queue any more.
@@ -73,12 +95,14 @@ class OrderedThreadPool:
                 self._check_deadline(deadline, "the next row group")
                 continue
             self._ready = self._await(future, request, deadline)
+            self._bytes_taken = self._bytes_of(request) // 2
             self._ventilator.processed_item()
         return self._ready.pop()
 
     def stop(self) -> None:
         """Ask the threads to end; row groups that nobody waits for are not read."""
         self._stopped.set()
+        self._budget.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._ventilator.stop()
 
@@ -91,7 +115,7 @@ class OrderedThreadPool:
         """How many row groups are read or being read ahead."""
         return {"output_queue_size": self._submitted.qsize()}
 
-    def _process(self, request: dict[str, Any]) -> list[Any]:
+    def _process(self, request: dict[str, Any], num_bytes: int) -> list[Any]:
         thread = self._thread
         if not hasattr(thread, "worker"):
             thread.published = []
@@ -99,6 +123,7 @@ class OrderedThreadPool:
         thread.worker.process(**request)
         published: list[Any] = thread.published[::-1]
         thread.published.clear()
+        self._budget.give_back(num_bytes - num_bytes // 2)
         return published
 
     def _await(self, future: Future[list[Any]], request: dict[str, Any], deadline: float) -> list[Any]:
@@ -119,3 +144,34 @@ class OrderedThreadPool:
                 f"Reading {what} took longer than {self._timeout_s:.0f} s. See whether the Store can be "
                 "reached, or raise read_timeout_s."
             )
+
+
+class _ByteBudget:
+    """Bytes that may be held; who wants more than there are waits."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._held = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def take(self, num_bytes: int) -> bool:
+        """Wait until so many are free, or none is held; False once it is closed."""
+        with self._changed:
+            while self._held and self._held + num_bytes > self._budget_bytes and not self._is_closed:
+                self._changed.wait()
+            self._held += num_bytes
+            return not self._is_closed
+
+    def give_back(self, num_bytes: int) -> None:
+        """Free so many."""
+        if num_bytes:
+            with self._changed:
+                self._held -= num_bytes
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.data.filesystems import open_location
+from sparkdl.data.filesystems import Location, open_location
 from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
@@ -24,28 +24,33 @@ from petastorm.unischema import Unischema, UnischemaField
 from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from sparkdl.data.block_cache import BlockCache
     from sparkdl.data.blocks import Block, BlockLayout
     from sparkdl.data.dataset import ParquetDataset
-    from sparkdl.data.shards import RowRange
+    from sparkdl.data.epoch_plan import Part
+    from sparkdl.data.row_filter import RowFilter
 
-_READ_AHEAD_BYTES = 32 << 20
 _MAX_ROW_GROUPS_HELD = 64
 # Petastorm's 0.01 s would bound the feed to a few hundred row groups per second.
 _VENTILATION_INTERVAL_S = 0.001
 
 
 class ShardReader(Reader):
-    """Gives the blocks of a shard in the order of its plan, one for every row range.
+    """Gives the blocks of a shard in the order of its plan, one for every row group.
 
     Args:
         dataset: the dataset.
         layout: the columns to read and how they are laid out.
-        shard: the row ranges.
-        num_threads: reader threads; ``num_threads + 2`` row groups are held at most, or 32 MiB of smaller
-            ones.
+        shard: the rows, numbered among those that pass the filter.
+        row_counts: rows of every row group that pass the filter.
+        num_threads: reader threads.
+        read_ahead_bytes: what decoded row groups take at most, unless a single one takes more.
         timeout_s: seconds to wait for one row group.
+        row_filter: which rows count, by default all.
+        cache: keeps decoded row groups.
+        copies_cached: whether blocks from the cache are the caller's to write into.
     """
 
     # Reader.__init__ lists the folder and reads all footers, which the plan has done; it is not called.
@@ -53,46 +58,51 @@ class ShardReader(Reader):
         self,
         dataset: ParquetDataset,
         layout: BlockLayout,
-        shard: Sequence[RowRange],
+        shard: Sequence[Part],
         *,
+        row_counts: Sequence[int],
         num_threads: int,
+        read_ahead_bytes: int,
         timeout_s: float,
+        row_filter: RowFilter | None = None,
+        cache: BlockCache | None = None,
+        copies_cached: bool = True,
     ) -> None:
         location = open_location(dataset.url)
         groups = dataset.row_groups
-        self.schema = _schema_of(layout)
-        self.dataset = PlannedDataset(location.filesystem, layout)
+        self.schema = _schema_of(layout, row_filter)
+        self.dataset = PlannedDataset(location.filesystem, layout, row_filter, cache, copies_cached)
         self.ngram = None
         self.num_epochs = 1
         self.is_batched_reader = True
         self.last_row_consumed = False
         self.stopped = False
         self._results_queue_reader = ColumnsWorker.new_results_queue_reader()
-        self._workers_pool = OrderedThreadPool(num_threads, timeout_s)
-        pieces = {
-            part.row_group: ParquetDatasetPiece(
-                f"{location.path}/{groups[part.row_group].path}",
-                location.open_file,
-                row_group=groups[part.row_group].index,
-            )
-            for part in shard
-        }
+        self._workers_pool = OrderedThreadPool(
+            num_threads,
+            timeout_s,
+            read_ahead_bytes,
+            # The columns as Arrow decodes them, and the block that is made from them.
+            lambda request: 2 * layout.row_bytes * int(request["expected_rows"]),
+        )
+        pieces = {row_group: _piece(dataset, location, row_group) for row_group, _ in shard}
         requests = [
             {
-                "piece_index": part.row_group,
+                "piece_index": row_group,
                 "worker_predicate": None,
                 "shuffle_row_drop_partition": (0, 1),
-                "row_range": (part.start, part.stop),
-                "expected_rows": groups[part.row_group].num_rows,
+                "rows": rows,
+                "expected_rows": groups[row_group].num_rows,
+                "expected_kept": row_counts[row_group],
             }
-            for part in shard
+            for row_group, rows in shard
         ]
         self.ventilator = ConcurrentVentilator(
             self._workers_pool.ventilate,
             requests,
             iterations=1,
             randomize_item_order=False,
-            max_ventilation_queue_size=_row_groups_held(dataset, layout, num_threads),
+            max_ventilation_queue_size=_MAX_ROW_GROUPS_HELD,
             ventilation_interval=_VENTILATION_INTERVAL_S,
         )
         # In the order in which Petastorm's workers take them: filesystem, dataset, schema, ngram, row groups,
@@ -133,15 +143,31 @@ class ShardReader(Reader):
             self.stop()
 
 
-def _row_groups_held(dataset: ParquetDataset, layout: BlockLayout, num_threads: int) -> int:
-    """Two more than there are threads, and more of them where row groups are small."""
-    mean_bytes = max(1, layout.row_bytes * dataset.num_rows // len(dataset.row_groups))
-    return max(num_threads + 2, min(_MAX_ROW_GROUPS_HELD, _READ_AHEAD_BYTES // mean_bytes))
+def kept_rows_counter(dataset: ParquetDataset, row_filter: RowFilter) -> Callable[[int], int]:
+    """Return a function that reads a row group's columns of a filter and counts the rows that pass it."""
+    location = open_location(dataset.url)
+
+    def count(row_group: int) -> int:
+        piece = _piece(dataset, location, row_group)
+        try:
+            return len(row_filter.rows_kept(piece.read(columns=list(row_filter.columns))))
+        except Exception as error:
+            raise DataError(f"Reading {piece.path}, row group {piece.row_group} failed: {error}") from error
+
+    return count
 
 
-def _schema_of(layout: BlockLayout) -> Unischema:
-    fields = [
-        UnischemaField(column.name, np.dtype(column.dtype).type, column.shape, None, False)
+def _piece(dataset: ParquetDataset, location: Location, row_group: int) -> ParquetDatasetPiece:
+    group = dataset.row_groups[row_group]
+    return ParquetDatasetPiece(f"{location.path}/{group.path}", location.open_file, row_group=group.index)
+
+
+def _schema_of(layout: BlockLayout, row_filter: RowFilter | None) -> Unischema:
+    fields = {
+        column.name: UnischemaField(column.name, np.dtype(column.dtype).type, column.shape, None, False)
         for column in layout.columns
-    ]
-    return Unischema("sparkdl", fields)
+    }
+    for name in row_filter.columns if row_filter is not None else ():
+        # Petastorm reads columns by their names; what they hold is between Arrow and the filter.
+        fields.setdefault(name, UnischemaField(name, np.object_, (), None, True))
+    return Unischema("sparkdl", list(fields.values()))

@@ -1,0 +1,113 @@
+"""Keeps the blocks of row groups once they are decoded, in memory or as files on a disk, within a limit.
+
+Runs on the reader threads of every *rank*. A row group that does not fit any more is read again in every epoch;
+that is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sparkdl.data.blocks import num_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdl.data.blocks import Block
+
+logger = logging.getLogger(__name__)
+
+
+class BlockCache:
+    """Blocks by row group; those who take one must not write into it.
+
+    Args:
+        kind: ``"memory"``, or ``"disk"`` for memory-mapped files in a folder of its own.
+        limit_bytes: what the blocks may take together.
+        folder: where the folder is made; by default the system's folder for temporary files.
+
+    Attributes:
+        num_bytes: what the blocks take.
+        hits: how often a block was there.
+    """
+
+    def __init__(self, kind: Literal["memory", "disk"], limit_bytes: int, folder: str | None = None) -> None:
+        self._limit_bytes = limit_bytes
+        self._blocks: dict[int, Block] = {}
+        self._lock = threading.Lock()
+        self._is_full = False
+        self._folder = Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=folder)) if kind == "disk" else None
+        self.num_bytes = 0
+        self.hits = 0
+
+    def get(self, row_group: int, read: Callable[[], Block]) -> Block:
+        """Return the block of a row group, from ``read`` where it is not kept yet."""
+        with self._lock:
+            block = self._blocks.get(row_group)
+            if block is not None:
+                self.hits += 1
+                return block
+        block = read()
+        if any(array.dtype.hasobject for array in block):
+            self._say_once("columns of strings or of arrays of varying length are not cached")
+            return block
+        return self._keep(row_group, block)
+
+    def close(self) -> None:
+        """Forget the blocks and remove the files; calling it again does nothing."""
+        with self._lock:
+            self._blocks.clear()
+            self.num_bytes = 0
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # mapped files live on until nobody holds a batch
+
+    def _keep(self, row_group: int, block: Block) -> Block:
+        size = num_bytes(block)
+        with self._lock:
+            if row_group in self._blocks:
+                return self._blocks[row_group]
+            if self.num_bytes + size > self._limit_bytes:
+                fits = False
+            else:
+                fits = True
+                self.num_bytes += size
+        if not fits:
+            self._say_once(
+                f"it holds {self.num_bytes >> 20} of {self._limit_bytes >> 20} MiB, and what does not fit is read "
+                "again in every epoch; raise cache_limit_bytes to keep more"
+            )
+            return block
+        if self._folder is not None:
+            try:
+                block = [
+                    _on_disk(array, self._folder / f"{row_group}-{index}.npy")
+                    for index, array in enumerate(block)
+                ]
+            except OSError as error:
+                with self._lock:
+                    self.num_bytes -= size
+                self._say_once(
+                    f"{self._folder} cannot be written ({error}); row groups are read again instead"
+                )
+                return block
+        with self._lock:
+            self._blocks[row_group] = block
+        return block
+
+    def _say_once(self, what: str) -> None:
+        with self._lock:
+            said, self._is_full = self._is_full, True
+        if not said:
+            logger.warning("The feed's cache does not keep all: %s.", what)
+
+
+def _on_disk(array: np.ndarray[Any, Any], path: Path) -> np.ndarray[Any, Any]:
+    np.save(path, array)
+    return np.load(path, mmap_mode="r") if array.size else array

@@ -1,0 +1,80 @@
+"""Runs an iterator in a background thread, a bounded number of items ahead of who takes them.
+
+Runs on every *rank*: shuffling goes on while the training loop computes. Items are handed over as they are, so they
+should be worth a change of threads: thousands of rows, not a batch of a few.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Item = TypeVar("Item")
+
+
+class ReadAhead(Generic[Item]):
+    """An iterator over the items of another one, which a thread of its own goes through.
+
+    Args:
+        items: what to go through; also closed by the thread.
+        max_items: how many items wait at most.
+        name: name of the thread.
+    """
+
+    def __init__(self, items: Iterator[Item], max_items: int, name: str) -> None:
+        self._items = items
+        self._max_items = max_items
+        self._waiting: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        """Return the next item; an error of the iterator is raised where its item would have been."""
+        with self._changed:
+            while not self._waiting and not self._ended:
+                self._changed.wait()
+            if self._waiting:
+                item = self._waiting.popleft()
+                self._changed.notify()
+                return item
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+    def close(self) -> None:
+        """Ask the thread to end after the item that it is making, and wait for it.
+
+        Whatever the items wait for must end before: close the reader first.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                with self._changed:
+                    while len(self._waiting) >= self._max_items and not self._closed:
+                        self._changed.wait()
+                    if self._closed:
+                        return
+                    self._waiting.append(item)
+                    self._changed.notify()
+        except BaseException as error:  # raised where the items are taken
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()

@@ -1,0 +1,125 @@
+"""Which rows a feed gives: a function of some columns, and how the ranks agree on how many rows pass it.
+
+The ranks count before the first epoch, each its part of the row groups, and tell each other; from then on a filtered
+dataset is sharded exactly like any other. Runs on every *rank*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkdl.collective import Communicator
+
+Values = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """Rows for which a function says so.
+
+    Attributes:
+        columns: names of the columns that the function looks at; the feed need not give them.
+        keep: takes the values of a row group by column name, each an array with an item per row (strings and lists
+            as objects), and returns a boolean array. It must give the same answer for the same rows every
+            time, on every rank.
+    """
+
+    columns: Sequence[str]
+    keep: Callable[[Values], npt.NDArray[np.bool_]]
+
+    @classmethod
+    def from_predicate(cls, predicate: Any) -> RowFilter:
+        """Return the filter of a Petastorm predicate (``in_lambda``, ``in_set``, ...), asked for row by row."""
+        columns = sorted(predicate.get_fields())
+
+        def keep(values: Values) -> npt.NDArray[np.bool_]:
+            rows = zip(*(values[name] for name in columns), strict=True)
+            answers = (predicate.do_include(dict(zip(columns, row, strict=True))) for row in rows)
+            return np.fromiter((bool(answer) for answer in answers), np.bool_)
+
+        return cls(columns, keep)
+
+    def rows_kept(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows of a table that pass.
+
+        Raises:
+            DataError: if a column is missing, the function fails, or it returns anything but one boolean per row.
+        """
+        missing = [name for name in self.columns if name not in table.column_names]
+        if missing:
+            raise DataError(f"the row filter looks at column {missing[0]!r}, which is not there")
+        values = {
+            name: table.column(name).combine_chunks().to_numpy(zero_copy_only=False) for name in self.columns
+        }
+        try:
+            mask = np.asarray(self.keep(values))
+        except Exception as error:
+            raise DataError(f"the row filter failed: {type(error).__name__}: {error}") from error
+        if mask.shape != (table.num_rows,) or mask.dtype != np.bool_:
+            raise DataError(
+                f"the row filter returned {mask.dtype} of shape {mask.shape} for {table.num_rows} rows; it must "
+                "return one boolean per row"
+            )
+        return np.flatnonzero(mask)
+
+
+def as_row_filter(given: Any) -> RowFilter | None:
+    """Return what a feed was given as a filter: a :class:`RowFilter`, a Petastorm predicate, or None.
+
+    Raises:
+        DataError: if it is something else.
+    """
+    if given is None or isinstance(given, RowFilter):
+        return given
+    if callable(getattr(given, "get_fields", None)) and callable(getattr(given, "do_include", None)):
+        return RowFilter.from_predicate(given)
+    raise DataError(
+        f"row_filter is a {type(given).__name__}; give a sparkdl.data.RowFilter(columns, function) or a predicate "
+        "of Petastorm."
+    )
+
+
+def count_rows(
+    num_row_groups: int, count: Callable[[int], int], communicator: Communicator | None
+) -> tuple[int, ...]:
+    """Return how many rows of every row group pass, each counted by one rank. Collective with a communicator.
+
+    Args:
+        num_row_groups: how many there are.
+        count: reads one of them and counts.
+        communicator: open over all ranks; without one this rank counts all.
+
+    Raises:
+        DataError: if a row group could not be read: on the rank that tried with the reason, on the others
+            with that rank.
+    """
+    if communicator is None or communicator.world_size == 1:
+        return tuple(count(row_group) for row_group in range(num_row_groups))
+    # The last places say which ranks failed, so that all of them stop here together.
+    counts = np.zeros(num_row_groups + communicator.world_size, np.int64)
+    failure: Exception | None = None
+    try:
+        for row_group in range(communicator.rank, num_row_groups, communicator.world_size):
+            counts[row_group] = count(row_group)
+    except Exception as error:
+        failure = error
+        counts[num_row_groups + communicator.rank] = 1
+    communicator.allreduce(counts, op="sum")
+    if failure is not None:
+        raise failure
+    failed = np.flatnonzero(counts[num_row_groups:])
+    if len(failed):
+        raise DataError(
+            f"The rows that pass the filter could not be counted on rank {failed[0]}; its error says why."
+        )
+    return tuple(int(number) for number in counts[:num_row_groups])

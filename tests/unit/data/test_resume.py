@@ -1,0 +1,259 @@
+"""Epochs that are interrupted and go on, over random layouts of row groups, ranks, batches and buffers."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.data import ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.data.course import Course
+from sparkdl.data.epoch_plan import as_indices
+from sparkdl.data.feed_state import Progress
+from sparkdl.errors import DataError
+
+WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
+
+layouts = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda counts: sum(counts) >= 16)
+buffers = st.sampled_from([1, 2, 7, 16, 33, 64, 1000])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that take so many steps of an epoch together; None takes all that are left."""
+
+    world_size: int
+    batch_size: int
+    buffer_rows: int
+    steps: int | None
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[Group]:
+    steps = [*draw(st.lists(st.integers(0, 6), max_size=3)), None]
+    return [
+        Group(draw(st.integers(1, 16)), draw(st.integers(1, 9)), draw(buffers), steps_of_group)
+        for steps_of_group in steps
+    ]
+
+
+def dataset_of(folder: Path, row_counts: Sequence[int]) -> ParquetDataset:
+    """Rows numbered from 0, in row groups of these sizes."""
+    start = 0
+    with pq.ParquetWriter(folder / "a.parquet", pa.schema([("id", pa.int64())])) as writer:
+        for count in row_counts:
+            writer.write_table(pa.table({"id": np.arange(start, start + count)}))
+            start += count
+    return scan_dataset(str(folder))
+
+
+def take(
+    dataset: ParquetDataset, group: Group, state: dict[str, object] | None, epoch: int, **options: object
+) -> tuple[list[list[np.ndarray]], dict[str, object]]:
+    """The batches of each rank, and the state after them, which must be the same on all ranks."""
+    batches_of_ranks, states = [], []
+    for rank in range(group.world_size):
+        with ParquetFeed(
+            dataset,
+            rank=rank,
+            world_size=group.world_size,
+            batch_size=group.batch_size,
+            shuffle_buffer_rows=group.buffer_rows,
+            **options,
+        ) as feed:
+            feed.set_epoch(epoch)
+            if state is not None:
+                feed.resume(json.loads(json.dumps(state)))
+            if feed.state()["epoch"] > epoch:  # an earlier group took all
+                batches, planned = [], []
+            else:
+                planned = [feed.rows_in_step(step, epoch)[rank] for step in range(len(feed))]
+                batches = []
+                for batch in feed if group.steps != 0 else ():
+                    batches.append(batch["id"])
+                    if len(batches) == group.steps:
+                        break
+            states.append(feed.state())
+        assert [len(batch) for batch in batches] == planned[: len(batches)]
+        batches_of_ranks.append(batches)
+    assert all(found == states[0] for found in states)
+    return batches_of_ranks, states[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(row_counts=layouts, groups=groups(), shuffle=st.booleans(), epoch=st.integers(0, 5))
+def test_every_row_comes_once_however_often_an_epoch_goes_on_with_other_ranks(
+    row_counts: list[int], groups: list[Group], shuffle: bool, epoch: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = dataset_of(Path(folder), row_counts)
+        state, seen = None, []
+        for group in groups:
+            batches_of_ranks, state = take(dataset, group, state, epoch, shuffle=shuffle, seed=3)
+            seen += [batch for batches in batches_of_ranks for batch in batches]
+        assert state["epoch"] == epoch + 1
+        np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(sum(row_counts)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    row_counts=layouts,
+    world_size=st.integers(1, 16),
+    batch_sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    steps=st.integers(1, 8),
+    buffer_rows=buffers,
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 5),
+)
+def test_an_epoch_that_goes_on_with_as_many_ranks_gives_what_the_uninterrupted_one_gives(
+    row_counts: list[int],
+    world_size: int,
+    batch_sizes: list[int],
+    steps: int,
+    buffer_rows: int,
+    shuffle: bool,
+    epoch: int,
+) -> None:
+    options = {"shuffle": shuffle, "seed": -5}
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = dataset_of(Path(folder), row_counts)
+        whole, _ = take(dataset, Group(world_size, batch_sizes[0], buffer_rows, None), None, epoch, **options)
+        state, seen = None, [[] for _ in range(world_size)]
+        for index, batch_size in enumerate(batch_sizes):
+            is_last = index == len(batch_sizes) - 1
+            group = Group(world_size, batch_size, buffer_rows, None if is_last else steps)
+            batches_of_ranks, state = take(dataset, group, state, epoch, **options)
+            for rank, batches in enumerate(batches_of_ranks):
+                seen[rank] += batches
+        for rank in range(world_size):
+            np.testing.assert_array_equal(np.concatenate(seen[rank]), np.concatenate(whole[rank]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    row_counts=st.lists(st.integers(0, 3000), min_size=1, max_size=12).filter(
+        lambda counts: sum(counts) >= 16
+    ),
+    hands=st.lists(
+        st.tuples(st.integers(1, 16), st.sampled_from([0, 1, 10, 100, 700, 5000]), st.integers(0, 2000)),
+        min_size=1,
+        max_size=4,
+    ),
+    epoch=st.integers(0, 10),
+)
+def test_plans_hand_on_exactly_the_rows_that_were_not_taken(
+    row_counts: list[int], hands: list[tuple[int, int, int]], epoch: int
+) -> None:
+    """Without reading: what a plan leaves unread is one set of rows for all, of the size that was announced."""
+    progress = Progress(epoch=epoch)
+    shuffle = hands[0][1] > 0
+    left_before = {(group, row) for group, count in enumerate(row_counts) for row in range(count)}
+    for world_size, buffer_rows, num_given in hands:
+        course = Course(
+            row_counts,
+            world_size=world_size,
+            buffer_rows=max(buffer_rows, 1) if shuffle else 0,
+            seed=1,
+            shuffle=shuffle,
+        )
+        course.resume(progress)
+        leg = course.leg(epoch)
+        unread = [
+            leg.plan.unread(
+                rank, shard, buffer_rows=max(buffer_rows, 1) if shuffle else 0, num_taken=leg.num_taken
+            )
+            for rank, shard in enumerate(leg.plan.shards())
+        ]
+        rows = [(group, int(row)) for parts in unread for group, rows in parts for row in as_indices(rows)]
+        assert len(rows) == sum(leg.rows_to_come())
+        assert len(set(rows)) == len(rows)
+        assert set(rows) <= left_before
+        assert all(len(rows) for parts in unread for _, rows in parts)
+        left_before = set(rows)
+        progress = course.progress(epoch, num_given)
+        if progress.epoch > epoch:
+            break
+
+
+def test_row_groups_whose_rows_were_all_used_are_not_read_again(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10]] * 10)
+    feed = ParquetFeed(dataset, columns=["id"], batch_size=10, shuffle=False)
+    with feed:
+        batches = iter(feed)
+        for _ in range(4):
+            next(batches)
+        state = feed.state()
+    for index in range(4):
+        (Path(dataset.url) / f"part-{index:05d}.parquet").unlink()
+    with ParquetFeed(dataset, columns=["id"], batch_size=10, shuffle=False) as feed:
+        feed.resume(state)
+        np.testing.assert_array_equal(np.concatenate([batch["id"] for batch in feed]), np.arange(40, 100))
+
+
+def test_a_resumed_epoch_has_its_own_length_and_the_next_one_is_whole(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[25]])
+    with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
+        batches = iter(feed)
+        next(batches)
+        state = feed.state()
+        assert len(feed) == 3
+        feed.resume(state)
+        assert len(feed) == 2
+        assert feed.rows_in_step(1, epoch=0) == [5]
+        assert sum(len(batch["id"]) for batch in feed) == 15
+        assert len(feed) == 3
+        assert sum(len(batch["id"]) for batch in feed) == 25
+
+
+def test_a_state_can_leave_out_batches_that_were_taken_ahead_of_their_use(
+    write_dataset: WriteDataset,
+) -> None:
+    dataset = write_dataset([[25]])
+    with ParquetFeed(dataset, columns=["id"], batch_size=5) as feed:
+        batches = iter(feed)
+        next(batches)
+        state = feed.state()
+        next(batches)
+        assert feed.state() != state
+        assert feed.state(given=1) == state
+
+
+def test_a_state_is_small_json_and_the_end_of_an_epoch_is_the_beginning_of_the_next(
+    write_dataset: WriteDataset,
+) -> None:
+    dataset = write_dataset([[25, 25]])
+    with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
+        first = feed.state()
+        for index, _ in enumerate(feed):
+            if index == 4:  # while the last batch is used
+                at_the_end = feed.state()
+        assert feed.state() == at_the_end
+        assert (first["epoch"], at_the_end["epoch"]) == (0, 1)
+        assert len(json.dumps(at_the_end)) < 1000
+
+
+def test_a_state_of_something_else_is_refused_and_the_difference_named(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[25], [25]])
+    with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
+        state = feed.state()
+    smaller = ParquetDataset(url=dataset.url, columns=dataset.columns, row_groups=dataset.row_groups[:1])
+    with pytest.raises(DataError, match="the files number 2 then and 1 now.*fed number 50 then and 25 now"):
+        ParquetFeed(smaller, columns=["id"], batch_size=10).resume(state)
+    swapped = ParquetDataset(url=dataset.url, columns=dataset.columns, row_groups=dataset.row_groups[::-1])
+    with pytest.raises(DataError, match="files have other names"):
+        ParquetFeed(swapped, columns=["id"], batch_size=10).resume(state)
+    with pytest.raises(DataError, match="seed was 0 then and 1 now; shuffle was True then and False now"):
+        ParquetFeed(dataset, columns=["id"], batch_size=10, seed=1, shuffle=False).resume(state)
+    with pytest.raises(DataError, match="no state of a feed"):
+        ParquetFeed(dataset, columns=["id"], batch_size=10).resume({"epoch": 3})
+    with pytest.raises(DataError, match="version 9"):
+        ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "version": 9})

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from sparkdl.data import ParquetFeed
+from sparkdl.training.feed_dataset import FeedDataset
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    table = pa.table({"x": np.arange(100, dtype=np.float32), "y": np.arange(100)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20)
+    return tmp_path
+
+
+def test_a_data_loader_gives_every_epoch_of_a_feed_as_tensors(folder: Path) -> None:
+    with ParquetFeed(folder, batch_size=16) as feed:
+        loader = DataLoader(FeedDataset(feed), batch_size=None)
+        assert len(loader) == 7
+        epochs = [torch.cat([batch["y"] for batch in loader]) for _ in range(2)]
+    for rows in epochs:
+        assert rows.dtype == torch.int64
+        assert rows.sort().values.tolist() == list(range(100))
+    assert (epochs[0] != epochs[1]).any()
+
+
+class _RecordingFeed(ParquetFeed):
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        for batch in super().__iter__():
+            self.last = batch
+            yield batch
+
+
+def test_tensors_share_the_memory_of_the_batches(folder: Path) -> None:
+    with _RecordingFeed(folder, batch_size=16) as feed:
+        tensors = next(iter(FeedDataset(feed)))
+        for name in ("x", "y"):
+            assert np.shares_memory(tensors[name].numpy(), feed.last[name])
+
+
+def test_workers_of_a_data_loader_are_refused_as_they_would_repeat_rows(folder: Path) -> None:
+    with ParquetFeed(folder, batch_size=16) as feed:
+        loader = DataLoader(FeedDataset(feed), batch_size=None, num_workers=1)
+        with pytest.raises(ValueError, match="Leave num_workers at 0"):
+            next(iter(loader))
+
+
+def test_a_dataset_goes_on_from_its_state(folder: Path) -> None:
+    with ParquetFeed(folder, batch_size=16) as feed:
+        dataset = FeedDataset(feed)
+        batches = iter(dataset)
+        next(batches)
+        state = dataset.state_dict()
+        rest = torch.cat([batch["y"] for batch in batches])
+    with ParquetFeed(folder, batch_size=16) as feed:
+        dataset = FeedDataset(feed)
+        dataset.load_state_dict(state)
+        assert len(dataset) == 6
+        torch.testing.assert_close(torch.cat([batch["y"] for batch in dataset]), rest)

@@ -11,18 +11,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.data.blending import BlendedFeed
     from sparkdl.data.dataset import Column, ParquetDataset, RowGroup
     from sparkdl.data.feed import ParquetFeed
     from sparkdl.data.footers import scan_dataset
     from sparkdl.data.manifest import open_dataset
     from sparkdl.data.materialization import materialize
+    from sparkdl.data.mixture import Mixture
     from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
     from sparkdl.data.store import Store
     from sparkdl.data.validate import check_labels
 
 # Loaded on first use: who serves a model and only names a Column needs no pyarrow.
 _MODULES = {
+    "BlendedFeed": "blending",
     "Column": "dataset",
+    "Mixture": "mixture",
     "ParquetDataset": "dataset",
     "ParquetFeed": "feed",
     "RowGroup": "dataset",
@@ -39,7 +43,9 @@ _MODULES = {
 }
 
 __all__ = [
+    "BlendedFeed",
     "Column",
+    "Mixture",
     "ParquetDataset",
     "ParquetFeed",
     "RowGroup",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sparkdl.data.manifest import open_dataset
     from sparkdl.data.materialization import materialize
     from sparkdl.data.mixture import Mixture
+    from sparkdl.data.packed_batch import PackedBatch
+    from sparkdl.data.packing import SequencePacker
     from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
     from sparkdl.data.store import Store
     from sparkdl.data.validate import check_labels
@@ -27,10 +29,12 @@ _MODULES = {
     "BlendedFeed": "blending",
     "Column": "dataset",
     "Mixture": "mixture",
+    "PackedBatch": "packed_batch",
     "ParquetDataset": "dataset",
     "ParquetFeed": "feed",
     "RowGroup": "dataset",
     "RowRange": "shards",
+    "SequencePacker": "packing",
     "Store": "store",
     "check_labels": "validate",
     "materialize": "materialization",
@@ -46,10 +50,12 @@ __all__ = [
     "BlendedFeed",
     "Column",
     "Mixture",
+    "PackedBatch",
     "ParquetDataset",
     "ParquetFeed",
     "RowGroup",
     "RowRange",
+    "SequencePacker",
     "Store",
     "check_labels",
     "materialize",

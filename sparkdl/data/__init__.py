@@ -11,11 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.data.blending import BlendedFeed
     from sparkdl.data.dataset import Column, ParquetDataset, RowGroup
     from sparkdl.data.feed import ParquetFeed
     from sparkdl.data.footers import scan_dataset
     from sparkdl.data.manifest import open_dataset
     from sparkdl.data.materialization import materialize
+    from sparkdl.data.mixture import Mixture
+    from sparkdl.data.packed_batch import PackedBatch
+    from sparkdl.data.packing import SequencePacker
     from sparkdl.data.row_filter import RowFilter
     from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
     from sparkdl.data.store import Store
@@ -23,12 +27,16 @@ if TYPE_CHECKING:
 
 # Loaded on first use: who serves a model and only names a Column needs no pyarrow.
 _MODULES = {
+    "BlendedFeed": "blending",
     "Column": "dataset",
+    "Mixture": "mixture",
+    "PackedBatch": "packed_batch",
     "ParquetDataset": "dataset",
     "ParquetFeed": "feed",
     "RowFilter": "row_filter",
     "RowGroup": "dataset",
     "RowRange": "shards",
+    "SequencePacker": "packing",
     "Store": "store",
     "check_labels": "validate",
     "materialize": "materialization",
@@ -41,12 +49,16 @@ _MODULES = {
 }
 
 __all__ = [
+    "BlendedFeed",
     "Column",
+    "Mixture",
+    "PackedBatch",
     "ParquetDataset",
     "ParquetFeed",
     "RowFilter",
     "RowGroup",
     "RowRange",
+    "SequencePacker",
     "Store",
     "check_labels",
     "materialize",

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.data import BlendedFeed, Mixture, ParquetDataset, ParquetFeed
+from sparkdl.data.row_stream import Batch, Feed
+from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
+from sparkdl.errors import DataError, ParamError
+
+WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
+
+
+class NumberedFeed:
+    """Rows ``epoch * 1000 + i`` of a shard of ``num_rows`` rows, as ParquetFeed would cut them."""
+
+    def __init__(self, num_rows: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
+        self.num_rows, self.batch_size, self.rank, self.world_size = num_rows, batch_size, rank, world_size
+        self.closed = False
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self.num_rows, self.world_size, self.batch_size)
+
+    def rows_in_step(self, step: int) -> list[int]:
+        return rows_in_step(self.num_rows, self.world_size, self.batch_size, step)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        rows = rows_per_rank(self.num_rows, self.world_size)
+        numbers = 1000 * epoch + sum(rows[: self.rank]) + np.arange(rows[self.rank])
+        for step in range(self.steps_per_epoch):
+            part = numbers[step * self.batch_size : (step + 1) * self.batch_size]
+            yield {"row": part, "vector": np.outer(part, [1.0, 2.0])}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def endless_rows(feed: Feed) -> Iterator[int]:
+    epoch = 0
+    while True:
+        for batch in feed.epoch(epoch):
+            yield from batch["row"].tolist()
+        epoch += 1
+
+
+def rows_by_source(batches: Sequence[Batch], sources: int) -> list[list[int]]:
+    return [
+        [int(row) for batch in batches for row in batch["row"][batch["source"] == source]]
+        for source in range(sources)
+    ]
+
+
+layouts = st.lists(
+    st.tuples(st.integers(3, 30), st.integers(1, 8), st.integers(1, 9)), min_size=1, max_size=4
+)  # rows, batch size and weight of each feed
+
+
+@settings(deadline=None)
+@given(layouts, st.integers(1, 20), st.integers(0, 99), st.integers(1, 3), st.data())
+def test_rows_of_every_feed_come_in_its_order_and_in_the_shares_of_the_mixture(
+    layout: list[tuple[int, int, int]], batch_size: int, seed: int, world_size: int, data: st.DataObject
+) -> None:
+    names = [f"set{index}" for index in range(len(layout))]
+    weights = {name: weight for name, (_, _, weight) in zip(names, layout, strict=True)}
+    mixture = Mixture(list(weights.values()), seed=seed).draw(8 * batch_size)
+    rank = data.draw(st.integers(0, world_size - 1))
+    feeds = {
+        name: NumberedFeed(rows, size, rank=rank, world_size=world_size)
+        for name, (rows, size, _) in zip(names, layout, strict=True)
+    }
+    blend = BlendedFeed(feeds, weights, batch_size=batch_size, seed=seed, num_steps=8, source_column="source")
+    batches = list(blend)
+    assert [len(batch["row"]) for batch in batches] == [batch_size] * 8
+    assert blend.rows_of_ranks == [batch_size] * world_size
+    np.testing.assert_array_equal(np.concatenate([batch["source"] for batch in batches]), mixture)
+    for batch in batches:
+        np.testing.assert_array_equal(batch["vector"], np.outer(batch["row"], [1, 2]))
+    for rows, feed in zip(rows_by_source(batches, len(layout)), feeds.values(), strict=True):
+        assert rows == list(islice(endless_rows(feed), len(rows)))
+
+
+@settings(deadline=None)
+@given(layouts, st.none() | st.integers(1, 20), st.integers(0, 12), st.sampled_from(["repeat", "stop"]))
+def test_resuming_anywhere_goes_on_with_the_next_batch(
+    layout: list[tuple[int, int, int]], batch_size: int | None, taken: int, at_end: str
+) -> None:
+    def blend() -> BlendedFeed:
+        feeds = {str(index): NumberedFeed(rows, size) for index, (rows, size, _) in enumerate(layout)}
+        weights = {str(index): weight for index, (_, _, weight) in enumerate(layout)}
+        return BlendedFeed(
+            feeds, weights, batch_size=batch_size, at_end=at_end, num_steps=12, source_column="source"
+        )
+
+    whole = list(blend())
+    first = blend()
+    begun = list(islice(first, taken))
+    resumed = blend()
+    resumed.resume(json.loads(json.dumps(first.state())))
+    for expected, found in zip(whole, [*begun, *resumed], strict=True):
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values)
+
+
+@settings(deadline=None)
+@given(layouts, st.none() | st.integers(1, 20), st.integers(1, 3))
+def test_a_blend_that_stops_does_so_on_all_ranks_before_a_dataset_would_repeat(
+    layout: list[tuple[int, int, int]], batch_size: int | None, world_size: int
+) -> None:
+    weights = {str(index): weight for index, (_, _, weight) in enumerate(layout)}
+    sizes = []
+    for rank in range(world_size):
+        feeds = {
+            str(index): NumberedFeed(rows, size, rank=rank, world_size=world_size)
+            for index, (rows, size, _) in enumerate(layout)
+        }
+        blend = BlendedFeed(feeds, weights, batch_size=batch_size, at_end="stop", source_column="source")
+        batches = list(blend)
+        assert len(batches) == len(blend)
+        assert not list(blend)
+        for index, rows in enumerate(rows_by_source(batches, len(layout))):
+            assert max(rows, default=0) < 1000, "of the first epoch"
+            assert len(rows) <= max(rows_per_rank(layout[index][0], world_size))
+        sizes.append([len(batch["row"]) for batch in batches])
+    if batch_size is None:
+        assert len({len(sizes_of_rank) for sizes_of_rank in sizes}) == 1
+    else:
+        assert sizes == [sizes[0]] * world_size
+
+
+def test_a_blend_of_one_dataset_that_stops_reads_all_of_its_rows() -> None:
+    blend = BlendedFeed({"only": NumberedFeed(25, 4)}, {"only": 1}, batch_size=10, at_end="stop")
+    assert [len(batch["row"]) for batch in blend] == [10, 10, 5]
+
+
+def test_parquet_feeds_are_blended_row_by_row_and_reshuffled_in_each_epoch(
+    write_dataset: WriteDataset,
+) -> None:
+    dataset = write_dataset([[10, 2], [20]])
+    rows: dict[int, list[int]] = {0: [], 1: []}
+    for rank in range(2):
+        feeds = {
+            name: ParquetFeed(dataset, columns=["id"], rank=rank, world_size=2, batch_size=5, seed=seed)
+            for seed, name in enumerate(("often", "seldom"))
+        }
+        with BlendedFeed(
+            feeds, {"often": 0.75, "seldom": 0.25}, batch_size=16, num_steps=8, source_column="source"
+        ) as blend:
+            for batch in blend:
+                for source in (0, 1):
+                    rows[source].extend(batch["id"][batch["source"] == source].tolist())
+            assert len(blend) == 8
+    # Each rank takes 96 and 32 rows: of shards of 16 rows six epochs and two.
+    assert np.bincount(rows[0]).tolist() == [6] * 32
+    assert np.bincount(rows[1]).tolist() == [2] * 32
+    assert rows[0][:16] != rows[0][16:32]
+
+
+def test_whole_batches_may_have_columns_of_their_own() -> None:
+    class Images(NumberedFeed):
+        def epoch(self, epoch: int) -> Iterator[Batch]:
+            return ({"image": batch["vector"]} for batch in super().epoch(epoch))
+
+    blend = BlendedFeed(
+        {"rows": NumberedFeed(5, 2), "images": Images(9, 3)}, {"rows": 1, "images": 1}, num_steps=6
+    )
+    kinds = []
+    for batch in blend:
+        kinds.append((next(iter(batch)), len(next(iter(batch.values())))))
+        assert sum(blend.rows_of_ranks) == kinds[-1][1]
+    assert sorted(kinds) == [("image", 3)] * 3 + [("row", 1)] + [("row", 2)] * 2
+
+
+def test_feeds_whose_columns_differ_cannot_lie_in_one_batch() -> None:
+    class Narrow(NumberedFeed):
+        def epoch(self, epoch: int) -> Iterator[Batch]:
+            return ({**batch, "vector": batch["vector"][:, 0]} for batch in super().epoch(epoch))
+
+    blend = BlendedFeed({"a": NumberedFeed(5, 2), "b": Narrow(5, 2)}, {"a": 1, "b": 1}, batch_size=4)
+    with pytest.raises(
+        DataError, match=r"'a' and 'b' cannot .*vector: float64\[2\], .*vector: float64\. Read"
+    ):
+        next(iter(blend))
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_feed_without_rows_is_an_error_and_not_an_endless_wait(batch_size: int | None) -> None:
+    class Empty(NumberedFeed):
+        def epoch(self, epoch: int) -> Iterator[Batch]:
+            return iter(())
+
+    blend = BlendedFeed({"nothing": Empty(1, 1)}, {"nothing": 1}, batch_size=batch_size)
+    with pytest.raises(DataError, match="'nothing' has no"):
+        next(iter(blend))
+
+
+def test_a_state_of_other_settings_or_other_data_is_refused() -> None:
+    feeds = {"a": NumberedFeed(7, 2), "b": NumberedFeed(7, 2)}
+    first = BlendedFeed(feeds, {"a": 1, "b": 2}, batch_size=4)
+    list(islice(first, 3))
+    with pytest.raises(ParamError, match=r"weights \[2.0, 2.0\], but the state is of one with \[1.0, 2.0\]"):
+        BlendedFeed(feeds, {"a": 2, "b": 2}, batch_size=4).resume(first.state())
+    smaller = {"a": NumberedFeed(3, 2), "b": NumberedFeed(3, 2)}
+    with pytest.raises(DataError, match="feed 'a' has no step 2 with 2 rows in epoch 0"):
+        BlendedFeed(smaller, {"a": 1, "b": 2}, batch_size=4).resume(first.state())
+
+
+def test_a_blend_without_end_has_no_length_and_closes_its_feeds() -> None:
+    feed = NumberedFeed(7, 2)
+    with (
+        BlendedFeed({"a": feed}, {"a": 1}, batch_size=4) as blend,
+        pytest.raises(TypeError, match="num_steps"),
+    ):
+        len(blend)
+    assert feed.closed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": {"b": 1}}, r"The feeds are \['a'\], but weights are given for \['b'\]"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"num_steps": 0}, "num_steps must be at least 1, got 0"),
+        ({"at_end": "rewind"}, "at_end must be 'repeat' or 'stop', got 'rewind'"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        BlendedFeed(**{"feeds": {"a": NumberedFeed(7, 2)}, "weights": {"a": 1}, **options})
+
+
+def test_a_column_of_the_name_of_the_source_column_is_refused() -> None:
+    blend = BlendedFeed({"a": NumberedFeed(7, 2)}, {"a": 1}, source_column="row")
+    with pytest.raises(ParamError, match="have a column 'row' of their own"):
+        next(iter(blend))

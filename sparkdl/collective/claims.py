@@ -42,6 +42,7 @@ class Claim:
         name: what the user calls it.
         dtype: of the elements.
         size: elements of the array, of all arrays of a group, or of one rank's block.
+        shape: of a named array that has more than one dimension; of rows, where the ranks have blocks.
         arrays: elements of each array of a group.
         blocks: elements of each rank's block, where they differ.
         op: how to reduce.
@@ -57,6 +58,7 @@ class Claim:
     name: str = ""
     dtype: str = ""
     size: int = 0
+    shape: tuple[int, ...] = ()
     arrays: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     op: str = ""
@@ -78,6 +80,8 @@ class Claim:
             text += f" of {self.dtype} in blocks of {_list(self.blocks)}"
         elif self.dtype:
             text += f" of {self.size} {self.dtype}"
+        if self.shape:
+            text += f" {'in rows of' if self.kind in _OF_BLOCKS else 'of shape'} ({_list(self.shape)})"
         if self.op:
             text += f" by {self.op}"
         if self.prescale != 1.0:

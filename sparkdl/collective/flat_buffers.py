@@ -72,11 +72,13 @@ class FlatBuffer:
         dtype: one of :data:`DTYPES`.
         data: its elements, shape ``(n,)``; uint16 for bfloat16, uint8 for bool.
         owner: what keeps the memory alive.
+        shape: of the array that it was seen in.
     """
 
     dtype: str
     data: np.ndarray[Any, Any]
     owner: object = None
+    shape: tuple[int, ...] = ()
 
     @property
     def unread(self) -> np.ndarray[Any, Any]:
@@ -108,7 +110,8 @@ def flatten(array: Any) -> FlatBuffer:
         if not array.flags.c_contiguous:
             raise ParamError(f"array of shape {array.shape} is not C-contiguous; copy it first")
         data = array.reshape(-1)
-        return FlatBuffer(dtype=name, data=data.view(np.uint8) if name == "bool" else data, owner=array)
+        elements = data.view(np.uint8) if name == "bool" else data
+        return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
     if not hasattr(array, "__dlpack__"):
         raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
     if array.__dlpack_device__()[0] not in _CPU_DEVICES:
@@ -123,18 +126,19 @@ def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:
     name = _NAMES.get((tensor.type_code, tensor.type_bits)) if tensor.type_lanes == 1 else None
     if name is None:
         raise _unknown(f"DLPack type {tensor.type_code} of {tensor.type_bits} bits")
-    shape = tensor.shape[: tensor.ndim]
+    shape = tuple(tensor.shape[: tensor.ndim])
     storage = storage_of(name)
     if 0 in shape:  # whatever its strides are
-        return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array)
+        return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array, shape=shape)
     num_elements = 1
     for position in reversed(range(tensor.ndim)):
         if tensor.strides and shape[position] > 1 and tensor.strides[position] != num_elements:
-            raise ParamError(f"tensor of shape {tuple(shape)} is not C-contiguous; pass tensor.contiguous()")
+            raise ParamError(f"tensor of shape {shape} is not C-contiguous; pass tensor.contiguous()")
         num_elements *= shape[position]
     num_bytes = num_elements * storage.itemsize
     memory = (ctypes.c_char * num_bytes).from_address(tensor.data + tensor.byte_offset)
-    return FlatBuffer(dtype=name, data=np.frombuffer(memoryview(memory), storage), owner=(array, capsule))
+    elements = np.frombuffer(memoryview(memory), storage)
+    return FlatBuffer(dtype=name, data=elements, owner=(array, capsule), shape=shape)
 
 
 def _unknown(dtype: str) -> ParamError:

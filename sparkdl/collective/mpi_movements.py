@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.claims import Claim, check_counts
 from sparkdl.collective.flat_buffers import FlatBuffer, flatten, zeros
-from sparkdl.collective.mpi_operations import MpiOperations, Plan, both_forms, for_mpi, pieces, written_by_mpi
+from sparkdl.collective.mpi_operations import (
+    MpiOperations,
+    Plan,
+    both_forms,
+    for_mpi,
+    pieces,
+    shape_to_agree_on,
+    written_by_mpi,
+)
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -30,7 +39,10 @@ class MpiMovements(MpiOperations):
         timeout_s: float | None = None,
     ) -> Plan:
         source, target = flatten(array), flatten(out)
-        claim = self._claim("allgather", target, source, counts, name)
+        claim = replace(
+            self._claim("allgather", target, source, counts, name),
+            shape=shape_to_agree_on(name, source, rows=True),
+        )
         return Plan(claim=claim, steps=partial(self._allgather, source, target, claim), timeout_s=timeout_s)
 
     allgather_async, allgather = both_forms(_plan_allgather)
@@ -44,6 +56,7 @@ class MpiMovements(MpiOperations):
             name=name,
             dtype=buffer.dtype,
             size=buffer.data.size,
+            shape=shape_to_agree_on(name, buffer),
             root=self._check_root(root),
         )
         return Plan(claim=claim, steps=partial(self._broadcast, buffer, claim), timeout_s=timeout_s)

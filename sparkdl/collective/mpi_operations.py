@@ -108,6 +108,13 @@ def both_forms(
     return queue, run
 
 
+def shape_to_agree_on(name: str, buffer: FlatBuffer, *, rows: bool = False) -> tuple[int, ...]:
+    """The dimensions that a named array must have on all ranks: all but the first where each has its own rows."""
+    if not name or len(buffer.shape) < 2:
+        return ()
+    return buffer.shape[1:] if rows else buffer.shape
+
+
 def for_mpi(data: Data) -> Data:
     """The array as MPI takes it: a copy if its elements are not at multiples of their size."""
     if not data.size:

@@ -12,7 +12,14 @@ import numpy as np
 
 from sparkdl.collective.claims import Claim
 from sparkdl.collective.flat_buffers import FlatBuffer, flatten, zeros
-from sparkdl.collective.mpi_operations import MpiOperations, Plan, both_forms, for_mpi, pieces
+from sparkdl.collective.mpi_operations import (
+    MpiOperations,
+    Plan,
+    both_forms,
+    for_mpi,
+    pieces,
+    shape_to_agree_on,
+)
 from sparkdl.collective.reductions import check_op, elementary_op, narrow_into, widen
 from sparkdl.errors import ParamError
 
@@ -39,7 +46,10 @@ class MpiReductions(MpiOperations):
         timeout_s: float | None = None,
     ) -> Plan:
         buffer = flatten(array)
-        claim = _claim("allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name)
+        shape = shape_to_agree_on(name, buffer)
+        claim = _claim(
+            "allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name, shape=shape
+        )
         return Plan(claim=claim, steps=partial(self._allreduce, [buffer], claim), timeout_s=timeout_s)
 
     allreduce_async, allreduce = both_forms(_plan_allreduce)
@@ -79,7 +89,10 @@ class MpiReductions(MpiOperations):
         source, target = flatten(array), flatten(out)
         blocks = self._check_blocks(source, target, counts)
         size = 0 if blocks else target.data.size
-        claim = _claim("reduce_scatter", source.dtype, size, op, prescale, postscale, name, blocks=blocks)
+        shape = shape_to_agree_on(name, source, rows=True)
+        claim = _claim(
+            "reduce_scatter", source.dtype, size, op, prescale, postscale, name, shape=shape, blocks=blocks
+        )
         steps = partial(self._reduce_scatter, source, target, claim)
         return Plan(claim=claim, steps=steps, timeout_s=timeout_s)
 
@@ -98,7 +111,8 @@ class MpiReductions(MpiOperations):
     ) -> Plan:
         buffer = flatten(array)
         size, root = buffer.data.size, self._check_root(root)
-        claim = _claim("reduce", buffer.dtype, size, op, prescale, postscale, name, root=root)
+        shape = shape_to_agree_on(name, buffer)
+        claim = _claim("reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root)
         return Plan(claim=claim, steps=partial(self._reduce, buffer, claim), timeout_s=timeout_s)
 
     reduce_async, reduce = both_forms(_plan_reduce)
@@ -165,6 +179,7 @@ def _claim(
     postscale: float,
     name: str,
     *,
+    shape: tuple[int, ...] = (),
     arrays: tuple[int, ...] = (),
     blocks: tuple[int, ...] = (),
     root: int = -1,
@@ -174,6 +189,7 @@ def _claim(
         name=name,
         dtype=dtype,
         size=size,
+        shape=shape,
         arrays=arrays,
         blocks=blocks,
         op=check_op(op, dtype),

@@ -81,6 +81,18 @@ DISAGREEMENTS: dict[str, Disagreement] = {
         "4",
         "5",
     ),
+    "shape": Disagreement(
+        lambda c, a: c.allreduce(a.reshape(5, 2), name="weights"),
+        lambda c, a: c.allreduce(a.reshape(2, 5), name="weights"),
+        "allreduce 'weights' of 10 float32 of shape (5, 2)",
+        "(2, 5)",
+    ),
+    "rows": Disagreement(
+        lambda c, a: c.allgather(a.reshape(5, 2), np.zeros(10 * c.world_size, np.float32), name="rows"),
+        lambda c, a: c.allgather(a.reshape(2, 5), np.zeros(10 * c.world_size, np.float32), name="rows"),
+        "in rows of (2)",
+        "in rows of (5)",
+    ),
     "large": Disagreement(
         lambda c, a: c.allreduce(np.resize(a, 3_000_000)),
         lambda c, a: c.allreduce(a),

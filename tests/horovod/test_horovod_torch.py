@@ -16,6 +16,7 @@ TWO_RANKS = [
     "tests.horovod.matching_claims",
     "tests.horovod.joining_claims",
     "tests.horovod.optimizer_claims",
+    "tests.horovod.wrapping_claims",
     "tests.horovod.state_claims",
     "tests.horovod.session_claims",
     "tests.horovod.timeline_claims",

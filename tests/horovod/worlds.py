@@ -11,6 +11,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
@@ -61,6 +62,6 @@ def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> d
 def _outcome(claim: Callable[[], None], rank: int) -> str | None:
     try:
         claim()
-    except Exception:
+    except (Exception, pytest.fail.Exception):  # the latter is none of the former
         return f"rank {rank}:\n{traceback.format_exc()}"
     return None

@@ -14,16 +14,16 @@ import torch
 
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.handles import synchronize
+from sparkdl.horovod.torch.hooked_step import HookedStep
 from sparkdl.horovod.torch.operations.allreduce import allreduce_async_
 from sparkdl.horovod.torch.reduce_ops import Adasum
 
 
-class AdasumStep(torch.optim.Optimizer):
-    """What a wrapped optimizer does besides; stands before the optimizer's own class."""
+class AdasumStep(HookedStep):
+    """Steps with each parameter as soon as its gradient is complete, and combines the changes."""
 
     _parameter_names: Mapping[torch.nn.Parameter, str]
     _compression: type[Compressor]
-    backward_passes_per_step: int
 
     def _begin(
         self,
@@ -32,27 +32,16 @@ class AdasumStep(torch.optim.Optimizer):
         backward_passes_per_step: int,
     ) -> None:
         self._compression = compression
-        self._passes_left = {parameter: 0 for parameter in names if parameter.requires_grad}
         self._under_way: dict[torch.nn.Parameter, tuple[int, torch.Tensor, Any]] = {}
         """Handle, value before the step, and the compressor's context, by parameter."""
-        self.set_backward_passes_per_step(backward_passes_per_step)
-        for parameter in self._passes_left:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self._count_passes(names, backward_passes_per_step)
+        self._hook_gradients()
 
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes add up to one step; between steps."""
-        self.backward_passes_per_step = passes
-        self._passes_left = dict.fromkeys(self._passes_left, passes)
+    def _take(self, parameter: torch.nn.Parameter) -> None:
+        self._start(parameter)
 
-    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
-        if self._passes_left[parameter] <= 0:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). "
-                "Increase backward_passes_per_step to accumulate gradients locally."
-            )
-        self._passes_left[parameter] -= 1
-        if self._passes_left[parameter] == 0:
-            self._start(parameter)
+    def _forget(self) -> None:
+        self._under_way.clear()
 
     @torch.no_grad()
     def _start(self, parameter: torch.nn.Parameter) -> None:
@@ -105,16 +94,3 @@ class AdasumStep(torch.optim.Optimizer):
         self._under_way.clear()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients.
-
-        Raises:
-            AssertionError: if changes are being combined.
-        """
-        if self._under_way:
-            raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
-            )
-        super().zero_grad(set_to_none)

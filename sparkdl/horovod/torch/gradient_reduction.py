@@ -62,15 +62,6 @@ class GradientReduction:
         self._sparse: dict[torch.nn.Parameter, int] = {}
         """The parameters that have had sparse gradients, and how many of their dimensions were sparse."""
 
-    @property
-    def has_begun(self) -> bool:
-        """Some gradient of the step is ready or under way."""
-        return bool(self._finishes or self._ready)
-
-    def is_under_way(self, parameter: torch.nn.Parameter) -> bool:
-        """The reduction of this parameter's gradient has been started."""
-        return self._group_of[parameter] in self._finishes
-
     def mark_ready(self, parameter: torch.nn.Parameter) -> None:
         """Take note of a complete gradient, and start its reduction when its group is complete."""
         self._ready.add(parameter)

@@ -15,8 +15,9 @@ import torch
 from sparkdl.horovod.torch.adasum_optimizer import AdasumStep
 from sparkdl.horovod.torch.basics import size
 from sparkdl.horovod.torch.compression import Compression, Compressor
-from sparkdl.horovod.torch.functions import broadcast_object
 from sparkdl.horovod.torch.gradient_reduction import GradientReduction
+from sparkdl.horovod.torch.hooked_step import HookedStep
+from sparkdl.horovod.torch.objects import broadcast_object
 from sparkdl.horovod.torch.parameter_groups import Groups, check_groups, form_groups
 from sparkdl.horovod.torch.parameter_names import name_parameters
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -71,8 +72,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     is_adasum = op == Adasum and size() > 1
     if is_adasum and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
-    step: type = AdasumStep if is_adasum else _DistributedStep
+    step: type = AdasumStep if is_adasum else _ReducedStep
     wrapped: Any = _wrap(optimizer, step)
+    wrapped.op, wrapped.process_set = op, process_set
+    wrapped.gradient_predivide_factor, wrapped.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     wrapped._parameter_names = names
     if is_adasum:
         wrapped._begin(names, compression, backward_passes_per_step)
@@ -113,13 +116,11 @@ def _ordered_parameters(
     return sorted(parameters, key=lambda parameter: order.index(names[parameter]))
 
 
-class _DistributedStep(torch.optim.Optimizer):
-    """What a wrapped optimizer does besides; stands before the optimizer's own class."""
+class _ReducedStep(HookedStep):
+    """Steps with reduced gradients."""
 
     _parameter_names: dict[torch.nn.Parameter, str]
     _reduction: GradientReduction | None
-    _passes_left: dict[torch.nn.Parameter, int]
-    backward_passes_per_step: int
 
     def _begin(
         self,
@@ -130,27 +131,18 @@ class _DistributedStep(torch.optim.Optimizer):
         self._reduction = reduction
         self._synchronized = False
         self._should_synchronize = True
-        self._passes_left = {parameter: 0 for parameter in parameters if parameter.requires_grad}
-        self.set_backward_passes_per_step(backward_passes_per_step)
+        self._count_passes(parameters, backward_passes_per_step)
         if reduction is not None:
-            for parameter in self._passes_left:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            self._hook_gradients()
 
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes add up to one step; between steps."""
-        self.backward_passes_per_step = passes
-        self._passes_left = dict.fromkeys(self._passes_left, passes)
-
-    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+    def _take(self, parameter: torch.nn.Parameter) -> None:
         assert self._reduction is not None
-        if self._passes_left[parameter] <= 0:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). "
-                "Increase backward_passes_per_step to accumulate gradients locally."
-            )
-        self._passes_left[parameter] -= 1
-        if self._passes_left[parameter] == 0:
-            self._reduction.mark_ready(parameter)
+        self._reduction.mark_ready(parameter)
+
+    def _forget(self) -> None:
+        if self._reduction is not None:
+            self._reduction.forget()
+        self._synchronized = False
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced, starting those that no backward pass has completed."""
@@ -181,24 +173,3 @@ class _DistributedStep(torch.optim.Optimizer):
             self.synchronize()
         self._synchronized = False
         return super().step(closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients.
-
-        Raises:
-            AssertionError: if they are being reduced.
-        """
-        if self._reduction is not None and self._reduction.has_begun:
-            raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
-            )
-        super().zero_grad(set_to_none)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load state as the wrapped optimizer does, and begin a new step."""
-        if self._reduction is not None:
-            self._reduction.forget()
-        self._synchronized = False
-        self.set_backward_passes_per_step(self.backward_passes_per_step)
-        super().load_state_dict(state_dict)

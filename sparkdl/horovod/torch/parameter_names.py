@@ -16,7 +16,8 @@ def name_parameters(
 
     Args:
         optimizer: whose parameters.
-        named_parameters: the names, as ``model.named_parameters()`` gives them; by position if None.
+        named_parameters: the names, as ``model.named_parameters()`` gives them, also of parameters that the optimizer
+            does not have; by position if None.
 
     Raises:
         ValueError: if names occur twice, or a parameter has none, in Horovod's words.
@@ -38,13 +39,9 @@ def name_parameters(
         raise ValueError(
             "Parameter names in named_parameters must be unique. Found duplicates: " + ", ".join(duplicates)
         )
-    names = {parameter: name for name, parameter in named}
-    unnamed = [
-        str(id(parameter))
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter not in names
-    ]
+    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    names = {parameter: name for name, parameter in named if parameter in own}
+    unnamed = [str(id(parameter)) for parameter in own if parameter not in names]
     if unnamed:
         raise ValueError(
             "named_parameters was specified, but one or more model parameters were not named. "

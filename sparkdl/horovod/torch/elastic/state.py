@@ -10,11 +10,9 @@ import torch
 from sparkdl.horovod.torch.basics import rank
 from sparkdl.horovod.torch.elastic.object_state import ObjectState
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
-from sparkdl.horovod.torch.functions import (
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from sparkdl.horovod.torch.objects import broadcast_object
+from sparkdl.horovod.torch.optimizer_state import broadcast_optimizer_state
+from sparkdl.horovod.torch.parameter_values import broadcast_parameters
 
 
 class TorchState(ObjectState):

@@ -40,10 +40,13 @@ class ProgressLine:
         if event.get("kind") == "step":
             self._step(event)
         elif event.get("kind") == "epoch":
-            self.print(
+            text = (
                 f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.4f}  "
                 f"{event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
             )
+            if event.get("data_wait_share") is not None:
+                text += f"  {event['data_wait_share']:.0%} waiting for data"
+            self.print(text)
             self._written_at = time.monotonic()
 
     def status(self, text: str) -> None:

@@ -211,7 +211,8 @@ class _Listener:
         del rank  # only rank 0 reports
         self._progress.update(event)
         if event.get("kind") == "epoch":
-            metrics = {name: float(event[name]) for name in ("loss", "rows_per_s", "seconds")}
+            names = ("loss", "rows_per_s", "seconds", "data_wait_share")
+            metrics = {name: float(event[name]) for name in names}
             self._run.log_epoch(int(event["epoch"]), metrics)
 
     def log(self, rank: int, line: str) -> None:

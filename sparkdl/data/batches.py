@@ -13,7 +13,7 @@ import numpy as np
 from sparkdl.data.blocks import Block, BlockLayout, concatenate, num_rows, put_rows, slice_rows, take_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from sparkdl.data.shuffle_order import Indices, ShuffleOrder
 
@@ -30,7 +30,7 @@ def cut_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
 
 def shuffled_blocks(
     blocks: Iterable[Block], layout: BlockLayout, order: ShuffleOrder, num_taken: int = 0
-) -> Iterator[Block]:
+) -> Generator[Block, None, None]:
     """Shuffle rows through a buffer, from where ``num_taken`` rows have left it.
 
     Args:

@@ -27,7 +27,7 @@ from sparkdl.data.sources import find_dataset
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
     from sparkdl.collective import Communicator
@@ -182,11 +182,11 @@ class ParquetFeed:
             raise ParamError(f"The number of an epoch is at least 0, got {epoch}.")
         self._epoch, self._given = epoch, 0
 
-    def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def __iter__(self) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
         """Give the batches of the current epoch, as :meth:`epoch` does; then the next epoch is the current one."""
         return self.epoch(self._epoch)
 
-    def epoch(self, epoch: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def epoch(self, epoch: int) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
         """Yield the batches of an epoch, or what is left of it; reading ahead begins with the first ``next``.
 
         Args:

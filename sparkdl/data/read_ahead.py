@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 Item = TypeVar("Item")
 
@@ -20,12 +20,12 @@ class ReadAhead(Generic[Item]):
     """An iterator over the items of another one, which a thread of its own goes through.
 
     Args:
-        items: what to go through; also closed by the thread.
+        items: what to go through; the thread closes it in the end.
         max_items: how many items wait at most.
         name: name of the thread.
     """
 
-    def __init__(self, items: Iterator[Item], max_items: int, name: str) -> None:
+    def __init__(self, items: Generator[Item, None, None], max_items: int, name: str) -> None:
         self._items = items
         self._max_items = max_items
         self._waiting: deque[Item] = deque()
@@ -75,6 +75,7 @@ class ReadAhead(Generic[Item]):
         except BaseException as error:  # raised where the items are taken
             self._error = error
         finally:
+            self._items.close()
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 
 
-def to_tensor(array: npt.NDArray[np.generic], dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_tensor(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return ``array`` as a tensor of ``dtype`` on ``device``, copying only when it must."""
+    if isinstance(array, Tensor):
+        return array.to(device=device, dtype=dtype, non_blocking=True)
     # Arrow hands out read-only arrays, and a tensor over one could be written to.
     writable = np.require(array, requirements=["C", "W"])
     return torch.from_numpy(writable).to(device=device, dtype=dtype, non_blocking=True)
 
 
-def to_features(array: npt.NDArray[np.generic], dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_features(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return features as the model takes them: as :func:`to_tensor`, and scalars of a floating dtype as ``(N, 1)``.
 
     A layer such as Linear would take ``(N,)`` for one row of N features; an embedding takes integers as ``(N,)``.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from sparkdl.collective import Communicator
+
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,8 @@ class EpochRecord:
         rows: rows seen by all ranks together.
         seconds: time the epoch took on the slowest rank.
         rows_per_s: ``rows / seconds``.
+        data_wait_share: share of the time in which training waited for the feed, from 0 to 1, on average over the
+            ranks; None where an older version of sparkdl did not measure it.
     """
 
     epoch: int
@@ -31,6 +37,7 @@ class EpochRecord:
     rows: int
     seconds: float
     rows_per_s: float
+    data_wait_share: float | None = None
 
 
 class EpochMeter:
@@ -42,7 +49,20 @@ class EpochMeter:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._weight = 0.0
         self._rows = 0
+        self._waited_s = 0.0
         self._started = time.perf_counter()
+
+    def time_waits(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches, counting the time until each is there as time spent waiting for data."""
+        iterator = iter(batches)
+        nothing = object()
+        while True:
+            started = time.perf_counter()
+            batch = next(iterator, nothing)
+            self._waited_s += time.perf_counter() - started
+            if batch is nothing:
+                return
+            yield cast("Batch", batch)
 
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
         """Add one step: the detached mean loss of this rank's rows, the weight it stands for, the rows."""
@@ -57,12 +77,16 @@ class EpochMeter:
 
     def close(self, communicator: Communicator) -> EpochRecord:
         """Average over all ranks by rows, with one sum and one maximum. Collective: every rank calls it."""
-        totals = np.array([float(self._loss_sum), self._weight, self._rows], dtype=np.float64)
-        seconds = np.array([time.perf_counter() - self._started], dtype=np.float64)
+        loss_of_rank = float(self._loss_sum)  # waits for the device
+        elapsed = time.perf_counter() - self._started
+        totals = np.array(
+            [loss_of_rank, self._weight, self._rows, self._waited_s / elapsed], dtype=np.float64
+        )
+        seconds = np.array([elapsed], dtype=np.float64)
         if communicator.world_size > 1:
             communicator.allreduce(totals, op="sum")
             communicator.allreduce(seconds, op="max")
-        loss_sum, weight, rows = (float(total) for total in totals)
+        loss_sum, weight, rows, wait_shares = (float(total) for total in totals)
         duration = float(seconds[0])
         return EpochRecord(
             epoch=self._epoch,
@@ -70,4 +94,5 @@ class EpochMeter:
             rows=round(rows),
             seconds=duration,
             rows_per_s=rows / duration,
+            data_wait_share=wait_shares / communicator.world_size,
         )

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.errors import ParamError
 from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
+from sparkdl.training.device_batches import batches_for
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.progress import ProgressReporter, Report
@@ -114,7 +115,8 @@ def _run_epoch(
 ) -> EpochRecord:
     meter = EpochMeter(epoch, step.device)
     steps = feed.steps_per_epoch
-    for index, batch in enumerate(feed.epoch(epoch - 1), start=1):
+    batches = batches_for(step.device, feed.epoch(epoch - 1))
+    for index, batch in enumerate(meter.time_waits(batches), start=1):
         rows_of_step = sum(feed.rows_in_step(index - 1))
         result = step.run(batch, rows_of_step=rows_of_step, epoch=epoch, step=index, steps=steps)
         meter.add(result.loss_mean, result.weight, result.rows)

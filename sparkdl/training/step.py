@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.training.spec import TrainingSpec
 
-Batch = Mapping[str, npt.NDArray[np.generic]]
+Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
+"""Columns by name: arrays, or tensors that are on the device already."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,28 @@
+"""The copies to a GPU that run ahead of training."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.training.device_batches import batches_for
+from tests.gpu.gpu_scenes import needs_gpu
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+
+def test_batches_arrive_on_the_gpu_in_order_and_whole() -> None:
+    def arrays() -> Generator[dict[str, np.ndarray], None, None]:
+        for number in range(50):
+            yield {"x": np.full((1000, 64), number, np.float32), "y": np.full(1000, number)}
+
+    device = torch.device("cuda", 0)
+    for number, batch in enumerate(batches_for(device, arrays())):
+        assert batch["x"].device == device
+        assert (batch["x"] == number).all()
+        assert (batch["y"] == number).all()
+        assert batch["y"].dtype == torch.int64
+    assert number == 49

@@ -1,0 +1,59 @@
+"""Feeds on real ranks, with a row filter that they count together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparkdl.data import ParquetFeed, RowFilter
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from tests.run_ranks import RankEnvironment
+
+
+def read_filtered(environment: RankEnvironment, folder: str) -> tuple[list[int], int]:
+    """The rows of this rank's epoch, and how many row groups it looked at to count."""
+    looked_at = []
+
+    def keep(values: dict[str, np.ndarray]) -> np.ndarray:
+        looked_at.append(len(values["id"]))
+        return values["id"] % 3 == 0
+
+    with (
+        environment.communicator() as communicator,
+        ParquetFeed(
+            folder,
+            rank=communicator.rank,
+            world_size=communicator.world_size,
+            batch_size=4,
+            row_filter=RowFilter(["id"], keep),
+            communicator=communicator,
+        ) as feed,
+    ):
+        counted = len(looked_at)
+        return [int(row) for batch in feed for row in batch["id"]], counted
+
+
+def fail_to_count_on_one_rank(environment: RankEnvironment, folder: str) -> str:
+    """What the feed says on this rank when rank 1's filter fails."""
+
+    def keep(values: dict[str, np.ndarray]) -> np.ndarray:
+        if environment.rank == 1:
+            raise ValueError("no such luck")
+        return values["id"] >= 0
+
+    with environment.communicator() as communicator:
+        try:
+            ParquetFeed(
+                folder,
+                rank=communicator.rank,
+                world_size=communicator.world_size,
+                batch_size=4,
+                row_filter=RowFilter(["id"], keep),
+                communicator=communicator,
+            )
+        except DataError as error:
+            return str(error)
+    return "no error"

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sparkdl.training import history
+from sparkdl.training.history import EpochMeter
+
+
+def test_the_share_of_time_spent_waiting_is_what_passes_until_a_batch_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(history, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def batches() -> Iterator[int]:
+        for number in range(4):
+            now[0] += 3.0
+            yield number
+
+    meter = EpochMeter(1, torch.device("cpu"))
+    seen = []
+    for batch in meter.time_waits(batches()):
+        seen.append(batch)
+        now[0] += 1.0
+    record = meter.close(SimpleNamespace(world_size=1))
+    assert seen == [0, 1, 2, 3]
+    assert record.seconds == 16.0
+    assert record.data_wait_share == 0.75

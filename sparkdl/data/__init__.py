@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkdl.data.blending import BlendedFeed
+    from sparkdl.data.converter import SparkDatasetConverter, make_spark_converter
     from sparkdl.data.dataset import Column, ParquetDataset, RowGroup
     from sparkdl.data.feed import ParquetFeed
     from sparkdl.data.footers import scan_dataset
@@ -37,8 +38,10 @@ _MODULES = {
     "RowGroup": "dataset",
     "RowRange": "shards",
     "SequencePacker": "packing",
+    "SparkDatasetConverter": "converter",
     "Store": "store",
     "check_labels": "validate",
+    "make_spark_converter": "converter",
     "materialize": "materialization",
     "open_dataset": "manifest",
     "plan_shards": "shards",
@@ -59,8 +62,10 @@ __all__ = [
     "RowGroup",
     "RowRange",
     "SequencePacker",
+    "SparkDatasetConverter",
     "Store",
     "check_labels",
+    "make_spark_converter",
     "materialize",
     "open_dataset",
     "plan_shards",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from sparkdl.errors import DataError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sparkdl.data.preparation import Preparation
+    from sparkdl.data.row_filter import RowFilter
 
 MANIFEST_NAME = "_sparkdl_dataset.json"
 """The file that makes a folder a dataset of a Store: written last; a folder without it is never read."""
@@ -98,6 +101,24 @@ class ParquetDataset:
             if column.name == name:
                 return column
         raise missing_column_error(name, [column.name for column in self.columns])
+
+    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation | None:
+        """Return what has to be done with row groups between reading and batching, or None.
+
+        Args:
+            transform: a ``TransformSpec`` of Petastorm, or None.
+            names: the columns that are wanted, by default all.
+        """
+        del names  # a transform may look at any column
+        if transform is None:
+            return None
+        from sparkdl.data.petastorm.transform import prepare_frames
+
+        return prepare_frames(self.columns, transform)
+
+    def filter_of(self, row_filter: RowFilter) -> RowFilter:
+        """Return a filter of values as users see them as one of values as they lie in the files."""
+        return row_filter
 
     def delete(self) -> None:
         """Remove the files, if this set was written by a Store; doing so again does nothing (*driver*).

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.epoch_plan import Part
     from sparkdl.data.petastorm.reader import ShardReader
+    from sparkdl.data.preparation import Preparation
     from sparkdl.data.sources import Source
 
 SHUFFLE_BUFFER_BYTES = 64 << 20
@@ -57,7 +58,8 @@ class ParquetFeed:
 
     Args:
         source: the same on every rank: a :class:`ParquetDataset`, the URL or path of a folder of Parquet files or
-            of a dataset in a Store, or a Store that holds one dataset.
+            of a dataset in a Store, or a Store that holds one dataset. A folder that Petastorm's
+            ``materialize_dataset`` wrote is decoded by the codecs of its Unischema, as ``make_reader`` does.
         columns: names of the columns to read, by default all; batches hold them in this order. A mapping gives
             names of its own, each for a column or for several scalar columns of one dtype that come as one matrix:
             ``{"features": ["a", "b"], "label": "y"}``.
@@ -74,6 +76,9 @@ class ParquetFeed:
             beside the shuffle buffer itself and the cache. A single row group is read even if it takes more.
         row_filter: which rows to give: a :class:`sparkdl.data.RowFilter`, or a predicate of Petastorm. The rows
             that pass are counted when the feed is made.
+        transform: Petastorm's ``TransformSpec``, applied by the reader threads; ``columns`` are then those that it
+            gives. Its function takes a pandas DataFrame of rows of one row group, or with a Unischema a dict of one
+            row, and may not change how many rows there are. What a cache keeps is what it made.
         communicator: open over all ranks, so that each counts its part of the row groups; making the feed is then a
             collective operation. Used for a ``row_filter`` alone.
         cache: keeps decoded row groups after they were first read: in ``"memory"``, or on ``"disk"`` as
@@ -106,6 +111,7 @@ class ParquetFeed:
         shuffle_buffer_rows: int | None = None,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         row_filter: Any = None,
+        transform: Any = None,
         communicator: Communicator | None = None,
         cache: Literal["memory", "disk"] | None = None,
         cache_limit_bytes: int = 4 << 30,
@@ -124,8 +130,11 @@ class ParquetFeed:
         if cache not in (None, "memory", "disk"):
             raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
         self._filter = as_row_filter(row_filter)
-        self.dataset = find_dataset(source, _names_to_scan(columns))
-        self._layout = _layout_of(self.dataset, columns)
+        self.dataset = find_dataset(source, None if transform is not None else _names_to_scan(columns))
+        self._preparation = self.dataset.preparation(transform, _names_to_scan(columns))
+        self._layout = _layout_of(self._preparation or self.dataset, columns)
+        if self._filter is not None:
+            self._filter = self.dataset.filter_of(self._filter)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
         if shuffle_buffer_rows is None:
             fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
@@ -313,6 +322,7 @@ class ParquetFeed:
             row_filter=self._filter,
             cache=self._cache,
             copies_cached=not self._shuffle,
+            preparation=self._preparation,
         )
 
 
@@ -331,7 +341,7 @@ def _names_to_scan(columns: Any) -> list[str] | None:
     return list(dict.fromkeys(names))
 
 
-def _layout_of(dataset: ParquetDataset, columns: Any) -> BlockLayout:
+def _layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayout:
     if columns is None:
         return BlockLayout(dataset.columns)
     if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):

@@ -25,8 +25,8 @@ def find_dataset(source: Source, columns: Sequence[str] | None) -> ParquetDatase
     """Return the dataset that a source stands for.
 
     Args:
-        source: a dataset; the URL or path of a folder of Parquet files or of a dataset in a Store; or a Store that
-            holds exactly one dataset.
+        source: a dataset; the URL or path of a folder of Parquet files, of a dataset in a Store, or of a dataset
+            that Petastorm wrote with a Unischema; or a Store that holds exactly one dataset.
         columns: the columns that matter, by default all.
 
     Raises:
@@ -41,6 +41,12 @@ def find_dataset(source: Source, columns: Sequence[str] | None) -> ParquetDatase
     location = open_location(url)
     if location.filesystem.exists(f"{location.path}/{MANIFEST_NAME}"):
         return open_dataset(url)
+    if location.filesystem.exists(f"{location.path}/_common_metadata"):
+        from sparkdl.data.petastorm.unischema_dataset import find_unischema_dataset
+
+        decoded = find_unischema_dataset(url)
+        if decoded is not None:
+            return decoded
     return scan_dataset(url, columns)
 
 

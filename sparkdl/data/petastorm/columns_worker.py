@@ -18,9 +18,12 @@ from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerRe
 from petastorm.workers_pool import EmptyResultError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sparkdl.data.block_cache import BlockCache
     from sparkdl.data.blocks import Block, BlockLayout
     from sparkdl.data.epoch_plan import Rows
+    from sparkdl.data.preparation import Preparation
     from sparkdl.data.row_filter import RowFilter
 
 
@@ -34,6 +37,7 @@ class PlannedDataset:
         row_filter: which rows count; requests number those that pass it.
         cache: keeps blocks of whole row groups.
         copies_cached: whether blocks from the cache are copied, because whoever takes them may write.
+        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
         partitions: none; Petastorm looks at it.
     """
 
@@ -42,7 +46,14 @@ class PlannedDataset:
     row_filter: RowFilter | None = None
     cache: BlockCache | None = None
     copies_cached: bool = True
+    preparation: Preparation | None = None
     partitions: None = None
+
+    def pack(self, table: pa.Table) -> Block:
+        """Return rows as they were read as a block."""
+        if self.preparation is not None:
+            table = self.preparation.apply(table, [column.name for column in self.layout.columns])
+        return self.layout.pack(table)
 
 
 class BlockResultsReader(ArrowReaderWorkerResultsQueueReader):
@@ -118,22 +129,25 @@ class ColumnsWorker(ArrowReaderWorker):
         if planned.row_filter is not None:
             return _select(self._kept(read_table(), expected_kept), rows)
         if isinstance(rows, range):  # before it is packed, which for many columns is a copy
-            return planned.layout.pack(read_table().slice(rows.start, len(rows)))
-        return take_rows(planned.layout.pack(read_table()), rows)
+            return planned.pack(read_table().slice(rows.start, len(rows)))
+        return take_rows(planned.pack(read_table()), rows)
 
     def _kept(self, table: Any, expected_kept: int) -> Block:
         """Return all rows that pass the filter as a block."""
         row_filter = self._dataset.row_filter
-        block = self._dataset.layout.pack(table)
         if row_filter is None:
-            return block
+            return self._dataset.pack(table)
         kept = row_filter.rows_kept(table)
         if len(kept) != expected_kept:
             raise DataError(
                 f"{len(kept)} rows pass the row filter now, but {expected_kept} did when they were counted; a "
                 "filter must give the same answer for the same rows every time"
             )
-        return block if len(kept) == table.num_rows else take_rows(block, kept)
+        if len(kept) == table.num_rows:
+            return self._dataset.pack(table)
+        if self._dataset.preparation is not None:  # which costs more than leaving rows out
+            return self._dataset.pack(table.take(kept))
+        return take_rows(self._dataset.pack(table), kept)
 
 
 def _select(block: Block, rows: Rows) -> Block:

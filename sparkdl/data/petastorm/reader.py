@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparkdl.data.blocks import Block, BlockLayout
     from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.epoch_plan import Part
+    from sparkdl.data.preparation import Preparation
     from sparkdl.data.row_filter import RowFilter
 
 _MAX_ROW_GROUPS_HELD = 64
@@ -51,6 +52,7 @@ class ShardReader(Reader):
         row_filter: which rows count, by default all.
         cache: keeps decoded row groups.
         copies_cached: whether blocks from the cache are the caller's to write into.
+        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
     """
 
     # Reader.__init__ lists the folder and reads all footers, which the plan has done; it is not called.
@@ -67,11 +69,14 @@ class ShardReader(Reader):
         row_filter: RowFilter | None = None,
         cache: BlockCache | None = None,
         copies_cached: bool = True,
+        preparation: Preparation | None = None,
     ) -> None:
         location = open_location(dataset.url)
         groups = dataset.row_groups
-        self.schema = _schema_of(layout, row_filter)
-        self.dataset = PlannedDataset(location.filesystem, layout, row_filter, cache, copies_cached)
+        self.schema = _schema_of(layout, row_filter, preparation)
+        self.dataset = PlannedDataset(
+            location.filesystem, layout, row_filter, cache, copies_cached, preparation
+        )
         self.ngram = None
         self.num_epochs = 1
         self.is_batched_reader = True
@@ -162,12 +167,14 @@ def _piece(dataset: ParquetDataset, location: Location, row_group: int) -> Parqu
     return ParquetDatasetPiece(f"{location.path}/{group.path}", location.open_file, row_group=group.index)
 
 
-def _schema_of(layout: BlockLayout, row_filter: RowFilter | None) -> Unischema:
-    fields = {
-        column.name: UnischemaField(column.name, np.dtype(column.dtype).type, column.shape, None, False)
-        for column in layout.columns
-    }
-    for name in row_filter.columns if row_filter is not None else ():
-        # Petastorm reads columns by their names; what they hold is between Arrow and the filter.
-        fields.setdefault(name, UnischemaField(name, np.object_, (), None, True))
-    return Unischema("sparkdl", list(fields.values()))
+def _schema_of(
+    layout: BlockLayout, row_filter: RowFilter | None, preparation: Preparation | None
+) -> Unischema:
+    names = [column.name for column in layout.columns]
+    if preparation is not None:
+        names = list(preparation.source_names)
+    if row_filter is not None:
+        names += row_filter.columns
+    # Petastorm reads columns by their names; what they hold is between Arrow and us.
+    fields = [UnischemaField(name, np.object_, (), None, True) for name in dict.fromkeys(names)]
+    return Unischema("sparkdl", fields)

@@ -1,0 +1,52 @@
+"""From NumPy to Arrow: values that were computed from a row group, as columns of a table.
+
+Runs on the reader threads of every *rank*; the way back is :func:`sparkdl.data.arrow_columns.to_numpy`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.data.dataset import Column
+
+
+def to_arrow(values: npt.ArrayLike | Sequence[Any], column: Column) -> pa.Array:
+    """Return the values of all rows as an Arrow array.
+
+    Args:
+        values: one item per row, each a number or array of ``column.shape``.
+        column: what they have to be; numbers are cast within their kind, so also to less precision.
+
+    Raises:
+        DataError: if a value is missing, has another shape, or is of another kind.
+    """
+    rows = _stacked(values, column)
+    array = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    for length in reversed(column.shape):
+        array = pa.FixedSizeListArray.from_arrays(array, length)
+    return array
+
+
+def _stacked(values: npt.ArrayLike | Sequence[Any], column: Column) -> npt.NDArray[Any]:
+    items = values if isinstance(values, np.ndarray) and values.dtype != object else list(values)  # type: ignore[arg-type]
+    for number, item in enumerate(items if isinstance(items, list) else ()):
+        if item is None:
+            raise DataError(f"Column {column.name!r} has no value in row {number} of those that were read.")
+        if np.shape(item) != column.shape:
+            raise DataError(
+                f"Column {column.name!r} has a value of the shape {np.shape(item)} in row {number} of those that were "
+                f"read; all must have {column.shape}."
+            )
+    rows = np.asarray(items) if len(items) else np.empty(0, column.dtype)
+    if rows.size and not np.can_cast(rows.dtype, column.dtype, "same_kind"):
+        raise DataError(f"Column {column.name!r} holds {rows.dtype}, which is no {column.dtype}.")
+    return rows.astype(column.dtype, copy=False).reshape((len(items), *column.shape))

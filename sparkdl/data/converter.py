@@ -1,0 +1,216 @@
+"""``make_spark_converter``, as notebooks on Databricks know it from Petastorm: a DataFrame as a torch DataLoader.
+
+The DataFrame becomes Parquet on the *driver*; the converter is pickled to wherever training runs and makes its loader
+there. pyspark is imported inside the functions of the driver, torch where a loader is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.filesystems import open_location
+from sparkdl.data.materialization import ROW_GROUP_BYTES, materialize
+from sparkdl.data.spark_columns import is_vector, quoted
+from sparkdl.data.store import Store
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from sparkdl.data.dataset import ParquetDataset
+
+PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
+"""Petastorm's Spark setting for where converters write; it holds here too."""
+
+
+def make_spark_converter(
+    df: DataFrame,
+    parent_cache_dir_url: str | os.PathLike[str] | None = None,
+    parquet_row_group_size_bytes: int = ROW_GROUP_BYTES,
+    dtype: str | None = "float32",
+) -> SparkDatasetConverter:
+    """Write a DataFrame as Parquet, for training functions to read (*driver*).
+
+    Args:
+        df: the DataFrame; all of its columns are written, and have to be of types that the feed gives.
+        parent_cache_dir_url: the Store to write to; by default the Spark setting
+            ``petastorm.spark.converter.parentCacheDirUrl``, or else :meth:`Store.default`. Executors have to reach it
+            under the same URL.
+        parquet_row_group_size_bytes: size at which Spark begins a new row group.
+        dtype: ``float32`` or ``float64``: what floating-point columns, arrays of them and vectors become;
+            None leaves them as they are.
+
+    Returns:
+        The converter. The files stay until :meth:`SparkDatasetConverter.delete`, or the end of a ``with`` block.
+
+    Raises:
+        ParamError: if ``dtype`` is neither.
+        DataError: if a column cannot be fed, or there are no rows.
+        StoreError: if the Store cannot be written.
+    """
+    if dtype not in ("float32", "float64", None):
+        raise ParamError(f"dtype must be 'float32', 'float64' or None, got {dtype!r}.")
+    if parent_cache_dir_url is None:
+        parent_cache_dir_url = df.sparkSession.conf.get(PARENT_CACHE_DIR_URL_CONF, None)
+    store = Store.default() if parent_cache_dir_url is None else Store(parent_cache_dir_url)
+    dataset = materialize(
+        df if dtype is None else _with_precision(df, dtype),
+        df.columns,
+        store,
+        vector_dtype=dtype or "float64",
+        row_group_bytes=parquet_row_group_size_bytes,
+    )
+    return SparkDatasetConverter(dataset)
+
+
+@dataclass(frozen=True)
+class SparkDatasetConverter:
+    """A materialized DataFrame that makes DataLoaders; it can be pickled to the ranks.
+
+    Attributes:
+        dataset: the Parquet files, for :class:`sparkdl.data.ParquetFeed` too.
+    """
+
+    dataset: ParquetDataset
+
+    def __len__(self) -> int:
+        return self.dataset.num_rows
+
+    @property
+    def dataset_size(self) -> int:
+        """Rows of the DataFrame."""
+        return self.dataset.num_rows
+
+    @property
+    def cache_dir_url(self) -> str:
+        """URL of the folder that holds the files."""
+        return open_location(self.dataset.url).spark_url
+
+    @property
+    def file_urls(self) -> list[str]:
+        """URLs of the Parquet files."""
+        paths = dict.fromkeys(row_group.path for row_group in self.dataset.row_groups)
+        return [f"{self.cache_dir_url}/{path}" for path in paths]
+
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        *,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
+        shuffle_row_groups: bool = True,
+        seed: int | None = None,
+        schema_fields: Sequence[str] | None = None,
+        predicate: Any = None,
+        transform_spec: Any = None,
+        cache_type: str | None = None,
+        cache_location: str | None = None,
+        cache_size_limit: int | None = None,
+        **others: Any,
+    ) -> Any:
+        """Return a loader of dict batches of tensors, to be used in a ``with`` block (*rank*).
+
+        Every rank that trains makes its own, with ``cur_shard=hvd.rank(), shard_count=hvd.size()``. All of them take
+        equally many steps, each row comes exactly once in an epoch, and no batch is empty as long as
+        ``batch_size`` is above 1. Without ``num_epochs`` batches are always full, and go on from one epoch into the
+        next.
+
+        Args:
+            batch_size: rows per batch.
+            num_epochs: passes over the rows; None for no end.
+            workers_count: reader threads, by default 2.
+            shuffling_queue_capacity: rows among which the next are drawn; by default as many as
+                :class:`~sparkdl.data.ParquetFeed` chooses; 0 leaves rows inside a row group in their order.
+            cur_shard: this rank.
+            shard_count: number of ranks.
+            shuffle_row_groups: whether row groups are shuffled anew in each epoch; rows are shuffled only if they are.
+            seed: seed of the order, 0 by default; the same on every rank.
+            schema_fields: names of the columns, by default all.
+            predicate: a predicate of Petastorm or a :class:`~sparkdl.data.RowFilter`.
+            transform_spec: a ``TransformSpec``; its function takes a pandas DataFrame.
+            cache_type: ``memory`` or ``local-disk`` to keep decoded rows after the first epoch; None or ``null``
+                for no cache.
+            cache_location: folder of a cache on disk.
+            cache_size_limit: bytes that the cache takes at most.
+            others: refused by name, as Petastorm's other arguments have no meaning here.
+
+        Returns:
+            A context manager and iterable; ``len`` gives its batches where ``num_epochs`` was given.
+
+        Raises:
+            ParamError: if an argument is out of range, unknown, or does not go with another.
+            DataError: if a column does not exist.
+            ShardingError: if there are fewer rows than ranks.
+        """
+        if others:
+            raise ParamError(
+                f"make_torch_dataloader takes no {next(iter(others))!r} here. Readers are threads that read ahead "
+                "within a bound of bytes; make a sparkdl.data.ParquetFeed of converter.dataset for all that can be set."
+            )
+        # By its name: this floor is without torch, and the process that makes a loader has it.
+        loader = importlib.import_module("sparkdl.training.converter_loader")
+        return loader.ConverterLoader(
+            self.dataset,
+            batch_size=batch_size,
+            num_epochs=num_epochs,
+            num_threads=2 if workers_count is None else workers_count,
+            buffer_rows=shuffling_queue_capacity,
+            rank=cur_shard,
+            world_size=shard_count,
+            shuffle=shuffle_row_groups,
+            seed=seed or 0,
+            columns=schema_fields,
+            row_filter=predicate,
+            transform=transform_spec,
+            cache=cache_type,
+            cache_folder=cache_location,
+            cache_limit_bytes=cache_size_limit,
+        )
+
+    def delete(self) -> None:
+        """Remove the files; doing so again does nothing (*driver*).
+
+        Raises:
+            StoreError: if they cannot be removed.
+        """
+        self.dataset.delete()
+
+    def __enter__(self) -> SparkDatasetConverter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.delete()
+
+
+def _with_precision(df: DataFrame, dtype: str) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    wanted = "float" if dtype == "float32" else "double"
+    columns = []
+    for field in df.schema.fields:
+        column, cast = F.col(quoted(field.name)), _cast_type(field.dataType, wanted)
+        columns.append(column if cast is None else column.cast(cast).alias(field.name))
+    return df.select(*columns)
+
+
+def _cast_type(data_type: DataType, wanted: str) -> str | None:
+    """Return the type to cast to, or None where there are no floating-point numbers of the other precision."""
+    from pyspark.sql import types as T
+
+    if isinstance(data_type, T.ArrayType) and not is_vector(data_type):
+        inner = _cast_type(data_type.elementType, wanted)
+        return None if inner is None else f"array<{inner}>"
+    is_floating = isinstance(data_type, (T.FloatType, T.DoubleType))
+    return wanted if is_floating and data_type.simpleString() != wanted else None

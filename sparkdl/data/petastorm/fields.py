@@ -1,0 +1,55 @@
+"""Between the fields of Petastorm's Unischema and the columns of the feed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.data.dataset import Column
+from sparkdl.data.petastorm.containment import install
+
+install()
+from petastorm.unischema import Unischema, UnischemaField
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_KINDS = "biuf"
+
+
+def schema_of(columns: Iterable[Column]) -> Unischema:
+    """Return the Unischema of columns as they lie in plain Parquet files."""
+    fields = [
+        UnischemaField(column.name, np.dtype(column.dtype).type, column.shape, None, False)
+        for column in columns
+    ]
+    return Unischema("sparkdl", fields)
+
+
+def columns_of(schema: Any) -> tuple[tuple[Column, ...], dict[str, str]]:
+    """Return the fields that can be fed as columns, and by name why the others cannot."""
+    columns, unusable = [], {}
+    for field in schema.fields.values():
+        reason = _obstacle(field)
+        if reason is None:
+            dtype = np.dtype(field.numpy_dtype).name
+            columns.append(Column(name=field.name, dtype=dtype, shape=tuple(field.shape or ())))
+        else:
+            unusable[field.name] = reason
+    return tuple(columns), unusable
+
+
+def _obstacle(field: Any) -> str | None:
+    try:
+        kind = np.dtype(field.numpy_dtype).kind
+    except TypeError:
+        kind = "O"
+    if kind not in _KINDS:
+        name = getattr(field.numpy_dtype, "__name__", field.numpy_dtype)
+        return f"its type is {name}; have a TransformSpec make numbers of it"
+    if None in tuple(field.shape or ()):
+        return (
+            f"its shape {tuple(field.shape)} is not fixed; have a TransformSpec give it one with edit_fields"
+        )
+    return None

@@ -1,0 +1,83 @@
+"""Petastorm's ``TransformSpec`` in the feed, on the reader threads of every *rank*.
+
+As with Petastorm's own readers its function takes a pandas DataFrame of a row group where the files are plain Parquet
+(``make_batch_reader``), and a dict of one decoded row where they are a Unischema dataset (``make_reader``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+
+from sparkdl.data.arrow_columns import to_numpy
+from sparkdl.data.arrow_from_numpy import to_arrow
+from sparkdl.data.petastorm.containment import install
+from sparkdl.data.petastorm.fields import columns_of, schema_of
+from sparkdl.data.preparation import Preparation
+from sparkdl.errors import DataError
+
+install()
+from petastorm.transform import transform_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.data.dataset import Column
+
+
+def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
+    """Return what a ``TransformSpec`` makes of plain Parquet columns.
+
+    Its function takes all of ``columns``; arrays are cells with their shape. It may not change the number or order of
+    the rows: a ``row_filter`` leaves rows out before any rank counts on them.
+    """
+    given, unusable = columns_of(transform_schema(schema_of(columns), spec))
+
+    def apply(table: pa.Table, names: Sequence[str]) -> pa.Table:
+        frame = pd.DataFrame({column.name: _cells(table, column) for column in columns})
+        if spec.func is not None:
+            frame = call_function(spec.func, frame)
+        if not isinstance(frame, pd.DataFrame) or len(frame) != table.num_rows:
+            found = f"{len(frame)} rows" if isinstance(frame, pd.DataFrame) else type(frame).__name__
+            raise DataError(
+                f"the function of the TransformSpec returned {found} for a DataFrame of {table.num_rows} rows; "
+                "leave rows out with row_filter"
+            )
+        missing = [name for name in names if name not in frame.columns]
+        if missing:
+            raise missing_result_error(missing[0], list(frame.columns))
+        by_name = {column.name: column for column in given}
+        return pa.table({name: to_arrow(frame[name].to_numpy(), by_name[name]) for name in names})
+
+    return Preparation(
+        source_names=tuple(column.name for column in columns), columns=given, unusable=unusable, apply=apply
+    )
+
+
+def call_function(function: Any, argument: Any) -> Any:
+    """Call the function of a ``TransformSpec``.
+
+    Raises:
+        DataError: if it raises; with what it raised.
+    """
+    try:
+        return function(argument)
+    except Exception as error:
+        raise DataError(
+            f"the function of the TransformSpec failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def missing_result_error(name: str, found: Sequence[Any]) -> DataError:
+    """The error for a column that the function ought to have made."""
+    return DataError(
+        f"the function of the TransformSpec gave no column {name!r}, but {', '.join(map(str, found))}; name what it "
+        "takes away in removed_fields"
+    )
+
+
+def _cells(table: pa.Table, column: Column) -> Any:
+    values = to_numpy(table.column(column.name), column)
+    return list(values) if column.shape else values

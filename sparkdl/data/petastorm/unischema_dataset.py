@@ -1,0 +1,212 @@
+"""Datasets that Petastorm's ``materialize_dataset`` wrote, for the feed: what ``petastorm.make_reader`` reads.
+
+Their Unischema lies pickled in ``_common_metadata``. It is unpickled with an allow-list of exact names, as a folder of
+data must not be able to run code.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.data.arrow_from_numpy import to_arrow
+from sparkdl.data.dataset import ParquetDataset, missing_column_error
+from sparkdl.data.filesystems import Location, open_location
+from sparkdl.data.footers import scan_dataset
+from sparkdl.data.petastorm.codecs import decode_values
+from sparkdl.data.petastorm.containment import install
+from sparkdl.data.petastorm.fields import columns_of
+from sparkdl.data.petastorm.transform import call_function, missing_result_error
+from sparkdl.data.preparation import Preparation
+from sparkdl.data.row_filter import RowFilter, Values
+from sparkdl.errors import DataError
+
+install()
+import petastorm.codecs
+import petastorm.unischema
+from petastorm.codecs import DataframeColumnCodec
+from petastorm.etl.dataset_metadata import UNISCHEMA_KEY
+from petastorm.transform import transform_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnischemaDataset(ParquetDataset):
+    """A folder of Parquet files whose values have to be decoded.
+
+    Attributes:
+        columns: the fields that can be fed, as they are once decoded.
+        pickled_schema: the Unischema as it lies in the folder.
+    """
+
+    pickled_schema: bytes
+
+    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation:
+        """Return how row groups are decoded, and then changed by a ``TransformSpec`` if there is one.
+
+        Args:
+            transform: the ``TransformSpec``, whose function takes a dict of one decoded row, and returns one.
+            names: the columns that are wanted, by default all that can be fed; a transform is given all fields.
+        """
+        schema = _unpickle(self.pickled_schema, self.url)
+        spec = transform
+        given, unusable = columns_of(schema if spec is None else transform_schema(schema, spec))
+        wanted_names = [column.name for column in given] if names is None else names
+        fields = [name for name in schema.fields if spec is not None or name in wanted_names]
+        by_name = {column.name: column for column in given}
+
+        def apply(table: pa.Table, wanted: Sequence[str]) -> pa.Table:
+            decoded = {
+                name: decode_values(schema, name, table.column(name).to_pylist())
+                for name in (fields if spec is not None else wanted)
+            }
+            if spec is not None and spec.func is not None:
+                decoded = _transformed(decoded, table.num_rows, spec.func, wanted)
+            return pa.table({name: to_arrow(decoded[name], by_name[name]) for name in wanted})
+
+        return Preparation(source_names=tuple(fields), columns=given, unusable=unusable, apply=apply)
+
+    def filter_of(self, row_filter: RowFilter) -> RowFilter:
+        """Return a filter of decoded values as one of values as they lie in the files.
+
+        Raises:
+            DataError: if it looks at a field that there is not.
+        """
+        schema = _unpickle(self.pickled_schema, self.url)
+        for name in row_filter.columns:
+            if name not in schema.fields:
+                raise missing_column_error(name, list(schema.fields))
+
+        def keep(values: Values) -> npt.NDArray[np.bool_]:
+            return row_filter.keep({name: _decoded(schema, name, items) for name, items in values.items()})
+
+        return RowFilter(row_filter.columns, keep)
+
+
+def find_unischema_dataset(url: str) -> UnischemaDataset | None:
+    """Return the dataset in a folder if Petastorm wrote a Unischema there, or None.
+
+    Raises:
+        DataError: if the Unischema cannot be read, or there are no Parquet files or no rows.
+        StoreError: if the filesystem cannot be opened.
+    """
+    pickled = _read_schema(open_location(url))
+    if pickled is None:
+        return None
+    columns, _ = columns_of(_unpickle(pickled, url))
+    plain = scan_dataset(url, [])
+    return UnischemaDataset(
+        url=plain.url, columns=columns, row_groups=plain.row_groups, pickled_schema=pickled
+    )
+
+
+def _decoded(schema: Any, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    decoded = np.empty(
+        len(values), object
+    )  # filled item by item, as arrays of one shape would become one array
+    for row, value in enumerate(decode_values(schema, name, values.tolist())):
+        decoded[row] = value
+    return decoded
+
+
+def _transformed(
+    decoded: dict[str, list[Any]], num_rows: int, function: Any, wanted: Sequence[str]
+) -> dict[str, list[Any]]:
+    results: dict[str, list[Any]] = {name: [] for name in wanted}
+    for index in range(num_rows):
+        row = call_function(function, {name: values[index] for name, values in decoded.items()})
+        for name, values in results.items():
+            if not isinstance(row, dict) or name not in row:
+                raise missing_result_error(name, list(row) if isinstance(row, dict) else [type(row).__name__])
+            values.append(row[name])
+    return results
+
+
+def _read_schema(location: Location) -> bytes | None:
+    path = f"{location.path}/_common_metadata"
+    if not location.filesystem.exists(path):
+        return None
+    try:
+        with location.open_file(path) as file:
+            metadata = pq.read_metadata(file).metadata or {}
+    except Exception as error:
+        raise DataError(f"The Parquet file {path} cannot be read: {error}") from error
+    found: bytes | None = metadata.get(UNISCHEMA_KEY)
+    return found
+
+
+def _unpickle(pickled: bytes, url: str) -> Any:
+    try:
+        return _SchemaUnpickler(io.BytesIO(pickled)).load()
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"The Unischema of {url} cannot be read: {type(error).__name__}: {error}. Write it anew with "
+            "petastorm-generate-metadata.py."
+        ) from error
+
+
+class _SparkType:
+    """Stands for a type of Spark where there is no pyspark; codecs keep them for writing alone."""
+
+
+_ALLOWED = {
+    ("collections", "OrderedDict"),
+    ("copy_reg", "_reconstructor"),
+    ("copyreg", "_reconstructor"),
+    ("builtins", "object"),
+    ("builtins", "str"),
+    ("__builtin__", "object"),
+    ("decimal", "Decimal"),
+    ("numpy", "dtype"),
+}
+
+
+class _SchemaUnpickler(pickle.Unpickler):
+    """Finds what a Unischema is made of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "pyspark.sql.types" and name.isidentifier():
+            return _spark_type(name)
+        if (module, name) in _ALLOWED or (module == "numpy" and _is_scalar_type(name)):
+            return super().find_class(module, name)
+        if (module, name) in {
+            ("petastorm.unischema", "Unischema"),
+            ("petastorm.unischema", "UnischemaField"),
+        }:
+            return getattr(petastorm.unischema, name)
+        # Codecs of the user's own too, once the user has imported them; nothing is imported for a pickle.
+        found = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
+        if isinstance(found, type) and issubclass(found, DataframeColumnCodec):
+            return found
+        raise DataError(
+            f"The Unischema refers to {module}.{name}, which belongs to no Unischema. If it is a codec of your own, "
+            f"import {module} before the dataset is opened."
+        )
+
+
+def _is_scalar_type(name: str) -> bool:
+    found = getattr(np, name, None)
+    return isinstance(found, type) and issubclass(found, np.generic)
+
+
+def _spark_type(name: str) -> type:
+    try:
+        from pyspark.sql import types
+    except ImportError:
+        return _SparkType
+    found = getattr(types, name, None)
+    if isinstance(found, type) and issubclass(found, types.DataType):
+        return found
+    raise DataError(f"The Unischema refers to pyspark.sql.types.{name}, which is no type.")

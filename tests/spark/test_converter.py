@@ -1,0 +1,67 @@
+"""``make_spark_converter`` from a real Spark session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from sparkdl.data import Column, make_spark_converter
+from sparkdl.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONF = "petastorm.spark.converter.parentCacheDirUrl"
+
+
+def test_a_dataframe_becomes_batches_of_tensors_and_is_deleted_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    df = spark.range(50).selectExpr(
+        "id", "id / 2 as half", "array(array(id / 4, 1.5d)) as grid", "cast(id as float) as narrow"
+    )
+    spark.conf.set(CONF, f"file://{tmp_path}")
+    try:
+        converter = make_spark_converter(df)
+    finally:
+        spark.conf.unset(CONF)
+    with converter:
+        assert converter.cache_dir_url.startswith(f"file://{tmp_path}/")
+        assert all(Path(url.removeprefix("file://")).is_file() for url in converter.file_urls)
+        assert len(converter) == 50
+        assert [(column.name, column.dtype, column.shape) for column in converter.dataset.columns] == [
+            ("id", "int64", ()),
+            ("half", "float32", ()),
+            ("grid", "float32", (1, 2)),
+            ("narrow", "float32", ()),
+        ]
+        with converter.make_torch_dataloader(batch_size=20, num_epochs=1) as loader:
+            batches = list(loader)
+        rows = torch.cat([batch["id"] for batch in batches])
+        assert rows.sort().values.tolist() == list(range(50))
+        assert torch.equal(torch.cat([batch["half"] for batch in batches]), rows.float() / 2)
+        assert torch.equal(torch.cat([batch["grid"] for batch in batches])[:, 0, 0], rows.float() / 4)
+    converter.delete()
+    assert not any(Path(url.removeprefix("file://")).exists() for url in converter.file_urls)
+
+
+def test_dtype_none_leaves_numbers_as_they_are_and_float64_widens_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    df = spark.range(4).selectExpr("id / 2 as wide", "cast(id as float) as narrow")
+    for dtype, expected in ((None, ["float64", "float32"]), ("float64", ["float64", "float64"])):
+        with make_spark_converter(df, tmp_path, dtype=dtype) as converter:
+            assert converter.dataset.columns == tuple(
+                Column(name=name, dtype=each) for name, each in zip(("wide", "narrow"), expected, strict=True)
+            )
+
+
+@pytest.mark.any_spark_will_do
+def test_what_cannot_be_fed_or_written_is_an_error_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ParamError, match="dtype must be 'float32', 'float64' or None, got 'float16'"):
+        make_spark_converter(spark.range(3), tmp_path, dtype="float16")
+    with pytest.raises(DataError, match="no rows"):
+        make_spark_converter(spark.range(0), tmp_path)

@@ -1,0 +1,194 @@
+"""Datasets with Petastorm's Unischema through the feed; where both can read them, against Petastorm's own reader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.data import Column, ParquetFeed
+from sparkdl.data.sources import find_dataset
+from sparkdl.errors import DataError
+from tests.unit.data.unischema_folders import SCHEMA, scene, write_scenes
+
+from petastorm import make_reader  # isort: skip - after the containment
+from petastorm.predicates import in_lambda, in_pseudorandom_split, in_set  # isort: skip
+from petastorm.transform import TransformSpec, edit_field  # isort: skip
+
+FED = ["id", "score", "matrix", "packed", "image"]
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> str:
+    return write_scenes(tmp_path / "scenes", [[5, 3], [4]])
+
+
+def read(url: str, **options: Any) -> dict[str, np.ndarray]:
+    """All rows of an epoch on one rank, by ``id`` where there is one."""
+    settings = {"batch_size": 5, "seed": 1, **options}
+    with ParquetFeed(url, **settings) as feed:
+        batches = list(feed.epoch(0))
+    rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    order = np.argsort(rows["id"]) if "id" in rows else slice(None)
+    return {name: values[order] for name, values in rows.items()}
+
+
+def test_images_arrays_and_scalars_are_decoded_as_they_were_written(scenes: str) -> None:
+    rows = read(scenes, columns=FED)
+    assert find_dataset(scenes, None).columns == (
+        Column(name="id", dtype="int32"),
+        Column(name="score", dtype="float64"),
+        Column(name="matrix", dtype="float32", shape=(2, 3)),
+        Column(name="packed", dtype="uint8", shape=(4,)),
+        Column(name="image", dtype="uint8", shape=(5, 4, 3)),
+    )
+    for name in FED:
+        expected = np.stack([scene(number)[name] for number in range(12)])
+        np.testing.assert_array_equal(rows[name], expected)
+        assert rows[name].dtype == expected.dtype
+
+
+def test_all_fields_of_a_fixed_shape_come_by_default(scenes: str) -> None:
+    assert list(read(scenes)) == FED
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        in_set({"scene 3", "scene 7", "scene 8"}, "name"),
+        in_lambda(["matrix", "id"], lambda matrix, number: matrix[0, 0] > 4 and number % 2 == 0),
+        in_lambda(["points"], lambda points: len(points) == 2),
+        in_pseudorandom_split([0.5, 0.5], 0, "name"),
+    ],
+)
+def test_predicates_keep_the_rows_that_petastorms_reader_keeps(scenes: str, predicate: Any) -> None:
+    with make_reader(
+        f"file://{scenes}",
+        workers_count=1,
+        schema_fields=["id", "name", "matrix", "points"],
+        predicate=predicate,
+    ) as reader:
+        expected = sorted(int(row.id) for row in reader)
+    assert 0 < len(expected) < 12
+    for world_size in (1, 2):
+        ids = [
+            read(scenes, columns=["id"], row_filter=predicate, rank=rank, world_size=world_size)["id"]
+            for rank in range(world_size)
+        ]
+        assert sorted(np.concatenate(ids).tolist()) == expected
+
+
+def test_a_transform_takes_and_returns_decoded_rows_as_in_make_reader(scenes: str) -> None:
+    def change(row: dict[str, Any]) -> dict[str, Any]:
+        points = np.zeros((2, 2), np.float32)
+        points[: len(row["points"])] = row["points"]
+        return {**row, "points": points, "number": np.int64(row["name"].split()[1])}
+
+    spec = TransformSpec(
+        change,
+        edit_fields=[edit_field("points", np.float32, (2, 2)), edit_field("number", np.int64, ())],
+        removed_fields=["name", "image", "packed"],
+    )
+    with make_reader(
+        f"file://{scenes}",
+        workers_count=1,
+        schema_fields=["id", "score", "matrix", "points", "name"],
+        transform_spec=TransformSpec(change, spec.edit_fields, ["name"]),
+    ) as reader:
+        expected = {int(row.id): row for row in reader}
+    rows = read(scenes, transform=spec)
+    assert list(rows) == ["id", "score", "matrix", "points", "number"]
+    for index, number in enumerate(rows["id"].tolist()):
+        for name, values in rows.items():
+            np.testing.assert_array_equal(values[index], getattr(expected[number], name))
+    assert rows["number"].tolist() == list(range(12))
+
+
+def test_what_has_no_fixed_shape_or_is_no_number_says_so_when_it_is_asked_for(scenes: str) -> None:
+    with pytest.raises(DataError, match=r"'points' cannot be fed: its shape \(None, 2\) is not fixed"):
+        ParquetFeed(scenes, columns=["points"], batch_size=2)
+    with pytest.raises(DataError, match="'name' cannot be fed: its type is str_; have a TransformSpec"):
+        ParquetFeed(scenes, columns=["name"], batch_size=2)
+    with pytest.raises(DataError, match="no column 'nose'"):
+        ParquetFeed(scenes, columns=["nose"], batch_size=2)
+    with pytest.raises(DataError, match="no column 'nose'"):
+        ParquetFeed(scenes, columns=["id"], batch_size=2, row_filter=in_set({1}, "nose"))
+
+
+def test_a_damaged_value_is_named_with_file_row_group_and_column(scenes: str) -> None:
+    path = Path(scenes) / "part-00000.parquet"
+    table = pq.read_table(path)
+    values = table.column("matrix").to_pylist()
+    values[6] = b"no array"
+    table = table.set_column(table.column_names.index("matrix"), "matrix", [values])
+    pq.write_table(table, path, row_group_size=5)
+    url = find_dataset(scenes, None)
+    with pytest.raises(
+        DataError,
+        match=r"part-00000\.parquet, row group 1 failed: column 'matrix' cannot be decoded in row 1 .*NdarrayCodec",
+    ):
+        read(url, columns=["matrix"], shuffle=False)
+
+
+def test_a_null_in_a_decoded_column_is_an_error_of_that_column(scenes: str) -> None:
+    path = Path(scenes) / "part-00001.parquet"
+    table = pq.read_table(path)
+    values = [None, *table.column("image").to_pylist()[1:]]
+    pq.write_table(table.set_column(table.column_names.index("image"), "image", [values]), path)
+    with pytest.raises(
+        DataError, match=r"part-00001\.parquet, row group 0 failed: Column 'image' has no value in row 0"
+    ):
+        read(scenes, columns=["image"])
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch evil-was-here",)
+
+
+def test_a_schema_cannot_run_code_nor_import_anything(scenes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparkdl.data.petastorm.unischema_dataset import UnischemaDataset
+
+    monkeypatch.chdir(scenes)
+    dataset = find_dataset(scenes, None)
+    evil = UnischemaDataset(
+        url=scenes,
+        columns=dataset.columns,
+        row_groups=dataset.row_groups,
+        pickled_schema=pickle.dumps(_Evil()),
+    )
+    with pytest.raises(DataError, match=r"refers to posix\.system, which belongs to no Unischema"):
+        ParquetFeed(evil, batch_size=2)
+    assert not Path("evil-was-here").exists()
+
+
+def test_a_rank_without_pyspark_reads_a_schema_that_names_its_types(scenes: str) -> None:
+    code = """
+import sys
+sys.modules["pyspark"] = None
+from sparkdl.data import ParquetFeed
+with ParquetFeed(sys.argv[1], columns=["id", "image"], batch_size=4) as feed:
+    print(sum(int(batch["id"].sum()) for batch in feed))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, scenes],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.stdout.strip() == str(sum(range(12))), done.stderr
+
+
+def test_the_description_of_a_dataset_travels_to_the_ranks(scenes: str) -> None:
+    dataset = pickle.loads(pickle.dumps(find_dataset(scenes, None)))
+    np.testing.assert_array_equal(read(dataset, columns=["id"])["id"], np.arange(12))
+    assert list(SCHEMA.fields) == [*FED[:5], "points", "name"]

@@ -38,7 +38,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        buffer = flatten(array)
+        buffer = flatten(array, writes=True)
         claim = _claim("allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name)
         return Plan(claim=claim, steps=partial(self._allreduce, [buffer], claim), timeout_s=timeout_s)
 
@@ -54,7 +54,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        buffers = [flatten(array) for array in arrays]
+        buffers = [flatten(array, writes=True) for array in arrays]
         dtypes = sorted({buffer.dtype for buffer in buffers})
         if len(dtypes) != 1:
             raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes) or 'no arrays'}")
@@ -76,7 +76,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), flatten(out)
+        source, target = flatten(array), flatten(out, writes=True)
         blocks = self._check_blocks(source, target, counts)
         size = 0 if blocks else target.data.size
         claim = _claim("reduce_scatter", source.dtype, size, op, prescale, postscale, name, blocks=blocks)
@@ -96,7 +96,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        buffer = flatten(array)
+        buffer = flatten(array, writes=True)
         size, root = buffer.data.size, self._check_root(root)
         claim = _claim("reduce", buffer.dtype, size, op, prescale, postscale, name, root=root)
         return Plan(claim=claim, steps=partial(self._reduce, buffer, claim), timeout_s=timeout_s)

@@ -25,7 +25,8 @@ Status Communicator::Validate(const Operation& operation) const {
   SPARKDL_RETURN_IF_ERROR(CheckProcess());
   if (IsReducing(operation.kind) &&
       FindReduceKernels(operation.dtype, operation.reduce_op) == nullptr) {
-    return Status(StatusCode::kWrongType, "bools have no average; convert them to a number first");
+    return Status(StatusCode::kInvalidArgument,
+                  "bools have no average; convert them to a number first");
   }
   if (IsRooted(operation.kind) && (operation.root < 0 || operation.root >= world_size())) {
     return Status(StatusCode::kInvalidArgument, "root " + std::to_string(operation.root) +

@@ -230,6 +230,8 @@ class Coordinator:
             return str(int(self._memory.check(names))).encode()
         elif kind == Operation.NUM_KEYS:
             return str(self._memory.num_keys(name)).encode()
+        elif kind == Operation.POST:
+            return str(self._memory.post(name, fields[1])).encode()
         elif kind == Operation.POST_IF_LOST:
             client.last_words[name] = fields[1]
         elif kind == Operation.GOODBYE:

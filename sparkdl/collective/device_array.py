@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import _native
+from sparkdl.errors import ParamError
 
 _DLPACK_ON_GPU = {2: "CUDA", 13: "CUDA managed"}
 _NO_SYNCHRONIZATION = -1
@@ -40,7 +41,7 @@ class DeviceArray:
     def elements(self, start: int, count: int, item_bytes: int) -> int:
         """Address of the elements from ``start`` on, which must be ``count`` and inside the array."""
         if not 0 <= start <= start + count <= self.count:
-            raise ValueError(f"elements {start} to {start + count} are outside an array of {self.count}")
+            raise ParamError(f"elements {start} to {start + count} are outside an array of {self.count}")
         return self.pointer + start * item_bytes
 
 
@@ -51,8 +52,7 @@ def device_array(array: Any) -> DeviceArray:
         array: a :class:`DeviceArray`, or whatever has ``__dlpack__`` or ``__cuda_array_interface__``.
 
     Raises:
-        TypeError: if the array does not say where it lies.
-        ValueError: if it is not in GPU memory or not C-contiguous.
+        ParamError: if the array does not say where it lies, is not in GPU memory or not C-contiguous.
     """
     if isinstance(array, DeviceArray):
         return array
@@ -60,7 +60,7 @@ def device_array(array: Any) -> DeviceArray:
         return _from_dlpack(array)
     if hasattr(array, "__cuda_array_interface__"):
         return _from_interface(array)
-    raise TypeError(
+    raise ParamError(
         f"NCCL takes arrays in GPU memory, with __dlpack__ or __cuda_array_interface__; got {type(array).__name__}"
     )
 
@@ -68,7 +68,7 @@ def device_array(array: Any) -> DeviceArray:
 def _from_dlpack(array: Any) -> DeviceArray:
     kind, gpu = array.__dlpack_device__()
     if int(kind) not in _DLPACK_ON_GPU:
-        raise ValueError(
+        raise ParamError(
             f"NCCL takes arrays in GPU memory, got a {type(array).__name__} on a device of DLPack type {int(kind)};"
             " the communicator itself takes those in CPU memory"
         )
@@ -104,7 +104,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes:
     return True
 
 
-def _not_contiguous(array: Any) -> ValueError:
-    return ValueError(
+def _not_contiguous(array: Any) -> ParamError:
+    return ParamError(
         f"a {type(array).__name__} is not C-contiguous; pass a contiguous copy and copy the result back"
     )

@@ -32,7 +32,7 @@ def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
         ConnectionError: if none answers; the message lists what was tried and how each attempt failed.
     """
     failures: dict[str, str] = {}
-    for sock in _connections(address, Deadline(timeout_s), failures):
+    for _, sock in _connections(address, Deadline(timeout_s), failures):
         return sock
     raise ConnectionError(_describe(address, failures))
 
@@ -55,14 +55,13 @@ def connect_authenticated(
     while True:
         failures: dict[str, str] = {}
         refused = cut = False
-        for sock in _connections(address, deadline, failures):
-            host = str(sock.getpeername()[0])
+        for host, sock in _connections(address, deadline, failures):
             handshake = deadline.at_most(HANDSHAKE_TIMEOUT_S)
             try:
                 authenticate_client(sock, secret, purpose=purpose, timeout_s=handshake.timeout_s)
             except AuthenticationError as error:
                 sock.close()
-                failures[_as_given(address, host)] = str(error)
+                failures[host] = str(error)
                 cut = cut or isinstance(error, HandshakeCutError)
                 refused = True
                 continue
@@ -87,16 +86,17 @@ def make_prompt(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
-def _connections(address: Address, deadline: Deadline, failures: dict[str, str]) -> Iterator[socket.socket]:
-    """Yield connections, at most one per host; note in ``failures`` the hosts that cannot be reached."""
+def _connections(
+    address: Address, deadline: Deadline, failures: dict[str, str]
+) -> Iterator[tuple[str, socket.socket]]:
+    """Yield hosts and connections, at most one per host; note in ``failures`` those that cannot be reached."""
     candidates = list(address.hosts)
     while candidates:
         winner = _race(candidates, address.port, deadline, failures)
         if winner is None:
             return
-        host, sock = winner
-        candidates = [other for other in candidates if other != host and other not in failures]
-        yield sock
+        candidates = [other for other in candidates if other != winner[0] and other not in failures]
+        yield winner
 
 
 def _race(
@@ -130,18 +130,25 @@ def _race(
 
 
 def _start(selector: selectors.BaseSelector, host: str, port: int, failures: dict[str, str]) -> None:
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    code = sock.connect_ex((host, port))
-    if code in (0, errno.EINPROGRESS):
+    try:
+        # Where the kernel has no IPv6 there is no such socket.
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        failures[host] = _reason(error)
+        return
+    try:
+        sock.setblocking(False)
+        code = sock.connect_ex((host, port))
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
         selector.register(sock, selectors.EVENT_WRITE, (host, sock))
-    else:
+    except OSError as error:
         sock.close()
-        failures[host] = os.strerror(code)
+        failures[host] = _reason(error)
 
 
-def _as_given(address: Address, host: str) -> str:
-    return host if host in address.hosts else address.hosts[0]
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _describe(address: Address, failures: dict[str, str]) -> str:

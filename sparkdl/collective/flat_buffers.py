@@ -97,18 +97,25 @@ def storage_of(dtype: str) -> np.dtype[Any]:
     return storage
 
 
-def flatten(array: Any) -> FlatBuffer:
+def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
     """See a C-contiguous CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
 
+    Args:
+        array: the buffer.
+        writes: whether it will be written to.
+
     Raises:
-        ParamError: if it is not contiguous, not in CPU memory, or of another dtype.
+        ParamError: if it is not contiguous, not in CPU memory, of another dtype, or read-only where it will be
+            written to.
     """
     if isinstance(array, np.ndarray):
         name = _NUMPY_NAMES.get(array.dtype)
         if name is None:
-            raise _unknown(array.dtype.name)
+            raise _unknown(array.dtype.name if array.dtype.isnative else f"{array.dtype.str} (byte-swapped)")
         if not array.flags.c_contiguous:
             raise ParamError(f"array of shape {array.shape} is not C-contiguous; copy it first")
+        if writes and not array.flags.writeable:
+            raise ParamError(f"array of shape {array.shape} is read-only; pass a writable array")
         data = array.reshape(-1)
         elements = data.view(np.uint8) if name == "bool" else data
         return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
@@ -116,7 +123,12 @@ def flatten(array: Any) -> FlatBuffer:
         raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
     if array.__dlpack_device__()[0] not in _CPU_DEVICES:
         raise ParamError(f"{type(array).__name__} is not in CPU memory")
-    return _flatten_capsule(array, array.__dlpack__())
+    try:
+        capsule = array.__dlpack__()
+    except (BufferError, RuntimeError) as error:
+        # BufferError is what the standard asks for; torch 2.4 and before raised RuntimeError.
+        raise ParamError(f"{type(array).__name__} cannot be used: {error}") from error
+    return _flatten_capsule(array, capsule)
 
 
 def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:

@@ -44,6 +44,8 @@ class Operation(IntEnum):
     EXCHANGE = 10
     """[key, rank, world size, value, milliseconds]: answered with the joined values once all ranks have given theirs,
     or LATE after that time, with the numbers of those that have"""
+    POST = 11
+    """[queue, value]: set the next numbered key of the queue; answered with its number"""
 
 
 class Status(IntEnum):

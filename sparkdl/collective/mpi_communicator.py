@@ -74,7 +74,7 @@ class MpiCommunicator(MpiReductions, MpiMovements):
         self.monitor = self._operations
         self._timing = OperationTiming()
         """Of the operation that has its turn."""
-        self._turns = Turns(f"sparkdl-mpi-{opening.name}", self._operations.blocked)
+        self._turns = Turns(opening.name, self._operations.blocked)
         self._messages = MpiMessages(comm, opening.name, check=self._check, fail=self._fail)
 
     @property

@@ -93,7 +93,7 @@ class MpiMessages:
 
     def recv(self, array: Array, source: int, tag: int, timeout_s: float) -> FutureHandle:
         """Queue the arrival of a message of rank ``source``; see the contract."""
-        buffer = self._buffer_of(array)
+        buffer = self._buffer_of(array, writes=True)
         what = f"recv of {buffer.data.size} {buffer.dtype} from rank {source} with tag {tag}"
         return self._queue("recv", source, tag, what, partial(self._recv, buffer, source, tag), timeout_s)
 
@@ -125,9 +125,9 @@ class MpiMessages:
             self._news.notify()
         return FutureHandle(message.future)
 
-    def _buffer_of(self, array: Array) -> FlatBuffer | DeviceBuffer:
+    def _buffer_of(self, array: Array, *, writes: bool = False) -> FlatBuffer | DeviceBuffer:
         if not isinstance(array, DeviceArray):
-            return flatten(array)
+            return flatten(array, writes=writes)
         if not is_cuda_aware():
             raise ParamError(f"{library_name()} does not take arrays in GPU memory; copy them to the host")
         return DeviceBuffer(array)
@@ -192,6 +192,11 @@ class MpiMessages:
             self._give_up(key, line, CommunicatorError(f"{message.what} failed in MPI: {error}"))
         except CommunicatorError as error:
             self._give_up(key, line, error)
+        except Exception as error:
+            # Whatever it is, it must not end the thread that all messages wait for.
+            failure = CommunicatorError(f"{message.what} failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._give_up(key, line, failure)
         else:
             return has_moved
         return True

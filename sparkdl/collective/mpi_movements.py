@@ -38,7 +38,7 @@ class MpiMovements(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), flatten(out)
+        source, target = flatten(array), flatten(out, writes=True)
         claim = replace(
             self._claim("allgather", target, source, counts, name),
             shape=shape_to_agree_on(name, source, rows=True),
@@ -50,14 +50,14 @@ class MpiMovements(MpiOperations):
     def _plan_broadcast(
         self, array: Array, *, root: int, name: str = "", timeout_s: float | None = None
     ) -> Plan:
-        buffer = flatten(array)
+        buffer = flatten(array, writes=self.rank != self._check_root(root))
         claim = Claim(
             kind="broadcast",
             name=name,
             dtype=buffer.dtype,
             size=buffer.data.size,
             shape=shape_to_agree_on(name, buffer),
-            root=self._check_root(root),
+            root=root,
         )
         return Plan(claim=claim, steps=partial(self._broadcast, buffer, claim), timeout_s=timeout_s)
 
@@ -73,7 +73,7 @@ class MpiMovements(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), self._flatten_on(root, out)
+        source, target = flatten(array), self._flatten_on(root, out, writes=True)
         claim = self._claim("gather", target, source, counts, name, root)
         return Plan(claim=claim, steps=partial(self._gather, source, target, claim), timeout_s=timeout_s)
 
@@ -89,7 +89,7 @@ class MpiMovements(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = self._flatten_on(root, array), flatten(out)
+        source, target = self._flatten_on(root, array), flatten(out, writes=True)
         claim = self._claim("scatter", source, target, counts, name, root)
         return Plan(claim=claim, steps=partial(self._scatter, source, target, claim), timeout_s=timeout_s)
 
@@ -105,7 +105,7 @@ class MpiMovements(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), flatten(out)
+        source, target = flatten(array), flatten(out, writes=True)
         if (send_counts is None) != (receive_counts is None):
             raise ParamError("alltoall takes send_counts and receive_counts, or neither")
         sends = self._parts(source, send_counts, "send_counts")
@@ -194,13 +194,13 @@ class MpiMovements(MpiOperations):
         size = 0 if blocks else block.data.size
         return Claim(kind=kind, name=name, dtype=block.dtype, size=size, blocks=blocks, root=root)
 
-    def _flatten_on(self, root: int, array: Array | None) -> FlatBuffer | None:
+    def _flatten_on(self, root: int, array: Array | None, *, writes: bool = False) -> FlatBuffer | None:
         """The array of all blocks, which counts on the root alone."""
         if self.rank != self._check_root(root):
             return None
         if array is None:
             raise ParamError(f"rank {root} is the root and needs an array for the blocks of all ranks")
-        return flatten(array)
+        return flatten(array, writes=writes)
 
     def _parts(self, buffer: FlatBuffer, counts: Sequence[int] | None, what: str) -> tuple[int, ...]:
         size, world_size = buffer.data.size, self.world_size

@@ -45,7 +45,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        buffer = flatten(array)
+        buffer = flatten(array, writes=True)
         shape = shape_to_agree_on(name, buffer)
         claim = _claim(
             "allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name, shape=shape
@@ -64,7 +64,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        buffers = [flatten(array) for array in arrays]
+        buffers = [flatten(array, writes=True) for array in arrays]
         dtypes = sorted({buffer.dtype for buffer in buffers})
         if len(dtypes) != 1:
             raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes) or 'no arrays'}")
@@ -86,7 +86,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), flatten(out)
+        source, target = flatten(array), flatten(out, writes=True)
         blocks = self._check_blocks(source, target, counts)
         size = 0 if blocks else target.data.size
         shape = shape_to_agree_on(name, source, rows=True)
@@ -109,7 +109,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        buffer = flatten(array)
+        buffer = flatten(array, writes=True)
         size, root = buffer.data.size, self._check_root(root)
         shape = shape_to_agree_on(name, buffer)
         claim = _claim("reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root)

@@ -130,7 +130,7 @@ class NcclBatch:
     def _take(self, array: Array, *, writes: bool = False) -> DeviceArray:
         taken = device_array(array)
         if writes and not taken.is_writable:
-            raise ValueError("the array is read-only, but NCCL would write to it")
+            raise ParamError("the array is read-only, but NCCL would write to it")
         if taken.gpu is not None and taken.gpu != self._group.gpu:
             raise ParamError(
                 f"the array is on GPU {taken.gpu}, but {self._group.name!r} was opened on GPU {self._group.gpu}"

@@ -97,7 +97,8 @@ class Messages:
     def _queue(self, array: Array, source: int, to: int, tag: int, timeout_s: float | None) -> Handle:
         if tag < 0:
             raise ParamError(f"tag {tag} is negative")
-        buffer, is_sent = flatten(array), source == self._rank
+        is_sent = source == self._rank
+        buffer = flatten(array, writes=not is_sent)
         what = f"{'send' if is_sent else 'recv'} of {buffer.data.size} {buffer.dtype}"
         message = _Message(
             what=f"{what} {f'to rank {to}' if is_sent else f'from rank {source}'} with tag {tag}",

@@ -53,6 +53,14 @@ class Rendezvous(Protocol):
 
 
 @runtime_checkable
+class Posts(Protocol):
+    """What a rendezvous can do besides when it can serve :func:`post` by one request."""
+
+    def post(self, queue: str, value: bytes) -> int:
+        """Set the next numbered key of a queue and return its number."""
+
+
+@runtime_checkable
 class LossNotices(Protocol):
     """What a rendezvous can do besides when it knows that a rank's process has died."""
 
@@ -140,6 +148,10 @@ class PrefixRendezvous:
             timeout_s=timeout_s,
         )
 
+    def post(self, queue: str, value: bytes) -> int:
+        """See :class:`Posts`; done by keys when the rendezvous below knows nothing else."""
+        return post(self._rendezvous, self._prefix + queue, value)
+
     def post_if_lost(self, queue: str, value: bytes) -> None:
         """See :class:`LossNotices`; without effect when the rendezvous below does not notice losses."""
         if isinstance(self._rendezvous, LossNotices):
@@ -147,7 +159,13 @@ class PrefixRendezvous:
 
 
 def post(rendezvous: Rendezvous, queue: str, value: bytes) -> int:
-    """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number."""
+    """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number.
+
+    A rendezvous that does not know :class:`Posts` is asked twice: whoever ends in between leaves a number without a
+    value, at which readers of the queue wait.
+    """
+    if isinstance(rendezvous, Posts):
+        return rendezvous.post(queue, value)
     number = rendezvous.add(f"{queue}/count", 1)
     rendezvous.set(f"{queue}/{number}", value)
     return number

@@ -129,6 +129,10 @@ class RendezvousClient:
         )
         return frozenset(int(field) for field in fields) if status == Status.LATE else cut_values(fields[0])
 
+    def post(self, queue: str, value: bytes) -> int:
+        """See :class:`~sparkdl.collective.rendezvous.Posts`."""
+        return int(self._ask(Operation.POST, queue.encode(), value))
+
     def post_if_lost(self, queue: str, value: bytes) -> None:
         """See :class:`~sparkdl.collective.rendezvous.LossNotices`."""
         self._ask(Operation.POST_IF_LOST, queue.encode(), value)

@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import CommunicatorTimeoutError
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,12 +44,18 @@ class FutureHandle:
 class Turns:
     """One queue of operations and the one thread that works on it.
 
+    Args:
+        name: of the communicator whose operations they are.
+        blocked: makes a context in which a thread waits.
+
     Attributes:
         queued_ns: for the operation that has its turn: when it was submitted; 0 if it runs on its caller's thread.
     """
 
     def __init__(self, name: str, blocked: Blocked = nullcontext) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sparkdl-mpi-{name}")
+        self._name = name
+        self._closed = False
         self._submitting = threading.Lock()
         self._turn = threading.Lock()
         self._num_pending = 0
@@ -74,14 +80,22 @@ class Turns:
             self._finish()
 
     def submit(self, operation: Callable[[], None]) -> FutureHandle:
-        """Queue ``operation``."""
+        """Queue ``operation``.
+
+        Raises:
+            CommunicatorError: if :meth:`close` was called.
+        """
         with self._submitting:
+            if self._closed:
+                raise CommunicatorError(f"communicator {self._name!r} is closed")
             self._num_pending += 1
             future = self._executor.submit(self._take_turn, operation, time.monotonic_ns())
             return FutureHandle(future, self._blocked)
 
     def close(self) -> None:
         """Wait for everything that was submitted, and end the thread."""
+        with self._submitting:
+            self._closed = True
         self._executor.shutdown()
 
     def _take_turn(self, operation: Callable[[], None], queued_ns: int) -> None:

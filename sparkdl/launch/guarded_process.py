@@ -28,6 +28,7 @@ class GuardedProcess:
 
     Raises:
         OSError: if there is no such program.
+        LaunchError: if it cannot be guarded; it was ended then.
     """
 
     def __init__(
@@ -49,7 +50,14 @@ class GuardedProcess:
             # A group of its own, so that whatever it starts can be ended with it.
             start_new_session=True,
         )
-        self._guard = ProcessGuard(self.pid)
+        try:
+            self._guard = ProcessGuard(self.pid)
+        except BaseException:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            for output in self.outputs:
+                output.close()
+            raise
         self._on_exit = on_exit
         self._is_reaped = False
         self.exited = threading.Event()

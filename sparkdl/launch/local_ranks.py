@@ -7,17 +7,16 @@ Runs where it is called: the coordinator lives here. The ranks find each other b
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import IO
 
 from sparkdl.collective import (
     Coordinator,
@@ -30,8 +29,12 @@ from sparkdl.collective import (
 )
 from sparkdl.collective.job import Job
 from sparkdl.collective.membership import FAILURE_KEY
+from sparkdl.collective.stalls import name_ranks
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended
+from sparkdl.launch.output_relay import OutputRelay
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -41,7 +44,8 @@ _ABORT_GRACE_S = 3.0
 _END_GRACE_S = 3.0
 """How long ranks may take after a polite request."""
 
-_RELAY_TIMEOUT_S = 30.0
+_LAST_LINES_S = 3.0
+"""How long the last lines of all ranks may take when these have ended."""
 
 OnLine = Callable[[int, int, bytes], None]
 """Called with a rank, 1 for its standard output or 2 for standard error, and one line with its end."""
@@ -99,7 +103,7 @@ class LocalRanks:
         self._environment = environment
         self._on_line = on_line
         self._processes: list[GuardedProcess] = []
-        self._relays: list[threading.Thread] = []
+        self._relays: list[tuple[int, OutputRelay]] = []
         self._news: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
         self._stack = ExitStack()
 
@@ -112,7 +116,7 @@ class LocalRanks:
             self._client = stack.enter_context(
                 RendezvousClient.connect(coordinator.address, secret, _CONNECT_TIMEOUT_S)
             )
-            stack.callback(self._end, _END_GRACE_S)
+            stack.callback(self._end, is_patient=False)
             for rank in range(self._num_ranks):
                 job = Job(
                     rank=rank,
@@ -144,9 +148,9 @@ class LocalRanks:
                 deadline = Deadline(_ABORT_GRACE_S)
                 for process in self._processes:
                     process.exited.wait(deadline.remaining_s())
-                self._end(_END_GRACE_S)
+                self._end(is_patient=True)
                 return self._blame(rank)
-        self._end(_END_GRACE_S)  # what they have left running
+        self._end(is_patient=True)  # what they have left running
         return None
 
     def _start(self, job: Job, stack: ExitStack) -> None:
@@ -175,14 +179,13 @@ class LocalRanks:
                 raise LaunchError(f"{self._command[0]} cannot be started: {error.strerror}") from error
         self._processes.append(process)
         for stream, output in enumerate(process.outputs, start=1):
-            relay = threading.Thread(
-                target=self._relay,
-                args=(job.rank, stream, output),
+            relay = OutputRelay(
+                output,
+                on_line=partial(self._on_line, job.rank, stream),
+                on_error=self._news.put,
                 name=f"sparkdl-rank-{job.rank}",
-                daemon=True,
             )
-            self._relays.append(relay)
-            relay.start()
+            self._relays.append((job.rank, relay))
 
     def _serve_pmi(self, job: Job, stack: ExitStack, inherited: ExitStack) -> int:
         ours, theirs = socket.socketpair()
@@ -197,15 +200,6 @@ class LocalRanks:
         )
         stack.enter_context(server)
         return theirs.fileno()
-
-    def _relay(self, rank: int, stream: int, output: IO[bytes]) -> None:
-        with output:
-            try:
-                for line in output:
-                    self._on_line(rank, stream, line)
-            except OSError as error:
-                # Nobody takes what the rank says any more, so it would block, and the others with it.
-                self._news.put(error)
 
     def _take_news(self) -> int:
         news = self._news.get()
@@ -224,9 +218,15 @@ class LocalRanks:
         assert status is not None, "the news was that it has ended"
         return FailedRank(rank=first, status=status, reason=how_it_ended(status))
 
-    def _end(self, grace_s: float) -> None:
+    def _end(self, *, is_patient: bool) -> None:
         if self._processes:
             with ThreadPoolExecutor(max_workers=len(self._processes)) as pool:
-                list(pool.map(lambda process: process.end(grace_s=grace_s), self._processes))
-        for relay in self._relays:
-            relay.join(_RELAY_TIMEOUT_S)
+                list(pool.map(lambda process: process.end(grace_s=_END_GRACE_S), self._processes))
+        deadline, relays, self._relays = Deadline(_LAST_LINES_S), self._relays, []
+        finished = [(rank, relay.finish(deadline, is_patient=is_patient)) for rank, relay in relays]
+        held = sorted({rank for rank, is_finished in finished if not is_finished})
+        if held:
+            logger.warning(
+                "What %s left running, in a session of its own, still holds its output open; no more of it is shown.",
+                name_ranks(held),
+            )

@@ -1,4 +1,7 @@
-"""Keeps rank processes from outliving their barrier task, and ends them with all that they started."""
+"""Keeps rank processes from outliving whoever started them, and ends them with all that they started.
+
+Runs there: in a barrier task, or in ``sparkdl run``.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,40 @@ import signal
 import subprocess
 import threading
 
-# Waits for the end of its input, which is the end of the barrier task, however that came about.
+from sparkdl.errors import LaunchError
+
+_SHELL = "/bin/sh"
+
+# Waits for the end of its input, which is the end of whoever started the rank, however that came about.
 _WATCH = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 
 class ProcessGuard:
-    """A small process that kills a rank's process group when the barrier task dies, by SIGKILL too.
+    """A small process that kills a rank's process group when this process dies, by SIGKILL too.
 
     The kernel's own parent-death signal would reach the rank alone and orphan what it has started.
 
     Args:
         group: number of the process group.
+
+    Raises:
+        LaunchError: if it cannot be started.
     """
 
     def __init__(self, group: int) -> None:
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH, "sparkdl-guard", str(group)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [_SHELL, "-c", _WATCH, "sparkdl-guard", str(group)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"the guard that would end a rank with its launcher cannot be started: {_SHELL}: {error.strerror}."
+                " Look at the limits of processes and descriptors on this machine."
+            ) from error
 
     def release(self) -> None:
         """Stop watching; the group is left alone."""
@@ -38,7 +54,7 @@ class ProcessGuard:
 
 
 def end_process_group(group: int, exited: threading.Event, *, grace_s: float) -> None:
-    """Ask a rank process to end, then kill its whole process group. Runs in the barrier task.
+    """Ask a rank process to end, then kill its whole process group.
 
     Args:
         group: the rank's process id; it leads a group of its own and is not reaped yet, so the number is still its.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO
 
@@ -158,6 +159,25 @@ def test_what_ranks_leave_running_is_ended(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, WAIT.replace("threading.Event().wait(600)", ""))
     assert done.returncode == 0, done.stderr
     assert wait_until_gone([pid for pids in told(tmp_path).values() for pid in pids], 5) == []
+
+
+def test_daemon_that_keeps_the_output_open_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    source = """
+import os, subprocess, sys
+rank = int(os.environ["SPARKDL_RANK"])
+if rank == 1:
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    tell(rank, daemon.pid)
+print("done")
+"""
+    start = time.monotonic()
+    done = sparkdl_run(tmp_path, source)
+    seconds = time.monotonic() - start
+    os.kill(told(tmp_path)[1], signal.SIGKILL)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] done", "[rank 1] done"]
+    assert "What rank 1 left running, in a session of its own, still holds its output open" in done.stderr
+    assert seconds < 20.0
 
 
 @pytest.mark.parametrize(

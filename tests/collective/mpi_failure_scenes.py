@@ -27,6 +27,18 @@ def fault_of_mpi(environment: RankEnvironment) -> Outcome:
         return error_of(lambda: communicator.allreduce(np.ones(3)))
 
 
+def fault_in_messages(environment: RankEnvironment) -> Outcome:
+    """Something that is no fault of MPI goes wrong on rank 1 while a message is on its way."""
+    with environment.open(timeout_s=20.0) as communicator:
+        assert isinstance(communicator, MpiCommunicator)
+        communicator.barrier()
+        array = np.ones(1_000_000)  # more than MPI sends before it is expected
+        if environment.rank == 0:
+            return error_of(lambda: communicator.send(array, to=1))
+        communicator._messages._written = None
+        return error_of(lambda: communicator.recv(array, source=0))
+
+
 def dies_while_mpi_makes_the_communicator(environment: RankEnvironment) -> Outcome:
     """Rank 1 takes part in the exchange that comes before, as if it were opening too."""
     if environment.rank == 0:

@@ -13,6 +13,7 @@ import numpy as np
 from sparkdl.errors import CommunicatorError
 from tests.collective.address_checks import ADDRESS_CHECKS
 from tests.collective.agreement_checks import AGREEMENT_CHECKS
+from tests.collective.argument_checks import ARGUMENT_CHECKS
 from tests.collective.message_checks import MESSAGE_CHECKS
 from tests.collective.movement_checks import MOVEMENT_CHECKS
 from tests.collective.reduction_checks import REDUCTION_CHECKS
@@ -77,47 +78,12 @@ def _asynchronous(communicator: Communicator) -> None:
     assert total[0] == world_size
 
 
-def _bad_arguments(communicator: Communicator) -> None:
-    """Each is refused on the spot, on every rank alike, and the communicator lives on."""
-    world_size, rank = communicator.world_size, communicator.rank
-    three, one = np.ones(3), np.ones(1)
-    bad: list[Callable[[], object]] = [
-        lambda: communicator.allreduce(np.ones((4, 4), np.float32)[:, ::2]),
-        lambda: communicator.allreduce(np.ones(3, np.complex128)),
-        lambda: communicator.allreduce(three, op="median"),
-        lambda: communicator.allreduce(np.ones(3, np.bool_), op="avg"),
-        lambda: communicator.broadcast(three, root=world_size),
-        lambda: communicator.broadcast(three, root=-1),
-        lambda: communicator.reduce(three, root=world_size),
-        lambda: communicator.allgather(three, np.ones(3 * world_size + 1)),
-        lambda: communicator.reduce_scatter(np.ones(3 * world_size + 1), three),
-        lambda: communicator.allgather(three, np.ones(3 * world_size, np.float32)),
-        lambda: communicator.allgather(three, np.ones(3 * world_size), counts=[3] * (world_size + 1)),
-        lambda: communicator.allgather(three, np.ones(4 * world_size), counts=[4] * world_size),
-        lambda: communicator.reduce_scatter(three, one, counts=[-1] * world_size),
-        lambda: communicator.gather(three, np.ones(1) if rank == 0 else None, root=world_size),
-        lambda: communicator.alltoall(
-            np.ones(world_size + 1), np.ones(world_size + 1), send_counts=[1] * world_size
-        ),
-        lambda: communicator.alltoall(np.ones(world_size), np.ones(world_size, np.float32)),
-        lambda: communicator.allreduce_group([three, np.ones(3, np.float32)]),
-    ]
-    for number, call in enumerate(bad):
-        try:
-            call()
-        except (ValueError, TypeError):
-            continue
-        raise AssertionError(f"bad call {number} was accepted")
-    communicator.barrier()
-    assert communicator.failure is None
-
-
 CHECKS: dict[str, Callable[[Communicator], None]] = {
     **REDUCTION_CHECKS,
     **MOVEMENT_CHECKS,
     **ADDRESS_CHECKS,
     "asynchronous": _asynchronous,
-    "bad arguments": _bad_arguments,
+    **ARGUMENT_CHECKS,
     **AGREEMENT_CHECKS,
     **MESSAGE_CHECKS,
 }

@@ -112,6 +112,14 @@ def test_fault_of_mpi_on_one_rank_is_told_to_the_others() -> None:
         assert outcome["seconds"] < 4.0
 
 
+def test_fault_of_any_kind_in_a_message_over_mpi_is_told_to_both_ends() -> None:
+    sent, received = run_ranks(2, mpi_failure_scenes.fault_in_messages, transport="mpi")
+    for outcome in (sent, received):
+        assert "CommunicatorError" in outcome["kinds"], outcome
+        assert "recv of 1000000 float64 from rank 0 with tag 0 failed: TypeError" in outcome["message"]
+        assert outcome["seconds"] < 10.0
+
+
 @transports
 def test_abort_reaches_ranks_that_wait_for_messages(transport: str) -> None:
     for outcome in survivors(transport, "aborted messages")[0]["seen"]:

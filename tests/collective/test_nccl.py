@@ -199,20 +199,20 @@ def test_library_is_taken_from_the_path_that_is_given() -> None:
 
 
 ARGUMENTS = {
-    "host": ("ValueError", "on a device of DLPack type 1"),
-    "nothing": ("TypeError", "got list"),
-    "sliced": ("ValueError", "not C-contiguous"),
-    "read-only": ("ValueError", "read-only"),
-    "unknown memory": ("ValueError", "the input is not in memory that CUDA knows"),
-    "other gpu": ("ValueError", "is in memory of GPU"),
+    "host": ("ParamError", "on a device of DLPack type 1"),
+    "nothing": ("ParamError", "got list"),
+    "sliced": ("ParamError", "not C-contiguous"),
+    "read-only": ("ParamError", "read-only"),
+    "unknown memory": ("ParamError", "the input is not in memory that CUDA knows"),
+    "other gpu": ("ParamError", "is in memory of GPU"),
     "blocks": (
         "ParamError",
         "out must hold a block like array for each of 3 ranks: 12 float32, got 4 float32",
     ),
-    "op": ("ValueError", "op must be 'sum', 'avg', 'min', 'max' or 'product', got 'mean'"),
-    "int16": ("TypeError", "NCCL has no int16; it takes int8"),
+    "op": ("ParamError", "op must be 'sum', 'avg', 'min', 'max' or 'product', got 'mean'"),
+    "int16": ("ParamError", "NCCL has no int16; it takes int8"),
     "scaled int": ("ParamError", "scales the sum and the average of floats alone"),
-    "root": ("ValueError", "rank 7 is outside a world of 3 ranks"),
+    "root": ("ParamError", "rank 7 is outside a world of 3 ranks"),
 }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sparkdl import _native, errors
+from sparkdl.errors import ParamError
 from tests.unit.forked_ranks import World, fork_ranks
 
 TOPOLOGIES = [[0], [0, 0], [0, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
@@ -247,26 +248,28 @@ def alone() -> _native.Communicator:
 
 def test_bad_arguments_are_named_with_their_values(alone: _native.Communicator) -> None:
     array = np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="op must be 'sum', .* got 'mean'"):
+    with pytest.raises(ParamError, match="op must be 'sum', .* got 'mean'"):
         alone.allreduce(array, op="mean")
-    with pytest.raises(ValueError, match="not C-contiguous"):
+    with pytest.raises(ParamError, match="array has dtype >f4, which is byte-swapped"):
+        alone.allreduce(np.zeros(4, ">f4"))
+    with pytest.raises(ParamError, match="not C-contiguous"):
         alone.allreduce(np.zeros((4, 4), np.float32).T)
-    with pytest.raises(ValueError, match="array is read-only"):
+    with pytest.raises(ParamError, match="array is read-only"):
         array.setflags(write=False)
         alone.allreduce(array)
-    with pytest.raises(TypeError, match="unsupported dtype"):
+    with pytest.raises(ParamError, match="unsupported dtype"):
         alone.allreduce(np.zeros(4, np.complex64))
-    with pytest.raises(TypeError, match="bools have no average"):
+    with pytest.raises(ParamError, match="bools have no average"):
         alone.allreduce(np.zeros(4, np.bool_), op="avg")
-    with pytest.raises(TypeError, match="array must be a NumPy array.* got <class 'list'>"):
+    with pytest.raises(ParamError, match="array must be a NumPy array.* got <class 'list'>"):
         alone.allreduce([1.0])
-    with pytest.raises(ValueError, match="root 1 is outside a world of 1 ranks"):
+    with pytest.raises(ParamError, match="root 1 is outside a world of 1 ranks"):
         alone.broadcast(np.zeros(4), root=1)
-    with pytest.raises(ValueError, match="out must hold world_size = 1 times .*: 4, got 5"):
+    with pytest.raises(ParamError, match="out must hold world_size = 1 times .*: 4, got 5"):
         alone.allgather(np.zeros(4), np.zeros(5))
-    with pytest.raises(TypeError, match="array is float32, out is float64"):
+    with pytest.raises(ParamError, match="array is float32, out is float64"):
         alone.reduce_scatter(np.zeros(4, np.float32), np.zeros(4))
-    with pytest.raises(ValueError, match="timeout_s must be positive, got 0"):
+    with pytest.raises(ParamError, match="timeout_s must be positive, got 0"):
         alone.barrier(timeout_s=0)
     assert alone.failure is None
     alone.close()
@@ -276,25 +279,30 @@ def test_bad_arguments_are_named_with_their_values(alone: _native.Communicator) 
 def test_counts_whose_sum_overflows_are_refused() -> None:
     communicator = World([0, 0, 0]).open(0)
     array = np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="array must hold the sum of counts: .* got 4"):
-        communicator.reduce_scatter(array, array[:2], counts=[2, 2**64 - 1, 3])
-    with pytest.raises(ValueError, match="out must hold the sum of receive_counts: .* got 4"):
+    with pytest.raises(ParamError, match="array must hold the sum of counts: .* got 4"):
+        communicator.reduce_scatter(array, np.zeros(6, np.float32), counts=[6, 2**63 - 1, 2**63 - 1])
+    with pytest.raises(ParamError, match="out must hold the sum of receive_counts: .* got 4"):
         communicator.alltoall(
-            array, np.zeros(4, np.float32), send_counts=[4, 0, 0], receive_counts=[2, 2**64 - 1, 3]
+            array, np.zeros(4, np.float32), send_counts=[4, 0, 0], receive_counts=[6, 2**63 - 1, 2**63 - 1]
         )
+
+
+def test_negative_counts_are_refused(alone: _native.Communicator) -> None:
+    with pytest.raises(ParamError, match="counts has -4 elements"):
+        alone.allgather(np.zeros(4), np.zeros(4), counts=[-4])
 
 
 def test_descriptors_that_do_not_fit_the_topology_are_refused() -> None:
-    with pytest.raises(ValueError, match="segment_fd must be a file descriptor"):
+    with pytest.raises(ParamError, match="segment_fd must be a file descriptor"):
         _native.Communicator(
             rank=0, host_of_rank=[0, 0], segment_fd=-1, lane_fds=(-1, -1), lifeline_fds=(-1, -1), timeout_s=1
         )
-    with pytest.raises(ValueError, match="must number hosts by first appearance"):
+    with pytest.raises(ParamError, match="must number hosts by first appearance"):
         _native.Communicator(
             rank=0, host_of_rank=[1, 0], segment_fd=-1, lane_fds=(-1, -1), lifeline_fds=(-1, -1), timeout_s=1
         )
     first, second = (end.detach() for end in socket.socketpair())
-    with pytest.raises(ValueError, match=r"has 0 bytes, 2 ranks need segment_bytes\(2\)"):
+    with pytest.raises(ParamError, match=r"has 0 bytes, 2 ranks need segment_bytes\(2\)"):
         _native.Communicator(
             rank=0,
             host_of_rank=[0, 0],

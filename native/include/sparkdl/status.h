@@ -19,7 +19,6 @@ enum class StatusCode : uint8_t {
   kAborted = 4,
   kRankLost = 5,
   kInterrupted = 6,
-  kWrongType = 7,
   kMismatch = 8,
   // Inside the core only: the ranks are not about to do the same. Becomes kMismatch.
   kDisagreement = 9,

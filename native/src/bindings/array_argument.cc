@@ -41,18 +41,30 @@ std::optional<Dtype> FromDlpack(nb::dlpack::dtype dtype) {
   return std::nullopt;
 }
 
-[[noreturn]] void Raise(StatusCode code, const char* name, const std::string& text) {
-  RaiseIfError(Status(code, std::string(name) + " " + text));
-  throw nb::python_error();
+[[noreturn]] void Raise(const char* name, const std::string& text) {
+  RaiseInvalid(std::string(name) + " " + text);
+}
+
+// NumPy's description of a dtype in the byte order of other machines, as ">f4"; empty for any
+// other.
+std::string SwappedDtype(nb::handle object) {
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  if (!nb::hasattr(dtype, "isnative") || nb::cast<bool>(dtype.attr("isnative"))) return {};
+  return nb::str(dtype.attr("str")).c_str();
 }
 
 [[noreturn]] void RaiseNoArray(const char* name, nb::handle object, Access access) {
   nb::ndarray<nb::ro> readable;
   if (access == Access::kWrite && nb::try_cast(object, readable, false)) {
-    Raise(StatusCode::kInvalidArgument, name, "is read-only; pass a writable array");
+    Raise(name, "is read-only; pass a writable array");
+  }
+  const std::string swapped = SwappedDtype(object);
+  if (!swapped.empty()) {
+    Raise(name,
+          "has dtype " + swapped + ", which is byte-swapped; pass a copy in native byte order");
   }
   const std::string type = nb::str(nb::handle(object.type())).c_str();
-  Raise(StatusCode::kWrongType, name,
+  Raise(name,
         "must be a NumPy array, a torch tensor without gradient or another buffer in CPU memory, "
         "got " +
             type);
@@ -67,8 +79,7 @@ size_t CountContiguous(const char* name, const Array& array) {
   int64_t expected = 1;
   for (size_t i = array.ndim(); i-- > 0;) {
     if (array.shape(i) != 1 && array.stride(i) != expected) {
-      Raise(StatusCode::kInvalidArgument, name,
-            "is not C-contiguous; pass a contiguous copy and copy the result back");
+      Raise(name, "is not C-contiguous; pass a contiguous copy and copy the result back");
     }
     expected *= static_cast<int64_t>(array.shape(i));
   }
@@ -78,13 +89,12 @@ size_t CountContiguous(const char* name, const Array& array) {
 template <typename Array>
 ArrayArgument Convert(const char* name, const Array& array) {
   if (array.device_type() != nb::device::cpu::value) {
-    Raise(StatusCode::kInvalidArgument, name,
-          "is on a device of DLPack type " + std::to_string(array.device_type()) +
-              "; only CPU memory can be used");
+    Raise(name, "is on a device of DLPack type " + std::to_string(array.device_type()) +
+                    "; only CPU memory can be used");
   }
   const auto dtype = FromDlpack(array.dtype());
   if (!dtype.has_value()) {
-    Raise(StatusCode::kWrongType, name,
+    Raise(name,
           "has an unsupported dtype; use float32, float64, bfloat16, float16, int8 to int64, uint8 "
           "to "
           "uint64 or bool");

@@ -24,7 +24,7 @@ struct ArrayArgument {
 
 enum class Access : uint8_t { kRead, kWrite };
 
-// Raises TypeError or ValueError, with the argument's name, if it cannot be used.
+// Raises ParamError, with the argument's name, if it cannot be used.
 ArrayArgument ToArray(const char* name, nb::handle object, Access access);
 
 }  // namespace sparkdl::bindings

@@ -220,7 +220,9 @@ void DefineMovements(nb::class_<Self>& type) {
       "array"_a, "out"_a, counts);
   Define(
       type, "broadcast", "broadcast_async",
-      +[](const Self&, nb::handle array, int root) { return BroadcastRequest(array, root); },
+      +[](const Self& self, nb::handle array, int root) {
+        return BroadcastRequest(array, root, self.rank());
+      },
       "Copy rank root's array to all ranks, in place.", "array"_a, "root"_a);
   Define(
       type, "gather", "gather_async",

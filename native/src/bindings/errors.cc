@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
+
 #include "bindings/text.h"
 
 namespace sparkdl::bindings {
@@ -11,9 +13,8 @@ nb::object ExceptionClass(StatusCode code) {
   const char* name = "CommunicatorError";
   switch (code) {
     case StatusCode::kInvalidArgument:
-      return nb::borrow(PyExc_ValueError);
-    case StatusCode::kWrongType:
-      return nb::borrow(PyExc_TypeError);
+      name = "ParamError";
+      break;
     case StatusCode::kTimeout:
       name = "CommunicatorTimeoutError";
       break;
@@ -44,6 +45,11 @@ void RaiseIfError(const Status& status) {
   }
   const nb::object exception = ExceptionClass(status.code());
   PyErr_SetObject(exception.ptr(), ToPythonText(status.ToString()).ptr());
+  throw nb::python_error();
+}
+
+void RaiseInvalid(const std::string& text) {
+  RaiseIfError(Status(StatusCode::kInvalidArgument, text));
   throw nb::python_error();
 }
 

@@ -2,13 +2,18 @@
 #ifndef SPARKDL_BINDINGS_ERRORS_H_
 #define SPARKDL_BINDINGS_ERRORS_H_
 
+#include <string>
+
 #include "sparkdl/status.h"
 
 namespace sparkdl::bindings {
 
-// Raises the exception of sparkdl.errors (or ValueError, TypeError) that belongs to the status; for
-// kInterrupted the one that the signal's handler left. Needs the GIL. Does nothing if ok.
+// Raises the exception of sparkdl.errors that belongs to the status; for kInterrupted the one that
+// the signal's handler left. Needs the GIL. Does nothing if ok.
 void RaiseIfError(const Status& status);
+
+// Raises ParamError.
+[[noreturn]] void RaiseInvalid(const std::string& text);
 
 }  // namespace sparkdl::bindings
 

@@ -12,18 +12,13 @@
 namespace sparkdl::bindings {
 namespace {
 
-[[noreturn]] void RaiseValueError(const std::string& text) {
-  RaiseIfError(Status(StatusCode::kInvalidArgument, text));
-  throw nb::python_error();
-}
-
 ReduceOp ToReduceOp(std::string_view name) {
   for (int i = 0; i < kNumReduceOps; ++i) {
     const auto op = static_cast<ReduceOp>(i);
     if (NameOf(op) == name) return op;
   }
-  RaiseValueError("op must be 'sum', 'avg', 'min', 'max' or 'product', got '" + std::string(name) +
-                  "'");
+  RaiseInvalid("op must be 'sum', 'avg', 'min', 'max' or 'product', got '" + std::string(name) +
+               "'");
 }
 
 void SetReduction(Request& request, const ReductionArguments& reduction) {
@@ -32,8 +27,8 @@ void SetReduction(Request& request, const ReductionArguments& reduction) {
   request.operation.postscale = reduction.postscale;
 }
 
-Request InPlace(OpKind kind, nb::handle object) {
-  ArrayArgument array = ToArray("array", object, Access::kWrite);
+Request InPlace(OpKind kind, nb::handle object, Access access) {
+  ArrayArgument array = ToArray("array", object, access);
   Request request;
   request.operation.kind = kind;
   request.operation.dtype = array.dtype;
@@ -52,9 +47,8 @@ struct Sized {
 
 void CheckDtypes(const ArrayArgument& array, const ArrayArgument& out) {
   if (array.dtype == out.dtype) return;
-  RaiseIfError(Status(StatusCode::kWrongType, "array is " + std::string(NameOf(array.dtype)) +
-                                                  ", out is " + std::string(NameOf(out.dtype)) +
-                                                  "; they must be alike"));
+  RaiseInvalid("array is " + std::string(NameOf(array.dtype)) + ", out is " +
+               std::string(NameOf(out.dtype)) + "; they must be alike");
 }
 
 // Their sum; the largest number there is, which no array's size equals, if that is more.
@@ -66,41 +60,46 @@ uint64_t Total(const std::vector<uint64_t>& counts) {
   return total;
 }
 
-void CheckCounts(const char* name, const std::vector<uint64_t>& counts, int world_size) {
-  if (counts.size() == static_cast<size_t>(world_size)) return;
-  RaiseValueError(std::string(name) + " must have world_size = " + std::to_string(world_size) +
-                  " entries, got " + std::to_string(counts.size()));
+std::vector<uint64_t> ReadCounts(const char* name, const std::vector<int64_t>& counts,
+                                 int world_size) {
+  if (counts.size() != static_cast<size_t>(world_size)) {
+    RaiseInvalid(std::string(name) + " must have world_size = " + std::to_string(world_size) +
+                 " entries, got " + std::to_string(counts.size()));
+  }
+  const auto least = std::ranges::min(counts);
+  if (least < 0) RaiseInvalid(std::string(name) + " has " + std::to_string(least) + " elements");
+  return {counts.begin(), counts.end()};
 }
 
 void CheckSize(const Sized& sized, uint64_t expected, const std::string& why) {
   if (sized.array == nullptr || sized.array->count == expected) return;
-  RaiseValueError(std::string(sized.name) + " must hold " + why + ": " + std::to_string(expected) +
-                  ", got " + std::to_string(sized.array->count));
+  RaiseInvalid(std::string(sized.name) + " must hold " + why + ": " + std::to_string(expected) +
+               ", got " + std::to_string(sized.array->count));
 }
 
 // Sets the sizes of an operation that has a block of this rank and the blocks of all; one of the
 // two may be missing here.
-void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, const Counts& counts,
+void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, const Counts& given,
                int rank, int world_size) {
   const auto num_ranks = static_cast<uint64_t>(world_size);
-  if (counts.has_value()) {
-    CheckCounts("counts", *counts, world_size);
-    CheckSize(block, (*counts)[static_cast<size_t>(rank)],
+  if (given.has_value()) {
+    std::vector<uint64_t> counts = ReadCounts("counts", *given, world_size);
+    CheckSize(block, counts[static_cast<size_t>(rank)],
               "counts[" + std::to_string(rank) + "] elements");
-    CheckSize(whole, Total(*counts), "the sum of counts");
+    CheckSize(whole, Total(counts), "the sum of counts");
     // Equal blocks are the same operation however they were said.
-    if (std::ranges::count(*counts, counts->front()) == world_size) {
-      operation.count = counts->front();
+    if (std::ranges::count(counts, counts.front()) == world_size) {
+      operation.count = counts.front();
     } else {
-      operation.counts = *counts;
-      operation.count = Total(*counts);
+      operation.count = Total(counts);
+      operation.counts = std::move(counts);
     }
     return;
   }
   if (block.array == nullptr) {
     if (whole.array->count % num_ranks != 0) {
-      RaiseValueError(std::string(whole.name) + " has " + std::to_string(whole.array->count) +
-                      " elements, which are not " + std::to_string(world_size) + " equal blocks");
+      RaiseInvalid(std::string(whole.name) + " has " + std::to_string(whole.array->count) +
+                   " elements, which are not " + std::to_string(world_size) + " equal blocks");
     }
     operation.count = whole.array->count / num_ranks;
     return;
@@ -127,8 +126,8 @@ Request Between(OpKind kind, nb::handle array_object, nb::handle out_object) {
 
 void CheckPresence(const char* name, nb::handle object, bool is_root) {
   if (object.is_none() != is_root) return;
-  RaiseValueError(std::string(name) + (is_root ? " must be given on the root"
-                                               : " must be None on ranks other than the root"));
+  RaiseInvalid(std::string(name) + (is_root ? " must be given on the root"
+                                            : " must be None on ranks other than the root"));
 }
 
 // Gather and scatter on ranks other than the root: one array.
@@ -149,14 +148,14 @@ Request OneSided(OpKind kind, const char* name, nb::handle object, Access access
 }  // namespace
 
 Request AllReduceRequest(nb::handle object, const ReductionArguments& reduction) {
-  Request request = InPlace(OpKind::kAllReduce, object);
+  Request request = InPlace(OpKind::kAllReduce, object, Access::kWrite);
   SetReduction(request, reduction);
   return request;
 }
 
 Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
                               const ReductionArguments& reduction) {
-  if (arrays.empty()) RaiseValueError("arrays must have one at least");
+  if (arrays.empty()) RaiseInvalid("arrays must have one at least");
   Request request;
   request.operation.kind = OpKind::kAllReduce;
   for (const nb::handle object : arrays) {
@@ -164,10 +163,9 @@ Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
     if (request.arguments.empty()) {
       request.operation.dtype = array.dtype;
     } else if (array.dtype != request.operation.dtype) {
-      RaiseIfError(
-          Status(StatusCode::kWrongType, "the arrays of a group must be of one dtype, got " +
-                                             std::string(NameOf(request.operation.dtype)) +
-                                             " and " + std::string(NameOf(array.dtype))));
+      RaiseInvalid("the arrays of a group must be of one dtype, got " +
+                   std::string(NameOf(request.operation.dtype)) + " and " +
+                   std::string(NameOf(array.dtype)));
     }
     request.operation.count += array.count;
     request.operation.group.push_back({array.data, array.count * BytesOf(array.dtype)});
@@ -178,14 +176,15 @@ Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
 }
 
 Request ReduceRequest(nb::handle object, int root, const ReductionArguments& reduction) {
-  Request request = InPlace(OpKind::kReduce, object);
+  Request request = InPlace(OpKind::kReduce, object, Access::kWrite);
   request.operation.root = root;
   SetReduction(request, reduction);
   return request;
 }
 
-Request BroadcastRequest(nb::handle object, int root) {
-  Request request = InPlace(OpKind::kBroadcast, object);
+Request BroadcastRequest(nb::handle object, int root, int rank) {
+  const Access access = rank == root ? Access::kRead : Access::kWrite;
+  Request request = InPlace(OpKind::kBroadcast, object, access);
   request.operation.root = root;
   return request;
 }
@@ -235,17 +234,16 @@ Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_cou
                         const Counts& receive_counts, int world_size) {
   Request request = Between(OpKind::kAllToAll, array, out);
   if (send_counts.has_value() != receive_counts.has_value()) {
-    RaiseValueError("send_counts and receive_counts must be given both or not at all");
+    RaiseInvalid("send_counts and receive_counts must be given both or not at all");
   }
   const Sized sent{"array", request.arguments.data()};
   const Sized received{"out", &request.arguments[1]};
   if (send_counts.has_value()) {
-    CheckCounts("send_counts", *send_counts, world_size);
-    CheckCounts("receive_counts", *receive_counts, world_size);
-    CheckSize(sent, Total(*send_counts), "the sum of send_counts");
-    CheckSize(received, Total(*receive_counts), "the sum of receive_counts");
-    request.operation.counts = *send_counts;
-    request.operation.receive_counts = *receive_counts;
+    Operation& operation = request.operation;
+    operation.counts = ReadCounts("send_counts", *send_counts, world_size);
+    operation.receive_counts = ReadCounts("receive_counts", *receive_counts, world_size);
+    CheckSize(sent, Total(operation.counts), "the sum of send_counts");
+    CheckSize(received, Total(operation.receive_counts), "the sum of receive_counts");
     return request;
   }
   SetBlocks(request.operation, {"array", nullptr}, sent, {}, 0, world_size);

@@ -28,9 +28,9 @@ struct ReductionArguments {
 };
 
 // Elements of each rank's block; None if all are equal.
-using Counts = std::optional<std::vector<uint64_t>>;
+using Counts = std::optional<std::vector<int64_t>>;
 
-// All raise TypeError or ValueError if the arguments cannot be used.
+// All raise ParamError if the arguments cannot be used.
 Request AllReduceRequest(nb::handle array, const ReductionArguments& reduction);
 Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
                               const ReductionArguments& reduction);
@@ -39,7 +39,8 @@ Request ReduceScatterRequest(nb::handle array, nb::handle out, const Counts& cou
                              const ReductionArguments& reduction, int rank, int world_size);
 Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts, int rank,
                          int world_size);
-Request BroadcastRequest(nb::handle array, int root);
+// The root's array is only read.
+Request BroadcastRequest(nb::handle array, int root, int rank);
 // None stands for the array that only the root has.
 Request GatherRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
                       int world_size);

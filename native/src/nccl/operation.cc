@@ -41,7 +41,8 @@ Result<NcclType> NcclTypeOf(std::string_view name) {
     if (type.name == name) return type;
     known += (known.empty() ? "" : ", ") + std::string(type.name);
   }
-  return Status(StatusCode::kWrongType, "NCCL has no " + std::string(name) + "; it takes " + known);
+  return Status(StatusCode::kInvalidArgument,
+                "NCCL has no " + std::string(name) + "; it takes " + known);
 }
 
 Result<int> NcclReductionOf(std::string_view name) {

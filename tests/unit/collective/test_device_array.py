@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sparkdl.collective.device_array import DeviceArray, device_array
+from sparkdl.errors import ParamError
 
 
 class OnGpu:
@@ -66,7 +67,7 @@ def test_empty_arrays_are_welcome() -> None:
 
 @pytest.mark.parametrize("wrap", [OnGpu, Described])
 def test_array_with_gaps_is_refused(wrap: Any) -> None:
-    with pytest.raises(ValueError, match="not C-contiguous"):
+    with pytest.raises(ParamError, match="not C-contiguous"):
         device_array(wrap(np.zeros((4, 4))[:, :2]))
 
 
@@ -76,16 +77,16 @@ def test_dimensions_of_one_may_have_any_stride(wrap: Any) -> None:
 
 
 def test_arrays_elsewhere_are_refused() -> None:
-    with pytest.raises(ValueError, match="DLPack type 1"):
+    with pytest.raises(ParamError, match="DLPack type 1"):
         device_array(np.zeros(3))
-    with pytest.raises(ValueError, match="DLPack type 8"):
+    with pytest.raises(ParamError, match="DLPack type 8"):
         device_array(OnGpu(np.zeros(3), kind=8))
-    with pytest.raises(TypeError, match="got str"):
+    with pytest.raises(ParamError, match="got str"):
         device_array("tensor")
 
 
 def test_elements_are_addressed_inside_the_array_alone() -> None:
     array = DeviceArray(pointer=1000, count=10, dtype="float32")
     assert array.elements(2, 8, 4) == 1008
-    with pytest.raises(ValueError, match="elements 3 to 11 are outside an array of 10"):
+    with pytest.raises(ParamError, match="elements 3 to 11 are outside an array of 10"):
         array.elements(3, 8, 4)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,31 @@ def test_error_lists_what_was_tried() -> None:
         connect_any(Address(hosts=("127.0.0.1", NOBODY), port=port), timeout_s=5.0)
     for part in (f"port {port}", "127.0.0.1: Connection refused", f"{NOBODY}: Connection refused"):
         assert part in str(raised.value)
+
+
+def test_host_whose_kind_of_address_the_kernel_does_not_have_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class WithoutIpv6(socket.socket):
+        def __init__(self, family: int = socket.AF_INET, *arguments: Any, **options: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+            super().__init__(family, *arguments, **options)
+
+    sock, address = listen("127.0.0.1")
+    monkeypatch.setattr(socket, "socket", WithoutIpv6)
+    both = Address(hosts=("::1", "127.0.0.1"), port=address.port)
+    with sock, connect_any(both, timeout_s=5.0) as found:
+        assert found.getpeername() == ("127.0.0.1", address.port)
+    with pytest.raises(ConnectionError, match="::1: Address family not supported"):
+        connect_any(Address(hosts=("::1",), port=address.port), timeout_s=5.0)
+
+
+def test_host_that_the_resolver_refuses_is_passed_over() -> None:
+    sock, address = listen("127.0.0.1")
+    both = Address(hosts=("fe80::1%none", "127.0.0.1"), port=address.port)
+    with sock, connect_any(both, timeout_s=5.0) as found:
+        assert found.getpeername() == ("127.0.0.1", address.port)
 
 
 def test_host_that_fails_the_proof_is_passed_over() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from sparkdl.collective.flat_buffers import flatten
 from sparkdl.collective.mpi_operations import for_mpi, written_by_mpi
+from sparkdl.errors import ParamError
 
 
 @pytest.fixture
@@ -36,3 +37,22 @@ def test_empty_arrays_for_mpi_have_addresses_of_their_own() -> None:
     array = np.arange(3.0)
     first, second = for_mpi(array[:0]), for_mpi(array[:0])
     assert len({array.ctypes.data, first.ctypes.data, second.ctypes.data}) == 3
+
+
+def test_read_only_array_is_refused_only_where_it_would_be_written() -> None:
+    array = np.ones(3)
+    array.setflags(write=False)
+    assert flatten(array).data.tolist() == [1.0] * 3
+    with pytest.raises(ParamError, match=r"shape \(3,\) is read-only"):
+        flatten(array, writes=True)
+
+
+def test_byte_swapped_array_is_refused_by_its_byte_order() -> None:
+    with pytest.raises(ParamError, match=r"dtype >f4 \(byte-swapped\) cannot be communicated"):
+        flatten(np.ones(3, ">f4"))
+
+
+def test_array_that_does_not_give_its_memory_away_is_refused_in_its_words() -> None:
+    torch = pytest.importorskip("torch", reason="its tensors with gradients do not")
+    with pytest.raises(ParamError, match="Tensor cannot be used: .*gradient"):
+        flatten(torch.ones(3, requires_grad=True))

@@ -18,8 +18,10 @@ from sparkdl.collective import (
     RendezvousClient,
     all_gather_bytes,
     connect_any,
+    connect_authenticated,
     new_secret,
 )
+from sparkdl.collective.coordinator import PURPOSE
 from sparkdl.collective.frames import HEADER
 from sparkdl.collective.messages import MAX_VALUE_BYTES, Operation, pack
 from sparkdl.collective.rendezvous import post
@@ -215,6 +217,21 @@ def test_last_words_are_posted_when_a_client_is_lost_but_not_when_it_says_goodby
     assert watching.get("news/1", 5.0) == b"lost"
     assert post(watching, "news", b"next") == 2
     assert watching.get("news/2", 5.0) == b"next"
+
+
+def test_post_is_one_request_so_that_no_death_leaves_a_gap_in_a_queue(connect: Connect) -> None:
+    class Dying(RendezvousClient):
+        """Gets no second request out."""
+
+        def set(self, key: str, value: bytes) -> None:
+            raise CommunicatorError("the process has died")
+
+    watching = connect()
+    sock = connect_authenticated(watching.address, SECRET, purpose=PURPOSE, timeout_s=5.0)
+    with Dying(sock, watching.address) as dying:
+        assert post(dying.prefix("world"), "notices", b"first") == 1
+    assert post(watching.prefix("world"), "notices", b"second") == 2
+    assert [watching.get(f"world/notices/{number}", 5.0) for number in (1, 2)] == [b"first", b"second"]
 
 
 def test_many_clients_are_served_at_once(connect: Connect) -> None:

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from sparkdl.collective.turns import Turns
-from sparkdl.errors import CommunicatorTimeoutError
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 
 
 def test_operations_run_in_the_order_of_submission() -> None:
@@ -48,3 +48,11 @@ def test_wait_has_a_deadline_of_its_own() -> None:
     gate.set()
     handle.wait(5.0)
     turns.close()
+
+
+def test_closed_turns_refuse_operations_as_a_communicator_does() -> None:
+    turns = Turns("world")
+    turns.close()
+    for _ in range(2):
+        with pytest.raises(CommunicatorError, match="communicator 'world' is closed"):
+            turns.submit(lambda: None)

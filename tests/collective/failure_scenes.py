@@ -89,10 +89,7 @@ def late_rank(environment: RankEnvironment) -> Outcome:
 def late_asynchronous_rank(environment: RankEnvironment) -> Outcome:
     with environment.open(name="late asynchronous") as communicator:
         communicator.barrier()
-        if environment.rank == 0:
-            environment.rendezvous.get("asynchronous gave up", 30.0)
-            return {}
-        if environment.rank > 1:
+        if environment.rank < environment.world_size - 1:
             environment.rendezvous.get("asynchronous gave up", 30.0)
             return {}
         handle = communicator.allreduce_async(np.ones(3), timeout_s=0.5)
@@ -118,7 +115,7 @@ def aborted(environment: RankEnvironment) -> Outcome:
 def exception_in_with(environment: RankEnvironment) -> Outcome:
     def body() -> None:
         with environment.open(name="exception") as communicator:
-            if environment.rank == 1:
+            if environment.rank == environment.world_size - 1:
                 raise ValueError("bad batch")
             communicator.barrier()
 
@@ -297,11 +294,12 @@ def absent_rank(environment: RankEnvironment) -> Outcome:
 
 def killed(environment: RankEnvironment) -> Outcome:
     with environment.open(name="killed", timeout_s=30.0) as communicator:
+        large = np.ones(1_000_000)
         communicator.barrier()
         if environment.rank == 1:
             environment.rendezvous.set("killed at", str(time.monotonic()).encode())
             os.kill(os.getpid(), signal.SIGKILL)
-        seen = error_of(lambda: communicator.allreduce(np.ones(1_000_000)))
+        seen = error_of(lambda: communicator.allreduce(large))
         seen["seconds"] = seen["at"] - float(environment.rendezvous.get("killed at", 5.0))
         seen["again"] = error_of(communicator.barrier)
         start = time.monotonic()

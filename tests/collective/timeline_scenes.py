@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.collective import StallCheck
 from sparkdl.collective.clock_offset import measure_offset
 from sparkdl.errors import CommunicatorError, ParamError
+from tests.collective.eventually import eventually
 from tests.collective.logged import logged_warnings
 
 if TYPE_CHECKING:
@@ -24,14 +26,16 @@ if TYPE_CHECKING:
 Outcome = dict[str, Any]
 
 LATE_RANK = 1
-NAP_S = 0.02
+NAP_S = 0.1
+WATCHFUL = StallCheck(warn_after_s=0.2)
 
 
 def play(environment: RankEnvironment, folder: str, hosts: Sequence[int]) -> dict[str, Outcome]:
     """Play all scenes; what this rank returned of each, by name. Each has a file of its name in ``folder``."""
     outcomes = {}
     for name, scene in SCENES.items():
-        with environment.open(name=name, host_of_rank=tuple(hosts)) as communicator:
+        check = WATCHFUL if scene is failed else None
+        with environment.open(name=name, host_of_rank=tuple(hosts), stall_check=check) as communicator:
             outcomes[name] = scene(communicator, Path(folder) / f"{name}.json")
     return outcomes
 
@@ -40,11 +44,19 @@ def _reduce(communicator: Communicator, name: str) -> None:
     communicator.allreduce(np.ones(1000, np.float32), name=name)
 
 
+def _meet(communicator: Communicator, place: str) -> None:
+    """Wait for all ranks, without an operation that a timeline would show."""
+    communicator.rendezvous.set(f"{place}/{communicator.rank}", b"")
+    for rank in range(communicator.world_size):
+        communicator.rendezvous.get(f"{place}/{rank}", 20.0)
+
+
 def operations(communicator: Communicator, path: Path) -> Outcome:
     """One late rank, operations of all forms, process sets made before and during the timeline."""
     early = communicator.split([0, LATE_RANK], "early")
     _reduce(communicator, "before")
     communicator.start_timeline(path)
+    _meet(communicator, "started")
     for number in range(3):
         if communicator.rank == LATE_RANK:
             threading.Event().wait(NAP_S)
@@ -98,14 +110,18 @@ def failed(communicator: Communicator, path: Path) -> Outcome:
     communicator.start_timeline(path)
     _reduce(communicator, "good")
     # The news of the abort must not overtake it.
-    communicator.rendezvous.set(f"good/{communicator.rank}", b"")
-    for rank in range(communicator.world_size):
-        communicator.rendezvous.get(f"good/{rank}", 20.0)
+    _meet(communicator, "good")
     try:
         with communicator:
             if communicator.rank == LATE_RANK:
+                _meet(communicator, "bad")
                 raise ValueError("bad batch")
-            _reduce(communicator, "bad")
+            with logged_warnings() as warnings:
+                handle = communicator.allreduce_async(np.ones(1000, np.float32), name="bad")
+                # Only what has begun can fail; a warning tells that it has.
+                assert eventually(lambda: bool(warnings), timeout_s=20.0)
+            _meet(communicator, "bad")
+            handle.wait()
     except (ValueError, CommunicatorError) as error:
         return {"error": str(error)}
     return {}

@@ -156,10 +156,12 @@ def killed(environment: RankEnvironment, stage: Stage) -> Outcome:
     """One of the victims ends without a word; if there are others on its host, they are survivors too."""
     dead = stage.victims[-1]
     with _open(environment, "killed") as communicator:
+        large = np.ones(_NUM_LARGE, np.float32)
+        communicator.barrier()
         if environment.rank == dead:
             environment.rendezvous.set("killed at", str(time.monotonic()).encode())
             os.kill(os.getpid(), signal.SIGKILL)
-        seen = error_of(lambda: communicator.allreduce(np.ones(_NUM_LARGE, np.float32)))
+        seen = error_of(lambda: communicator.allreduce(large))
         seen["seconds"] = seen["at"] - float(environment.rendezvous.get("killed at", 5.0))
         seen["again"] = error_of(communicator.barrier)
     remaining = [rank for rank in range(environment.world_size) if rank != dead]

@@ -10,6 +10,14 @@ import torch
 
 from sparkdl.horovod.torch.engine.description import Description, Kind
 
+_PLAIN: dict[str, type[int] | type[float]] = {
+    "op": int,
+    "root": int,
+    "root_rank": int,
+    "prescale": float,
+    "postscale": float,
+}
+
 
 def describe(kind: Kind, name: str, tensors: Sequence[torch.Tensor], **options: Any) -> Description:
     """Describe a request.
@@ -18,10 +26,12 @@ def describe(kind: Kind, name: str, tensors: Sequence[torch.Tensor], **options: 
         kind: what it does.
         name: by which it is matched.
         tensors: what it is about.
-        options: further attributes of :class:`~sparkdl.horovod.torch.engine.description.Description`.
+        options: further attributes of :class:`~sparkdl.horovod.torch.engine.description.Description`, also as the
+            numbers of NumPy or torch that programs compute them with.
     """
     dtypes, shapes = tuple(tensor.dtype for tensor in tensors), tuple(tensor.shape for tensor in tensors)
-    return _describe(kind, name, dtypes, shapes, tuple(options.items()))
+    numbers = tuple((option, _PLAIN[option](value)) for option, value in options.items())
+    return _describe(kind, name, dtypes, shapes, numbers)
 
 
 @lru_cache(maxsize=4096)

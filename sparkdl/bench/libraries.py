@@ -61,6 +61,8 @@ class Library:
 
 _TORCH_ADVICE = "pip install 'sparkdl[torch]' brings it"
 
+_DATA_ADVICE = "pip install 'sparkdl[data]' brings it"
+
 LIBRARIES: dict[str, Library] = {
     "native": Library(),
     "torch": Library(requires="torch", advice=_TORCH_ADVICE),
@@ -80,6 +82,11 @@ LIBRARIES: dict[str, Library] = {
         is_horovod=True,
         is_stopped_when_idle=True,
     ),
+    # Readers: a process each, so that neither memory nor threads of one are another's.
+    "feed": Library(requires="petastorm", advice=_DATA_ADVICE),
+    "feed of petastorm": Library(requires="petastorm", advice=_DATA_ADVICE),
+    "feed of arrow": Library(requires="pyarrow", advice=_DATA_ADVICE),
+    "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),
 }
 """``torch`` is sparkdl's c10d backend, ``drop-in`` its ``sparkdl.horovod.torch``."""
 

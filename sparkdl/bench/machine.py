@@ -8,7 +8,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("sparkdl", "torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petastorm")
+_PACKAGES = ("sparkdl", "torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petastorm", "pyarrow")
 
 
 def describe_machine() -> dict[str, object]:

@@ -32,8 +32,17 @@ def check_common_arguments(arguments: argparse.Namespace) -> None:
         raise ParamError(f"--ranks {arguments.ranks} leaves nobody to reduce with; use 2 or more.")
     if not arguments.seconds > 0:
         raise ParamError(f"--seconds {arguments.seconds:g} leaves no time to measure; use more than 0.")
-    for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ParamError(f"{option} {path} cannot be written: there is no such folder.")
+    check_output_arguments(("--json", arguments.json), ("--plot", arguments.plot))
     if arguments.plot is not None and find_spec("matplotlib") is None:
         raise ParamError("--plot needs matplotlib: pip install 'sparkdl[plot]'")
+
+
+def check_output_arguments(*options: tuple[str, Path | None]) -> None:
+    """Refuse files that cannot be written.
+
+    Raises:
+        ParamError: with the option and its value.
+    """
+    for option, path in options:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ParamError(f"{option} {path} cannot be written: there is no such folder.")

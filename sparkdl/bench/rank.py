@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.bench.allreduce_trials import allreduce_trial
+from sparkdl.bench.feed_trials import feed_trial
 from sparkdl.bench.measurement import Trial, take_turn
 from sparkdl.bench.sessions import Session, open_session
 from sparkdl.bench.step_trials import step_trial
@@ -26,6 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 TRIALS: dict[str, Callable[[Session, str, dict[str, Any]], Trial]] = {
     "allreduce": allreduce_trial,
+    "feed": feed_trial,
     "step": step_trial,
 }
 

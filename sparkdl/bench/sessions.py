@@ -120,4 +120,8 @@ _OPENERS = {
     "gloo tuned": _open_gloo,
     "mpi": _open_mpi,
     "horovod": _open_horovod,
+    "feed": _open_nothing,
+    "feed of petastorm": _open_nothing,
+    "feed of arrow": _open_nothing,
+    "feed of torch": _open_nothing,
 }

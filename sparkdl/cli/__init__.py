@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from sparkdl import __version__
-from sparkdl.bench import allreduce, step
+from sparkdl.bench import allreduce, feed, step
 from sparkdl.cli import demo, run
 from sparkdl.errors import SparkdlError
 
@@ -46,4 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     command = benchmarks.add_parser("step", help="time a training step against Gloo and Horovod")
     step.add_arguments(command)
     command.set_defaults(run=step.run)
+    command = benchmarks.add_parser("feed", help="time reading Parquet against Petastorm, pyarrow and torch")
+    feed.add_arguments(command)
+    command.set_defaults(run=feed.run)
     return parser

@@ -1,0 +1,200 @@
+"""``sparkdl bench feed``: the time to read Parquet into batches of tensors, by each contender.
+
+Runs where it is called; every contender is a process of this machine. The files are written anew for each run, to a
+temporary folder, and are read from the system's file cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkdl.bench.contest import Case, Contest, Measured, hold
+from sparkdl.bench.feed_contenders import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES
+from sparkdl.bench.feed_files import TABLES, write_table
+from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.report import format_table, format_time, percentile, ratios, write_report
+from sparkdl.errors import ParamError
+
+LIBRARIES = {
+    "sparkdl": "feed",
+    "petastorm": "feed of petastorm",
+    "arrow": "feed of arrow",
+    "torch": "feed of torch",
+}
+"""The contenders, and the library that the process of each opens."""
+
+SHUFFLE_ROWS = 50_000
+
+CASES = {
+    "28 floats": ("28 floats", 0, False),
+    "28 floats, shuffled": ("28 floats", SHUFFLE_ROWS, False),
+    "list of 784 floats": ("list of 784 floats", 0, False),
+    "list of 784 floats, shuffled": ("list of 784 floats", SHUFFLE_ROWS, False),
+    "training the demo's network": ("digits", 0, True),
+}
+"""By name the table, the rows of the shuffle buffer, and whether every batch is trained on."""
+
+_LEGEND = (
+    f"Batches of {BATCH_SIZE} rows as tensors, {NUM_THREADS} reader threads each. petastorm: its BatchedDataLoader\n"
+    "over make_batch_reader. arrow: a loop over read_row_group that fills a matrix and cuts it; it does not shuffle.\n"
+    "torch: DataLoader over rows that lie in memory before the time counts. memory: the peak above what the process\n"
+    "took before it read. waiting: the share of the time in which no batch was there. sparkdl is 0.50x: it takes half\n"
+    "as long as that contender."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument(
+        "--against",
+        default=",".join(name for name in LIBRARIES if name != "sparkdl"),
+        help="contenders beside sparkdl, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="how long to measure each contender at each case, about (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="how many times the usual rows to read (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report that was asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work.
+        RankError: if a contender failed, or did not read every row once.
+    """
+    if not arguments.seconds > 0 or not 0 < arguments.scale <= 100:
+        raise ParamError(
+            f"--seconds {arguments.seconds:g} --scale {arguments.scale:g}: use more than 0, and at most 100 times "
+            "the rows."
+        )
+    check_output_arguments(("--json", arguments.json))
+    against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
+    wanted = {name: LIBRARIES[name] for name in ("sparkdl", *against)}
+    missing = missing_libraries([*wanted.values(), "torch"])
+    if "feed" in missing or "torch" in missing:
+        raise ParamError(f"sparkdl bench feed: {missing.get('torch') or missing['feed']}")
+    present = {name: library for name, library in wanted.items() if library not in missing}
+    with tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder:
+        print("writing the files ...", flush=True)
+        cases = make_cases(Path(folder), arguments.scale)
+        measured: dict[str, dict[str, Measured]] = {}
+        for case in cases:
+            shuffles = bool(case.settings["shuffle_rows"])
+            contest = Contest(
+                benchmark="feed",
+                world_size=1,
+                libraries={
+                    name: library for name, library in present.items() if not (shuffles and name == "arrow")
+                },
+                cases=[case],
+                seconds=arguments.seconds,
+                min_repetitions=1,
+            )
+            # New processes for every case: what one keeps of a case must not count in the next.
+            measured |= hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
+    rows = make_rows(cases, measured)
+    print(format_rows(rows))
+    print(_LEGEND)
+    reasons = {name: missing[library] for name, library in wanted.items() if library in missing}
+    for contender, reason in reasons.items():
+        print(f"{contender} is missing: {reason}")
+    if arguments.json is not None:
+        write_report(arguments.json, "feed", rows, reasons)
+    return 0
+
+
+def make_cases(folder: Path, scale: float) -> list[Case]:
+    """Write the tables and return the cases."""
+    settings = {
+        name: write_table(folder / str(index), table, scale)
+        for index, (name, table) in enumerate(TABLES.items())
+    }
+    return [
+        Case(
+            name=name,
+            settings={
+                **settings[table],
+                "shuffle_rows": max(1, round(shuffle_rows * scale)) if shuffle_rows else 0,
+                "trains": trains,
+            },
+        )
+        for name, (table, shuffle_rows, trains) in CASES.items()
+    ]
+
+
+def make_rows(cases: Sequence[Case], measured: Mapping[str, Mapping[str, Measured]]) -> list[dict[str, Any]]:
+    """One row per case and contender.
+
+    ``peak_bytes`` is memory above the process's own, ``bound_bytes`` what sparkdl was allowed, ``data_wait_share``
+    the median share of a pass that went into waiting for batches. ``ratio`` holds, for each other contender, its
+    median as a multiple of this row's.
+    """
+    rows = []
+    for case in cases:
+        medians = {name: statistics.median(found.times) for name, found in measured[case.name].items()}
+        for contender, found in measured[case.name].items():
+            results = [result for turn in found.results for result in turn]
+            waits = [wait for result in results for wait in result["waited_s"]]
+            settings = case.settings
+            row_bytes = 4 * (settings["num_floats"] or settings["list_length"] + 2)
+            rows.append(
+                {
+                    "case": case.name,
+                    "contender": contender,
+                    "repetitions": len(found.times),
+                    "median_s": medians[contender],
+                    "p90_s": percentile(found.times, 0.9),
+                    "rows": settings["num_rows"],
+                    "rows_per_s": settings["num_rows"] / medians[contender],
+                    "peak_bytes": max(result["peak_bytes"] for result in results),
+                    "bound_bytes": READ_AHEAD_BYTES + settings["shuffle_rows"] * row_bytes
+                    if contender == "sparkdl"
+                    else None,
+                    "data_wait_share": statistics.median(
+                        wait / duration for wait, duration in zip(waits, found.times, strict=True)
+                    ),
+                    "ratio": ratios(contender, medians),
+                }
+            )
+    return rows
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table that is printed; the ratio is sparkdl's time as a multiple of the row's."""
+    header = ("case", "contender", "median", "p90", "rows/s", "memory", "waiting", "sparkdl is")
+    table = []
+    for row in rows:
+        ours = next(
+            other["median_s"]
+            for other in rows
+            if other["case"] == row["case"] and other["contender"] == "sparkdl"
+        )
+        table.append(
+            (
+                row["case"],
+                row["contender"],
+                format_time(row["median_s"]),
+                format_time(row["p90_s"]),
+                f"{row['rows_per_s']:,.0f}",
+                f"{row['peak_bytes'] / 2**20:,.0f} MiB",
+                f"{row['data_wait_share']:.1%}",
+                f"{ours / row['median_s']:.2f}x",
+            )
+        )
+    return format_table(header, table)

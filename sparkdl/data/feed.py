@@ -20,6 +20,7 @@ from sparkdl.data.block_cache import BlockCache
 from sparkdl.data.blocks import BlockLayout
 from sparkdl.data.course import Course
 from sparkdl.data.feed_state import Identity, from_json, to_json
+from sparkdl.data.footer_cache import FooterCache
 from sparkdl.data.read_ahead import ReadAhead
 from sparkdl.data.row_filter import as_row_filter, count_rows
 from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
@@ -144,6 +145,7 @@ class ParquetFeed:
         self._shuffle = shuffle
         self._num_threads, self._read_timeout_s = num_threads, read_timeout_s
         self._read_ahead_bytes = read_ahead_bytes
+        self._footers = FooterCache()
         self._row_counts = self._count_rows(communicator)
         self._num_rows = sum(self._row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise once rows are filtered
@@ -275,7 +277,7 @@ class ParquetFeed:
             return self.dataset.row_counts
         from sparkdl.data.petastorm.reader import kept_rows_counter
 
-        count = kept_rows_counter(self.dataset, self._filter)
+        count = kept_rows_counter(self.dataset, self._filter, self._footers)
         counts = count_rows(len(self.dataset.row_groups), count, communicator)
         if not sum(counts):
             raise DataError(
@@ -319,6 +321,7 @@ class ParquetFeed:
             # A quarter is for rows that were shuffled.
             read_ahead_bytes=self._read_ahead_bytes * 3 // 4 if self._shuffle else self._read_ahead_bytes,
             timeout_s=self._read_timeout_s,
+            footers=self._footers,
             row_filter=self._filter,
             cache=self._cache,
             copies_cached=not self._shuffle,

@@ -13,8 +13,8 @@ import numpy as np
 from sparkdl.data.filesystems import Location, open_location
 from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
-from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool
+from sparkdl.data.petastorm.planned_piece import PlannedPiece
 from sparkdl.errors import DataError
 
 install()
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparkdl.data.blocks import Block, BlockLayout
     from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.epoch_plan import Part
+    from sparkdl.data.footer_cache import FooterCache
     from sparkdl.data.preparation import Preparation
     from sparkdl.data.row_filter import RowFilter
 
@@ -50,6 +51,7 @@ class ShardReader(Reader):
         read_ahead_bytes: what decoded row groups take at most, unless a single one takes more.
         timeout_s: seconds to wait for one row group.
         row_filter: which rows count, by default all.
+        footers: keeps footers of files.
         cache: keeps decoded row groups.
         copies_cached: whether blocks from the cache are the caller's to write into.
         preparation: makes the layout's columns of those that lie in the files, where they are not the same.
@@ -66,6 +68,7 @@ class ShardReader(Reader):
         num_threads: int,
         read_ahead_bytes: int,
         timeout_s: float,
+        footers: FooterCache,
         row_filter: RowFilter | None = None,
         cache: BlockCache | None = None,
         copies_cached: bool = True,
@@ -90,7 +93,7 @@ class ShardReader(Reader):
             # The columns as Arrow decodes them, and the block that is made from them.
             lambda request: 2 * layout.row_bytes * int(request["expected_rows"]),
         )
-        pieces = {row_group: _piece(dataset, location, row_group) for row_group, _ in shard}
+        pieces = {row_group: _piece(dataset, location, row_group, footers) for row_group, _ in shard}
         requests = [
             {
                 "piece_index": row_group,
@@ -148,12 +151,14 @@ class ShardReader(Reader):
             self.stop()
 
 
-def kept_rows_counter(dataset: ParquetDataset, row_filter: RowFilter) -> Callable[[int], int]:
+def kept_rows_counter(
+    dataset: ParquetDataset, row_filter: RowFilter, footers: FooterCache
+) -> Callable[[int], int]:
     """Return a function that reads a row group's columns of a filter and counts the rows that pass it."""
     location = open_location(dataset.url)
 
     def count(row_group: int) -> int:
-        piece = _piece(dataset, location, row_group)
+        piece = _piece(dataset, location, row_group, footers)
         try:
             return len(row_filter.rows_kept(piece.read(columns=list(row_filter.columns))))
         except Exception as error:
@@ -162,9 +167,9 @@ def kept_rows_counter(dataset: ParquetDataset, row_filter: RowFilter) -> Callabl
     return count
 
 
-def _piece(dataset: ParquetDataset, location: Location, row_group: int) -> ParquetDatasetPiece:
+def _piece(dataset: ParquetDataset, location: Location, row_group: int, footers: FooterCache) -> PlannedPiece:
     group = dataset.row_groups[row_group]
-    return ParquetDatasetPiece(f"{location.path}/{group.path}", location.open_file, row_group=group.index)
+    return PlannedPiece(f"{location.path}/{group.path}", location.open_file, group.index, footers)
 
 
 def _schema_of(

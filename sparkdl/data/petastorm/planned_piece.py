@@ -1,0 +1,40 @@
+"""A row group of the shard plan, for Petastorm's worker to read. Runs on the reader threads of every *rank*."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from sparkdl.data.footer_cache import FooterCache
+
+
+class PlannedPiece(ParquetDatasetPiece):
+    """One row group of a file whose footer is parsed once for all of them.
+
+    Args:
+        path: path of the file.
+        open_file: opens a path.
+        row_group: number of the row group inside the file.
+        footers: keeps footers.
+    """
+
+    def __init__(
+        self, path: str, open_file: Callable[[str], Any], row_group: int, footers: FooterCache
+    ) -> None:
+        super().__init__(path, open_file, row_group=row_group)
+        self._footers = footers
+
+    def read(
+        self, columns: Sequence[str] | None = None, use_threads: bool = True, partitions: Any = None, **_: Any
+    ) -> pa.Table:
+        """Return the rows as a table."""
+        assert partitions is None, "planned datasets have no partition folders"
+        names = None if columns is None else list(columns)
+        with self.open_file_func(self.path) as source, self._footers.open(self.path, source) as file:
+            return file.read_row_group(self.row_group, columns=names, use_threads=use_threads)

@@ -31,7 +31,7 @@ class FooterCache:
         self._lock = threading.Lock()
 
     def open(self, path: str, source: Any) -> pq.ParquetFile:
-        """Return a file that is open for reading as Parquet.
+        """Return a file that is open for reading as Parquet, with its pages checked by their checksums.
 
         Args:
             path: its name here.
@@ -47,8 +47,8 @@ class FooterCache:
             kept = self._footers.get(path)
             if kept is not None and kept[0] == raw:
                 self._footers.move_to_end(path)
-                return pq.ParquetFile(source, metadata=kept[1])
-        file = pq.ParquetFile(source)
+                return pq.ParquetFile(source, metadata=kept[1], page_checksum_verification=True)
+        file = pq.ParquetFile(source, page_checksum_verification=True)
         self._keep(path, raw, file.metadata)
         return file
 

@@ -27,7 +27,7 @@ class Session:
         """Open the engines; all ranks do so at once.
 
         Args:
-            world: the communicator of all ranks; taken over.
+            world: the communicator of all ranks; taken over once this has succeeded.
             process_sets: the ranks of further process sets, each sorted.
 
         Raises:
@@ -38,14 +38,19 @@ class Session:
         self._lock = threading.Lock()
         self._next_id = 1
         self._marks_cycles = False
+        for ranks in process_sets:
+            self._check(ranks)
         try:
             world.barrier(name=f"process sets {[list(ranks) for ranks in process_sets]}")
         except MismatchError as error:
-            world.close()
             raise ValueError(f"Horovod could not be initialized: {error}") from error
         self._engines = {0: Engine(world, make_stand_in)}
-        for ranks in process_sets:
-            self._open(self._reserve(tuple(ranks)))
+        try:
+            for ranks in process_sets:
+                self._open(self._reserve(tuple(ranks)))
+        except BaseException:
+            self.close()
+            raise
 
     def id_of(self, ranks: Sequence[int]) -> int | None:
         """The number of the process set with exactly these ranks, if there is one."""

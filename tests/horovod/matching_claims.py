@@ -154,6 +154,14 @@ def claim_every_mismatch_is_named_alike_on_all_ranks() -> None:
             "One rank sent a tensor of rank 0, but another rank sent a tensor of rank 1",
         ),
         (
+            lambda: hvd.alltoall(torch.ones(2) if rank else torch.tensor(1.0), name="m"),
+            "One rank sent a tensor of rank 0, but another rank sent a tensor of rank 1",
+        ),
+        (
+            lambda: hvd.alltoall(torch.tensor(1.0), name="m"),
+            "Process-set rank zero tried to ALLTOALL a rank-zero tensor",
+        ),
+        (
             lambda: hvd.broadcast(numbers, rank, name="m"),
             "Mismatched BROADCAST root ranks: One rank specified root rank 0, "
             "but another rank specified root rank 1",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
-from sparkdl.horovod.torch.session import session
+from sparkdl.horovod.torch.current_session import session
 
 NUM_ROUNDS = 6
 NAMES_PER_ROUND = 12

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
-from sparkdl.horovod.torch.session import session
 from tests.torch.training_examples import batch, loss_of, model
 
 

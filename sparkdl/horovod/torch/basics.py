@@ -14,9 +14,10 @@ from typing import Any
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
 from sparkdl.collective import Communicator, StallCheck, all_gather_bytes, current_communicator
 from sparkdl.errors import LaunchError
+from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set, ranks_of_comm
-from sparkdl.horovod.torch.session import Session, begin_session, end_session, has_session, session
+from sparkdl.horovod.torch.session import Session
 from sparkdl.horovod.torch.timeline import start_timeline_of
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
@@ -14,7 +15,6 @@ from sparkdl.horovod.torch.operations.target import check_tensors, find_target, 
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.reduce_ops import Average
 from sparkdl.horovod.torch.requests.broadcast import BroadcastRequest
-from sparkdl.horovod.torch.session import session
 
 
 def broadcast(

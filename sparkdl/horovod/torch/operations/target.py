@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from sparkdl.horovod.torch.current_session import engine_for
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
 from sparkdl.horovod.torch.process_sets import ProcessSet
 from sparkdl.horovod.torch.reduce_ops import Average
 from sparkdl.horovod.torch.requests.host_memory import AVERAGED_DTYPES, REDUCED_DTYPES
-from sparkdl.horovod.torch.session import engine_for
 
 
 def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tuple[Engine, str]:

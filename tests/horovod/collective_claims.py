@@ -122,12 +122,16 @@ def claim_grouped_allreduce_takes_several_dtypes() -> None:
     reduced = hvd.grouped_allreduce(own, op=hvd.Sum)
     assert [tensor.tolist() for tensor in reduced] == [[3, 3], [1], [2, 2, 2]]
     assert own[1].tolist() == [hvd.rank()]
-    assert hvd.grouped_allreduce_(own, op=hvd.Sum, name="group")[0] is own[0]
+    in_place = hvd.grouped_allreduce_(own, op=hvd.Sum, name="group")
+    assert isinstance(in_place, tuple)
+    assert in_place[0] is own[0]
     assert own[1].tolist() == [1]
     outputs = hvd.synchronize(hvd.grouped_allreduce_async(own, op=hvd.Max))
     assert isinstance(outputs, tuple)
     assert hvd.synchronize(hvd.grouped_allreduce_async_(own, op=hvd.Max))[2] is own[2]
     assert hvd.grouped_allreduce([], op=hvd.Sum) == []
+    with pytest.raises(hvd.HorovodInternalError, match="must be on same device"):
+        hvd.grouped_allreduce([torch.ones(1), torch.ones(1, device="meta")])
 
 
 def claim_allgather_joins_unequal_first_dimensions() -> None:
@@ -137,6 +141,7 @@ def claim_allgather_joins_unequal_first_dimensions() -> None:
     assert hvd.allgather(torch.empty(0, 5)).shape == (0, 5)
     assert hvd.allgather(own.t().contiguous().t()).tolist() == [[0, 0], [1, 1], [1, 1]]
     both = hvd.grouped_allgather([own, torch.tensor([True] * 2)])
+    assert isinstance(both, tuple)
     assert [tuple(tensor.shape) for tensor in both] == [(3, 2), (4,)]
     assert both[1].dtype == torch.bool
     with pytest.raises(hvd.HorovodInternalError, match="rank-zero tensor"):

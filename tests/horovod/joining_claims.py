@@ -20,6 +20,17 @@ def claim_joined_ranks_give_zeros() -> None:
         assert hvd.join() == 1 - first
 
 
+def claim_adasum_takes_joined_ranks_for_zeros() -> None:
+    own = torch.tensor([[3.0, -4.0], [0.5, 2.0]])
+    for first in (0, 1):
+        if hvd.rank() != first:
+            assert hvd.allreduce(own, name="adasum", op=hvd.Adasum).tolist() == own.tolist()
+            group = [own.bfloat16(), own.t(), torch.tensor(2.0).double(), torch.ones(0)]
+            reduced = hvd.grouped_allreduce(group, op=hvd.Adasum)
+            assert [tensor.tolist() for tensor in reduced] == [tensor.tolist() for tensor in group]
+        hvd.join()
+
+
 def claim_what_needs_all_ranks_fails_while_one_has_joined() -> None:
     tensor = torch.ones(4)
     if hvd.rank() == 0:
@@ -28,7 +39,6 @@ def claim_what_needs_all_ranks_fails_while_one_has_joined() -> None:
             (lambda: hvd.alltoall(tensor), "Alltoall is not supported with Join at this time"),
             (lambda: hvd.broadcast(tensor, 0), "Broadcast is not supported with Join at this time"),
             (lambda: hvd.reducescatter(tensor), "Reducescatter is not supported with Join at this time"),
-            (lambda: hvd.allreduce(tensor, op=hvd.Adasum), "Adasum is not supported with Join at this time"),
         ):
             with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
                 call()
@@ -54,6 +64,7 @@ def claim_what_was_asked_before_joining_still_runs() -> None:
     else:
         # Rank 0 cannot have joined before "late" has run, and gives zeros here all the same.
         assert hvd.allreduce(torch.ones(3), name="meanwhile", op=hvd.Sum).tolist() == [1.0] * 3
+        assert hvd.allreduce(torch.ones(3), name="adasum", op=hvd.Adasum).tolist() == [1.0] * 3
         hvd.barrier()
         assert hvd.allreduce(torch.ones(2), name="late", op=hvd.Sum).tolist() == [2.0] * 2
         hvd.join()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
-from sparkdl.horovod.torch.session import session
+from sparkdl.horovod.torch.current_session import session
 
 NUM_ROUNDS = 6
 NAMES_PER_ROUND = 12
@@ -152,6 +152,14 @@ def claim_every_mismatch_is_named_alike_on_all_ranks() -> None:
         (
             lambda: hvd.allgather(torch.ones(2) if rank else torch.tensor(1.0), name="m"),
             "One rank sent a tensor of rank 0, but another rank sent a tensor of rank 1",
+        ),
+        (
+            lambda: hvd.alltoall(torch.ones(2) if rank else torch.tensor(1.0), name="m"),
+            "One rank sent a tensor of rank 0, but another rank sent a tensor of rank 1",
+        ),
+        (
+            lambda: hvd.alltoall(torch.tensor(1.0), name="m"),
+            "Process-set rank zero tried to ALLTOALL a rank-zero tensor",
         ),
         (
             lambda: hvd.broadcast(numbers, rank, name="m"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from operator import le
 
 import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.collective import current_communicator
-from sparkdl.horovod.torch import mpi_ops
+from tests.collective.eventually import eventually
 
 
 def rank_of_launcher() -> int:
@@ -78,7 +80,32 @@ def claim_static_process_sets_are_opened_with_init() -> None:
     with pytest.raises(ValueError, match="runs without"):
         hvd.init(process_sets=[hvd.ProcessSet([])])
     hvd.shutdown()
-    hvd.init(process_sets="dynamic")
+    with pytest.raises(ValueError, match="'static' names no process sets"):
+        hvd.init(process_sets="static")
+    hvd.init(process_sets="Dynamic")
+
+
+def claim_an_init_that_fails_leaves_nothing_open() -> None:
+    hvd.shutdown()
+    unwritable = f"{__file__}/below a file"
+    open_before = count_open()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="within 0 to 1"):
+            hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0, 99])])
+        assert not hvd.is_initialized()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOROVOD_TIMELINE", unwritable)
+            with pytest.raises(ValueError, match="cannot be written"):
+                hvd.init(process_sets=[hvd.ProcessSet([1])])
+        assert not hvd.is_initialized()
+    assert eventually(lambda: all(map(le, count_open(), open_before)), timeout_s=20.0), count_open()
+    hvd.init()
+    hvd.barrier()
+
+
+def count_open() -> tuple[int, int]:
+    """Descriptors and threads of this rank."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
 def claim_init_takes_some_of_the_ranks() -> None:
@@ -122,5 +149,5 @@ def claim_process_sets_may_be_made_from_communicators_of_mpi4py() -> None:
 
 
 def claim_horovods_module_of_collectives_is_there() -> None:
-    assert mpi_ops.allreduce_async_ is hvd.allreduce_async_
-    assert mpi_ops.synchronize is hvd.synchronize
+    assert hvd.mpi_ops.allreduce_async_ is hvd.allreduce_async_
+    assert hvd.mpi_ops.synchronize is hvd.synchronize

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
-from sparkdl.horovod.torch.session import session
 from tests.torch.training_examples import batch, loss_of, model
 
 
@@ -154,6 +154,21 @@ def claim_elastic_training_goes_on_from_the_last_commit_after_a_failure() -> Non
     assert train(state, num_steps=4) == "done"
     assert resets == [2]
     assert history == [(0, 2.0), (1, 4.0), (2, 6.0), (3, 8.0)]
+
+
+def claim_states_of_users_may_be_as_bare_as_with_horovod() -> None:
+    state = hvd.elastic.State(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
+    for method in (state.save, state.restore, state.sync, state.commit):
+        with pytest.raises(NotImplementedError):
+            method()
+
+    class Kept(hvd.elastic.State):
+        def save(self) -> None:
+            self.kept = self._bcast_object(self._rank())
+
+    own = Kept(hvd.broadcast_object, hvd.rank)
+    own.commit()
+    assert own.kept == 0
 
 
 def claim_batch_norm_over_ranks_equals_that_of_one_process() -> None:

@@ -21,7 +21,7 @@ TWO_RANKS = [
     "tests.horovod.session_claims",
     "tests.horovod.timeline_claims",
 ]
-THREE_RANKS = ["tests.horovod.process_set_claims"]
+THREE_RANKS = ["tests.horovod.process_set_claims", "tests.horovod.sampler_claims"]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 import sparkdl.horovod.torch as hvd
 from sparkdl.collective import StallCheck
 from sparkdl.errors import ParamError
-from sparkdl.horovod.torch.session import session
+from sparkdl.horovod.torch.current_session import session
 from tests.collective.eventually import eventually
 from tests.collective.trace_file import TraceFile
 

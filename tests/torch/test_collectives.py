@@ -10,7 +10,8 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sparkdl.errors import MismatchError, ParamError
-from tests.torch.claims import claims_in, run_claims
+from tests.claims import claims_in
+from tests.torch.claims import run_claims
 
 DTYPES = (
     torch.float32,

@@ -15,8 +15,9 @@ from torch import nn
 from sparkdl.collective import current_communicator
 from sparkdl.errors import RankLostError
 from sparkdl.torch import DataParallel
+from tests.claims import claims_in
 from tests.run_ranks import RankEnvironment, run_ranks
-from tests.torch.claims import claims_in, run_claims
+from tests.torch.claims import run_claims
 from tests.torch.training_examples import (
     NUM_STEPS,
     batch,

@@ -10,7 +10,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.torch.claims import claims_in, run_claims
+from tests.claims import claims_in
+from tests.torch.claims import run_claims
 from tests.torch.training_examples import batch, joined_batch, loss_of, model
 
 

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.torch.claims import claims_in, run_claims
+from tests.claims import claims_in
+from tests.torch.claims import run_claims
 from tests.torch.training_examples import (
     NUM_STEPS,
     batch,

@@ -160,3 +160,6 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+# Horovod's users find it as `hvd.mpi_ops`; it takes what stands above.
+from sparkdl.horovod.torch import mpi_ops  # noqa: F401

@@ -14,9 +14,10 @@ from typing import Any
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
 from sparkdl.collective import Communicator, StallCheck, all_gather_bytes, current_communicator
 from sparkdl.errors import LaunchError
+from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set, ranks_of_comm
-from sparkdl.horovod.torch.session import Session, begin_session, end_session, has_session, session
+from sparkdl.horovod.torch.session import Session
 from sparkdl.horovod.torch.timeline import start_timeline_of
 
 
@@ -28,22 +29,28 @@ def init(comm: Iterable[int] | Any = None, process_sets: Sequence[ProcessSet] | 
 
     Args:
         comm: the numbers of the ranks that take part, or an mpi4py communicator of them; all of them if None.
-        process_sets: process sets to open, the same on all ranks. ``"dynamic"``, with which Horovod allows
-            ``add_process_set`` later, is taken; it is allowed in any case.
+        process_sets: process sets to open, the same on all ranks; or ``"dynamic"``, with which Horovod allows
+            ``add_process_set`` later, as is allowed here in any case.
 
     Raises:
         LaunchError: if this process is no rank: nothing opened a communicator for it.
-        ValueError: if process sets occur twice, name ranks that do not exist, or differ between ranks.
+        ValueError: if process sets occur twice, name ranks that do not exist, or differ between ranks, or if the
+            timeline cannot be written. Nothing is left open then.
     """
-    wanted = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    wanted = _list_process_sets(process_sets)
     if not has_session():
         world = _open_world(comm)
-        by_comm = _gather_by_comm(world, [ps for ps in wanted if ps.ranks is None])
-        by_ranks = [ps.ranks for ps in wanted if ps.ranks is not None and ps.mpi_comm is None]
-        _check_distinct(world, wanted)
-        begin_session(Session(world, [*by_comm, *by_ranks]))
+        try:
+            by_comm = _gather_by_comm(world, [ps for ps in wanted if ps.ranks is None])
+            by_ranks = [ps.ranks for ps in wanted if ps.ranks is not None and ps.mpi_comm is None]
+            _check_distinct(world, wanted)
+            begin_session(Session(world, [*by_comm, *by_ranks]))
+            start_timeline_of(os.environ)
+        except BaseException:
+            end_session()
+            world.close()
+            raise
         atexit.register(shutdown)
-        start_timeline_of(os.environ)
     global_process_set.ranks = list(session().ranks_of[0])
     for process_set in wanted:
         process_set.process_set_id = session().id_of(process_set.ranks or [])
@@ -101,6 +108,16 @@ def is_homogeneous() -> bool:
     return len({len(topology.ranks_on(host)) for host in range(topology.num_hosts)}) == 1
 
 
+def _list_process_sets(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(
+                f"process_sets={process_sets!r} names no process sets; give a list of hvd.ProcessSet, or 'dynamic'."
+            )
+        return []
+    return list(process_sets or [])
+
+
 def _open_world(comm: Iterable[int] | Any) -> Communicator:
     launched = current_communicator()
     if launched is None:
@@ -141,7 +158,6 @@ def _check_distinct(world: Communicator, process_sets: Sequence[ProcessSet]) -> 
     seen = [list(range(world.world_size))]
     for number, process_set in enumerate(process_sets):
         if process_set.ranks in seen:
-            world.close()
             raise ValueError(
                 "Horovod could not be initialized because process_sets entry number "
                 f"{number} is a duplicate: {process_set}"

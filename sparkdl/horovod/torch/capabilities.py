@@ -6,7 +6,7 @@ import importlib.util
 
 import torch
 
-from sparkdl.horovod.torch.session import has_session, session
+from sparkdl.horovod.torch.current_session import has_session, session
 
 
 def mpi_built() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparkdl.horovod.torch.session import session
+from sparkdl.horovod.torch.current_session import session
 
 _NEEDS_RANKS = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
 

@@ -1,4 +1,4 @@
-"""What ``init`` opens and ``shutdown`` closes: the engines of the process sets. One per process."""
+"""What ``init`` opens and ``shutdown`` closes: the engines of the process sets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from collections.abc import Callable, Sequence
 from sparkdl.collective import Communicator
 from sparkdl.errors import MismatchError
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.exceptions import HorovodInternalError
 from sparkdl.horovod.torch.requests.meeting import BarrierRequest
 from sparkdl.horovod.torch.requests.stand_in import make_stand_in
-
-NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
 class Session:
@@ -27,7 +24,7 @@ class Session:
         """Open the engines; all ranks do so at once.
 
         Args:
-            world: the communicator of all ranks; taken over.
+            world: the communicator of all ranks; taken over once this has succeeded.
             process_sets: the ranks of further process sets, each sorted.
 
         Raises:
@@ -38,14 +35,19 @@ class Session:
         self._lock = threading.Lock()
         self._next_id = 1
         self._marks_cycles = False
+        for ranks in process_sets:
+            self._check(ranks)
         try:
             world.barrier(name=f"process sets {[list(ranks) for ranks in process_sets]}")
         except MismatchError as error:
-            world.close()
             raise ValueError(f"Horovod could not be initialized: {error}") from error
         self._engines = {0: Engine(world, make_stand_in)}
-        for ranks in process_sets:
-            self._open(self._reserve(tuple(ranks)))
+        try:
+            for ranks in process_sets:
+                self._open(self._reserve(tuple(ranks)))
+        except BaseException:
+            self.close()
+            raise
 
     def id_of(self, ranks: Sequence[int]) -> int | None:
         """The number of the process set with exactly these ranks, if there is one."""
@@ -147,48 +149,3 @@ class Session:
             engine = Engine(communicator, make_stand_in)
             engine.marks_cycles = self._marks_cycles
             self._engines[number] = engine
-
-
-_session: Session | None = None
-
-
-def begin_session(session: Session) -> None:
-    """Make a session that of this process."""
-    global _session  # noqa: PLW0603  # Horovod's interface is one per process
-    _session = session
-
-
-def end_session() -> None:
-    """Close this process's session, if there is one."""
-    global _session  # likewise
-    session, _session = _session, None
-    if session is not None:
-        session.close()
-
-
-def has_session() -> bool:
-    """``init`` has been called, and ``shutdown`` not since."""
-    return _session is not None
-
-
-def session() -> Session:
-    """The session of this process.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if _session is None:
-        raise ValueError(NOT_INITIALIZED)
-    return _session
-
-
-def engine_for(process_set_id: int | None, operation: str) -> Engine:
-    """The engine of a process set, for an operation on tensors.
-
-    Raises:
-        HorovodInternalError: if ``init`` has not been called.
-        ValueError: if there is no such process set, or this rank is not in it.
-    """
-    if _session is None:
-        raise HorovodInternalError(NOT_INITIALIZED)
-    return _session.engine(process_set_id, operation)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from sparkdl.collective.byte_exchange import broadcast_bytes
-from sparkdl.horovod.torch.session import session
+from sparkdl.horovod.torch.current_session import session
 
 logger = logging.getLogger(__name__)
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
 
-class State(ABC):
-    """Variables of a training, kept in memory as they were at the last commit.
+class State:
+    """Variables of a training, kept in memory as they were at the last commit. Subclasses know which.
 
-    Attributes:
-        broadcast_object: gives rank 0's object to all ranks.
+    Args:
+        bcast_object: gives rank 0's object to all ranks.
         get_rank: the number of this rank.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
-        self.broadcast_object = bcast_object
-        self.get_rank = get_rank
+        # Horovod's names, which states of users know.
+        self._bcast_object = bcast_object
+        self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -35,22 +35,22 @@ class State(ABC):
         self.save()
         self.check_host_updates()
 
-    def check_host_updates(self) -> None:  # noqa: B027  # there for programs that call it
+    def check_host_updates(self) -> None:
         """Nothing: hosts do not come and go. Horovod interrupts the training here when they did."""
 
-    @abstractmethod
     def save(self) -> None:
         """Remember the variables as they are now, on this rank."""
+        raise NotImplementedError
 
-    @abstractmethod
     def restore(self) -> None:
         """Set the variables to what was remembered."""
+        raise NotImplementedError
 
-    @abstractmethod
     def sync(self) -> None:
         """Set the variables of all ranks to rank 0's, and remember them."""
+        raise NotImplementedError
 
-    def reset(self) -> None:  # noqa: B027  # most states have nothing to do
+    def reset(self) -> None:
         """What a subclass does when the ranks begin again."""
 
 
@@ -76,7 +76,7 @@ class ObjectState(State):
     def sync(self) -> None:
         """See :class:`State`."""
         if self._saved_state:
-            self._saved_state = self.broadcast_object(self._saved_state)
+            self._saved_state = self._bcast_object(self._saved_state)
             self._set_attributes()
 
     def _set_attributes(self) -> None:

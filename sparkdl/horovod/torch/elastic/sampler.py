@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sized
+from itertools import cycle, islice
 from typing import Any
 
 import torch.utils.data
@@ -12,7 +13,7 @@ from sparkdl.horovod.torch.basics import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Gives each rank equally many indices; some twice where it does not come out even.
+    """Gives each rank equally many indices; some more than once where it does not come out even.
 
     Call ``record_batch`` after every batch and ``set_epoch`` at the end of every epoch, and have a
     :class:`~sparkdl.horovod.torch.elastic.TorchState` keep the sampler: then an epoch that is taken up again goes on
@@ -76,8 +77,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        repeated = self.remaining_indices[: self.total_size - len(self.remaining_indices)]
-        return iter((self.remaining_indices + repeated)[self.rank : self.total_size : self.num_replicas])
+        return islice(cycle(self.remaining_indices), self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
         return self.num_samples

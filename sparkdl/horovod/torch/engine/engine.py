@@ -1,28 +1,20 @@
-"""Runs the requests of one process set, in an order on which its ranks agree without being asked.
+"""Runs the requests of one process set, on whatever thread waits for one of them.
 
-Every rank runs its oldest request, under a name that says all that the ranks must agree on. Where they do agree,
-which is nearly always, that is all. Where they do not, the communicator tells all of them so and has done nothing;
-they then exchange lists of what they have, and run what all of them have in the order of the first rank.
-
-Whoever waits for a request runs the engine meanwhile, so that an operation which somebody waits for does not pass
-from thread to thread. What nobody waits for is run by a thread of the engine's own.
+So an operation that somebody waits for does not pass from thread to thread. What nobody waits for is run by a thread
+of the engine's own.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl.collective import Communicator, Deadline
-from sparkdl.errors import CommunicatorTimeoutError, MismatchError
-from sparkdl.horovod.torch.engine.description import Description, Kind
-from sparkdl.horovod.torch.engine.exchange import exchange_outstanding
-from sparkdl.horovod.torch.engine.plan import Step, missing_ranks, plan_steps
+from sparkdl.collective import Communicator
+from sparkdl.horovod.torch.engine.agreement import Agreement
+from sparkdl.horovod.torch.engine.description import Description
+from sparkdl.horovod.torch.engine.outstanding import Outstanding
 from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.engine.stalls import StallWatch
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
 
 # How long the engine's thread leaves new requests to whoever may come to wait for them; Horovod's cycle time.
@@ -32,10 +24,6 @@ _GRACE_S = 1.0
 _CYCLE_MARK = "CYCLE_START"
 """What Horovod calls the beginning of a cycle in a timeline."""
 
-_DUPLICATE_NAME = (
-    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
-    "being processed.  If you want to request another tensor, use a different tensor name."
-)
 _SHUT_DOWN = "Horovod has been shut down."
 
 
@@ -58,11 +46,6 @@ class Engine:
         """
         self.communicator = communicator
         self.marks_cycles = False
-        self._make_stand_in = make_stand_in
-        self._stalls = StallWatch(communicator.name, communicator.stall_check.warn_after_s)
-        self._outstanding: dict[str, Request[Any]] = {}
-        self._numbers: Counter[str] = Counter()
-        self._failure: HorovodInternalError | None = None
         self._num_waiting = 0
         self._is_driven = False
         lock = threading.Lock()
@@ -70,15 +53,15 @@ class Engine:
         """Tells the engine's thread that there may be something to run."""
         self._completed = threading.Condition(lock)
         """Tells those who wait that something is done, or that nobody drives the engine."""
+        self._outstanding = Outstanding(self._completed)
+        self._agreement = Agreement(communicator, self._outstanding, make_stand_in)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"horovod {communicator.name}", daemon=True)
         self._thread.start()
 
     def next_number(self, prefix: str) -> int:
         """Count the requests without a name, so that they are matched in the order of submission."""
-        with self._submitted:
-            self._numbers[prefix] += 1
-            return self._numbers[prefix]
+        return self._outstanding.next_number(prefix)
 
     def submit(self, request: Request[Any], *, will_wait: bool = False) -> None:
         """Take a request, to be run after those that are here.
@@ -91,14 +74,11 @@ class Engine:
             ValueError: if a request of this name is outstanding.
             HorovodInternalError: if the engine has failed or is closed.
         """
-        with self._submitted:
-            if self._failure is not None:
-                raise HorovodInternalError(str(self._failure)) from self._failure
-            if request.description.name in self._outstanding:
-                raise ValueError(_DUPLICATE_NAME)
-            self._outstanding[request.description.name] = request
-            if not will_wait and not self._is_driven:
-                self._submitted.notify()
+        self._outstanding.add(request)
+        if not will_wait:
+            with self._submitted:
+                if not self._is_driven:
+                    self._submitted.notify()
 
     def wait(self, request: Request[Any]) -> None:
         """Run what is outstanding until ``request`` is done, or let another thread do it.
@@ -116,22 +96,22 @@ class Engine:
 
     def close(self) -> None:
         """Fail what is outstanding, here and on the other ranks, and close the communicator."""
+        shut_down = HorovodInternalError(_SHUT_DOWN)
+        self._outstanding.refuse_more(shut_down)
+        names = [description.name for description in self._outstanding.describe()]
         with self._submitted:
-            outstanding = list(self._outstanding)
-            if self._failure is None:
-                self._failure = HorovodInternalError(_SHUT_DOWN)
             self._closing.set()
             self._submitted.notify()
             # What all ranks have asked for is about to end by itself.
             is_free = self._completed.wait_for(lambda: not self._is_driven, _GRACE_S)
         if not is_free:
             self.communicator.abort(
-                f"rank {self.communicator.rank} shut Horovod down while it had {', '.join(outstanding)}"
+                f"rank {self.communicator.rank} shut Horovod down while it had {', '.join(names)}"
             )
         with self._completed:
             self._completed.wait_for(lambda: not self._is_driven)
             self._is_driven = True
-        self._fail_outstanding(self._failure)
+        self._outstanding.fail(shut_down)
         self.communicator.close()
         self._leave()
         self._thread.join()
@@ -149,7 +129,7 @@ class Engine:
             self._leave()
 
     def _can_begin(self) -> bool:
-        return self._closing.is_set() or (bool(self._outstanding) and not self._is_driven)
+        return self._closing.is_set() or (len(self._outstanding) > 0 and not self._is_driven)
 
     def _take_turn(self, request: Request[Any]) -> bool:
         """Wait until this thread may drive the engine; False if ``request`` is done first."""
@@ -171,7 +151,7 @@ class Engine:
         with self._submitted:
             self._is_driven = False
             self._completed.notify_all()
-            if self._outstanding:
+            if len(self._outstanding) > 0:
                 self._submitted.notify()
 
     def _drive(self, is_over: Callable[[], bool]) -> None:
@@ -179,94 +159,17 @@ class Engine:
         if self.marks_cycles:
             self.communicator.telemetry.mark(self.communicator.name, _CYCLE_MARK)
         try:
-            while not is_over() and (request := self._oldest()) is not None:
-                self._run_oldest(request)
+            while not is_over() and self._agreement.run_oldest():
+                pass
         except Exception as error:  # the ranks cannot be known to be in step any more
             self._fail(error)
         except BaseException as error:
             self._fail(error)
             raise
 
-    def _oldest(self) -> Request[Any] | None:
-        with self._submitted:
-            return next(iter(self._outstanding.values()), None)
-
-    def _run_oldest(self, request: Request[Any]) -> None:
-        try:
-            request.match(self.communicator)
-        except MismatchError:
-            self._agree()
-        else:
-            self._complete(request)
-
-    def _agree(self) -> None:
-        """Run what all ranks have; wait until there is something."""
-        deadline = Deadline(self.communicator.timeout_s)
-        while True:
-            lists = exchange_outstanding(self.communicator, self._describe)
-            steps = plan_steps(lists)
-            missing = missing_ranks(lists)
-            self._stalls.note(missing)
-            if steps:
-                break
-            if deadline.expired:
-                waiting = "; ".join(f"{name} for ranks {ranks}" for name, ranks in missing.items())
-                raise CommunicatorTimeoutError(
-                    f"No request was made by all ranks for {deadline.timeout_s:g} s: {waiting} still to come."
-                )
-            time.sleep(_CYCLE_S)
-        for step in steps:
-            self._take(step)
-
-    def _describe(self) -> list[Description]:
-        with self._submitted:
-            return [request.description for request in self._outstanding.values()]
-
-    def _take(self, step: Step) -> None:
-        with self._submitted:
-            request = self._outstanding.get(step.description.name)
-        if step.error is not None:
-            if request is not None:
-                self._finish(request, HorovodInternalError(step.error))
-            return
-        if request is None:  # this rank has asked to join
-            stand_in = self._make_stand_in(step.description)
-            stand_in.match(self.communicator)
-            stand_in.complete(self.communicator)
-            return
-        request.match(self.communicator)
-        self._complete(request)
-
-    def _complete(self, request: Request[Any]) -> None:
-        try:
-            request.complete(self.communicator)
-        except HorovodInternalError as error:
-            self._finish(request, error)
-        else:
-            self._finish(request)
-
-    def _finish(self, request: Request[Any], error: BaseException | None = None) -> None:
-        with self._completed:
-            del self._outstanding[request.description.name]
-            if request.description.kind is Kind.JOIN:
-                # Ranks that had joined have not counted what the others ran without them.
-                self._numbers.clear()
-            request.error = error
-            request.done = True
-            if request.is_awaited:
-                self._completed.notify_all()
-
     def _fail(self, error: BaseException) -> None:
         if self.communicator.failure is None:
             self.communicator.abort(f"rank {self.communicator.rank} failed: {type(error).__name__}: {error}")
         failure = HorovodInternalError(f"{_SHUT_DOWN} {error}")
         failure.__cause__ = error
-        with self._completed:
-            self._failure = self._failure or failure
-        self._fail_outstanding(failure)
-
-    def _fail_outstanding(self, failure: HorovodInternalError) -> None:
-        with self._submitted:
-            outstanding = list(self._outstanding.values())
-        for request in outstanding:
-            self._finish(request, failure)
+        self._outstanding.fail(failure)

@@ -14,7 +14,6 @@ _WITHOUT_JOIN = {
     Kind.ALLTOALL: "Alltoall is not supported with Join at this time.",
     Kind.BROADCAST: "Broadcast is not supported with Join at this time.",
     Kind.REDUCESCATTER: "Reducescatter is not supported with Join at this time.",
-    Kind.ADASUM: "Adasum is not supported with Join at this time.",
 }
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.operations.target import check_tensors
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.requests.adasum import ADASUM_DTYPES
-from sparkdl.horovod.torch.session import session
 
 
 def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:

@@ -50,12 +50,12 @@ def allgather_async(
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """:func:`allgather` of several tensors as one operation."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(_Allgather.apply(name, process_set, *tensors))
-    gathered = run_now(*_grouped_request(tensors, name, process_set))
-    return list(gathered)
+        gathered: tuple[torch.Tensor, ...] = _Allgather.apply(name, process_set, *tensors)
+        return gathered
+    return run_now(*_grouped_request(tensors, name, process_set))
 
 
 def grouped_allgather_async(

@@ -11,7 +11,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.adasum import check_adasum
-from sparkdl.horovod.torch.operations.target import check_reducible, find_target
+from sparkdl.horovod.torch.operations.target import check_reducible, find_target, new_output
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.reduce_ops import Adasum, choose
 from sparkdl.horovod.torch.requests.adasum import SingleAdasumRequest
@@ -52,7 +52,7 @@ def allreduce(
     if compressed.requires_grad and torch.is_grad_enabled():
         reduced = _Allreduce.apply(compressed, name, *options)
     else:
-        reduced = run_now(*_request(compressed, _new(compressed), name, *options))
+        reduced = run_now(*_request(compressed, new_output(compressed), name, *options))
     return compression.decompress(reduced, ctx)
 
 
@@ -81,7 +81,7 @@ def allreduce_async(
 ) -> int:
     """Start :func:`allreduce`, without gradients; ``synchronize`` gives a new tensor."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_later(*_request(tensor, _new(tensor), name, *options))
+    return run_later(*_request(tensor, new_output(tensor), name, *options))
 
 
 def allreduce_async_(
@@ -102,7 +102,7 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *options: Any) -> torch.Tensor:
         ctx.options = options
-        reduced: torch.Tensor = run_now(*_request(tensor, _new(tensor), name, *options))
+        reduced: torch.Tensor = run_now(*_request(tensor, new_output(tensor), name, *options))
         return reduced
 
     @staticmethod
@@ -116,10 +116,6 @@ class _Allreduce(torch.autograd.Function):
             process_set=process_set,
         )
         return grad, None, None, None, None, None
-
-
-def _new(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _request(

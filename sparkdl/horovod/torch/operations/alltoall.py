@@ -9,7 +9,6 @@ import torch
 
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.exceptions import HorovodInternalError
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.target import check_tensors, find_target
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -78,11 +77,11 @@ def _request(
     tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
 ) -> tuple[Engine, Request[tuple[torch.Tensor, torch.Tensor]]]:
     check_tensors([tensor])
-    if tensor.dim() == 0:
-        raise HorovodInternalError("Process-set rank zero tried to ALLTOALL a rank-zero tensor.")
     engine, full_name = find_target(process_set, "Alltoall", name)
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
-    counts = _check_splits(splits, tensor.shape[0], engine.communicator.world_size)
+    world_size = engine.communicator.world_size
+    # A tensor without rows is refused once the ranks have met, so that none of them waits for this one.
+    counts = _check_splits(splits, tensor.shape[0], world_size) if tensor.dim() else [0] * world_size
     return engine, AlltoallRequest(full_name, tensor, counts, device)
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
+from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.allreduce import allreduce
-from sparkdl.horovod.torch.operations.target import check_tensors, find_target
+from sparkdl.horovod.torch.operations.target import check_tensors, find_target, new_output
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.reduce_ops import Average
 from sparkdl.horovod.torch.requests.broadcast import BroadcastRequest
-from sparkdl.horovod.torch.session import session
 
 
 def broadcast(
@@ -40,7 +40,7 @@ def broadcast(
     if tensor.requires_grad and torch.is_grad_enabled():
         received: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
         return received
-    return run_now(*_request(tensor, _new(tensor), root_rank, name, process_set))
+    return run_now(*_request(tensor, new_output(tensor), root_rank, name, process_set))
 
 
 def broadcast_(
@@ -60,7 +60,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`broadcast`, without gradients; ``synchronize`` gives a new tensor."""
-    return run_later(*_request(tensor, _new(tensor), root_rank, name, process_set))
+    return run_later(*_request(tensor, new_output(tensor), root_rank, name, process_set))
 
 
 def broadcast_async_(
@@ -79,7 +79,7 @@ class _Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        received: torch.Tensor = run_now(*_request(tensor, _new(tensor), root_rank, name, process_set))
+        received: torch.Tensor = run_now(*_request(tensor, new_output(tensor), root_rank, name, process_set))
         return received
 
     @staticmethod
@@ -87,10 +87,6 @@ class _Broadcast(torch.autograd.Function):
         grad = allreduce(grads[0], op=Average, process_set=ctx.process_set)
         own = grad if session().world.rank == ctx.root_rank else torch.zeros_like(grad)
         return own, None, None, None
-
-
-def _new(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _request(

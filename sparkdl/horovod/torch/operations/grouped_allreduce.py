@@ -12,7 +12,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.adasum import check_adasum
-from sparkdl.horovod.torch.operations.target import check_reducible, find_target
+from sparkdl.horovod.torch.operations.target import check_reducible, find_target, new_output
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.reduce_ops import Adasum, choose
 from sparkdl.horovod.torch.requests.adasum import GroupedAdasumRequest
@@ -50,7 +50,7 @@ def grouped_allreduce(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sent):
         reduced = _GroupedAllreduce.apply(name, options, *sent)
     else:
-        reduced = run_now(*_request(sent, _new(sent), name, *options))
+        reduced = run_now(*_request(sent, [new_output(tensor) for tensor in sent], name, *options))
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
@@ -62,11 +62,10 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Reduce tensors over the ranks in place and return them; see :func:`grouped_allreduce`."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    reduced = run_now(*_request(tensors, tensors, name, *options))
-    return list(reduced)
+    return run_now(*_request(tensors, tensors, name, *options))
 
 
 def grouped_allreduce_async(
@@ -80,7 +79,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Start :func:`grouped_allreduce`, without gradients; ``synchronize`` gives a tuple of new tensors."""
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    return run_later(*_request(tensors, _new(tensors), name, *options))
+    return run_later(*_request(tensors, [new_output(tensor) for tensor in tensors], name, *options))
 
 
 def grouped_allreduce_async_(
@@ -101,7 +100,7 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, options: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
         ctx.options = options
-        return run_now(*_request(tensors, _new(tensors), name, *options))
+        return run_now(*_request(tensors, [new_output(tensor) for tensor in tensors], name, *options))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -114,10 +113,6 @@ class _GroupedAllreduce(torch.autograd.Function):
             process_set=process_set,
         )
         return None, None, *reduced
-
-
-def _new(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in tensors]
 
 
 def _request(

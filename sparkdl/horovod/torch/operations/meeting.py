@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sparkdl.horovod.torch.current_session import engine_for
 from sparkdl.horovod.torch.handles import run_now
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.requests.meeting import BarrierRequest, JoinRequest
-from sparkdl.horovod.torch.session import engine_for
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

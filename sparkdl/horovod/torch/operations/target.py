@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from sparkdl.horovod.torch.current_session import engine_for
 from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.exceptions import HorovodInternalError
 from sparkdl.horovod.torch.process_sets import ProcessSet
 from sparkdl.horovod.torch.reduce_ops import Average
 from sparkdl.horovod.torch.requests.host_memory import AVERAGED_DTYPES, REDUCED_DTYPES
-from sparkdl.horovod.torch.session import engine_for
 
 
 def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tuple[Engine, str]:
@@ -35,7 +36,7 @@ def check_reducible(tensors: Sequence[torch.Tensor], op: int) -> None:
 
     Raises:
         ValueError: if a tensor is sparse, or of a dtype that the operation is not made for.
-        RuntimeError: if they are not on one device.
+        HorovodInternalError: if they are not on one device.
     """
     check_tensors(tensors, AVERAGED_DTYPES if op == Average else REDUCED_DTYPES)
 
@@ -49,10 +50,15 @@ def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtyp
 
     Raises:
         ValueError: if a tensor is sparse, or of another dtype.
-        RuntimeError: if they are not on one device.
+        HorovodInternalError: if they are not on one device.
     """
     for tensor in tensors:
         if tensor.layout is not torch.strided or (dtypes is not None and tensor.dtype not in dtypes):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if len({tensor.device for tensor in tensors}) > 1:
-        raise RuntimeError("Tensors in list must be on same device.")
+        raise HorovodInternalError("Tensors in list must be on same device.")
+
+
+def new_output(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the same shape, dtype and device, whose values are still to come."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -30,7 +31,8 @@ _LEAST_SQUARED_NORM = math.sqrt(sys.float_info.min)
 class AdasumRequest(Request[Result]):
     """Combines tensors, each by itself, into outputs of the same shapes, which may be the same tensors.
 
-    Every rank combines one slice of all ranks' tensors; only the scalar products go over all ranks.
+    Every rank combines one slice of all ranks' tensors; only the scalar products go over all ranks. While ranks have
+    joined, which cannot combine anything, all others combine whole tensors, with zeros of those that joined.
     """
 
     def __init__(
@@ -48,35 +50,27 @@ class AdasumRequest(Request[Result]):
         self._tensors = tensors
         self._outputs = outputs
         self._arrival = Arrival(tensors)
-        self._slices: list[torch.Tensor] = []
+        self._given = np.zeros((0, 0), np.int64)
 
     def match(self, communicator: Communicator) -> None:
-        """Give every rank its slice of the first tensor of all ranks."""
-        self._arrival.wait()
-        if self._tensors:
-            self._slices = self._exchange(communicator, self._tensors[0])
-        else:
-            communicator.barrier(name=self.label)
+        """Exchange a one, which a rank that has joined does not give."""
+        self._given = np.zeros((communicator.world_size, 1), np.int64)
+        communicator.allgather(np.array([1]), self._given, name=self.label)
 
     def complete(self, communicator: Communicator) -> None:
-        """Combine the slices, give them to all ranks, and do the same with the other tensors."""
+        """Combine the tensors."""
+        self._arrival.wait()
+        combine = self._combine_slices if self._given.all() else self._combine_whole
         for tensor, output in zip(self._tensors, self._outputs, strict=True):
-            slices = self._slices or self._exchange(communicator, tensor)
-            self._slices = []
-            combined = self._combine(communicator, slices).mul_(self.description.postscale)
-            buffer = as_buffer(output)
-            communicator.allgather(
-                as_array(combined.to(tensor.dtype)),
-                as_array(buffer),
-                counts=split_rows(tensor.numel(), communicator.world_size),
-                name=self.label,
-            )
-            copy_back(buffer, output)
+            if tensor.numel():
+                buffer = as_buffer(output)
+                combine(communicator, tensor, buffer)
+                copy_back(buffer, output)
 
-    def _exchange(self, communicator: Communicator, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def _combine_slices(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
         counts = split_rows(tensor.numel(), communicator.world_size)
         own = counts[communicator.rank]
-        received = torch.empty(communicator.world_size * own, dtype=tensor.dtype)
+        received = torch.empty((communicator.world_size, own), dtype=tensor.dtype)
         communicator.alltoall(
             as_array(as_buffer(tensor)),
             as_array(received),
@@ -84,23 +78,32 @@ class AdasumRequest(Request[Result]):
             receive_counts=[own] * communicator.world_size,
             name=self.label,
         )
-        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        return (
-            [part.to(wide).mul_(self.description.prescale) for part in received.split(own)]
-            if own
-            else [received.to(wide) for _ in range(communicator.world_size)]
-        )
 
-    def _combine(self, communicator: Communicator, slices: list[torch.Tensor]) -> torch.Tensor:
-        while len(slices) > 1:
-            pairs = list(zip(slices[::2], slices[1::2], strict=True))
-            products = torch.tensor([_products(a, b) for a, b in pairs], dtype=torch.float64)
+        def add_up(products: torch.Tensor) -> None:
             communicator.allreduce(products.numpy(), name=self.label)
-            slices = [
+
+        combined = self._combine(received, add_up)
+        communicator.allgather(as_array(combined), as_array(output), counts=counts, name=self.label)
+
+    def _combine_whole(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        received = torch.empty((communicator.world_size, tensor.numel()), dtype=tensor.dtype)
+        communicator.allgather(as_array(as_buffer(tensor)), as_array(received), name=self.label)
+        output.copy_(self._combine(received, lambda _: None).view(output.shape))
+
+    def _combine(self, received: torch.Tensor, add_up: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        """Combine the rows, one of each rank; ``add_up`` makes the products of parts those of whole tensors."""
+        wide = torch.float64 if received.dtype == torch.float64 else torch.float32
+        rows = list(received.to(wide).mul_(self.description.prescale))
+        while len(rows) > 1:
+            pairs = list(zip(rows[::2], rows[1::2], strict=True))
+            products = torch.tensor([_products(a, b) for a, b in pairs], dtype=torch.float64)
+            add_up(products)
+            rows = [
                 a * _weight(dot, a_squared) + b * _weight(dot, b_squared)
                 for (a, b), (dot, a_squared, b_squared) in zip(pairs, products.tolist(), strict=True)
             ]
-        return slices[0]
+        combined: torch.Tensor = rows[0].mul_(self.description.postscale)
+        return combined.to(received.dtype)
 
 
 class SingleAdasumRequest(AdasumRequest[torch.Tensor]):

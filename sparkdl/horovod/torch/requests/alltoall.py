@@ -12,7 +12,13 @@ from sparkdl.horovod.torch.engine.description import Kind
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.requests.allgather import refuse_ranks_that_joined
 from sparkdl.horovod.torch.requests.describing import describe
-from sparkdl.horovod.torch.requests.host_memory import Arrival, as_buffer, as_bytes, bytes_per_row
+from sparkdl.horovod.torch.requests.host_memory import (
+    Arrival,
+    as_buffer,
+    as_bytes,
+    bytes_per_row,
+    refuse_scalars,
+)
 
 
 class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
@@ -46,6 +52,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
     def complete(self, communicator: Communicator) -> None:
         """Exchange the rows."""
         refuse_ranks_that_joined(Kind.ALLTOALL, self._splits_of_ranks)
+        refuse_scalars("ALLTOALL", [self._tensor])
         self._arrival.wait()
         received = self._splits_of_ranks[:, 1 + communicator.rank].tolist()
         output = torch.empty((sum(received), *self._tensor.shape[1:]), dtype=self._tensor.dtype)

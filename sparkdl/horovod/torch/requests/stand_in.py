@@ -8,6 +8,7 @@ import torch
 
 from sparkdl.horovod.torch.engine.description import Description, Kind
 from sparkdl.horovod.torch.engine.request import Request
+from sparkdl.horovod.torch.requests.adasum import GroupedAdasumRequest
 from sparkdl.horovod.torch.requests.allreduce import GroupedAllreduceRequest
 from sparkdl.horovod.torch.requests.meeting import BarrierRequest
 
@@ -26,6 +27,10 @@ def make_stand_in(description: Description) -> Request[Any]:
             op=description.op,
             prescale=description.prescale,
             postscale=description.postscale,
+        )
+    if description.kind is Kind.ADASUM:
+        return GroupedAdasumRequest(
+            description.name, zeros, zeros, prescale=description.prescale, postscale=description.postscale
         )
     assert description.kind is Kind.BARRIER
     return BarrierRequest(description.name)

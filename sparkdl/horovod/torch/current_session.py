@@ -1,0 +1,53 @@
+"""The session of this process, of which there is one at a time, as Horovod's interface has it."""
+
+from __future__ import annotations
+
+from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.horovod.torch.session import Session
+
+_NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+_session: Session | None = None
+
+
+def begin_session(session: Session) -> None:
+    """Make a session that of this process."""
+    global _session  # noqa: PLW0603  # Horovod's interface is one per process
+    _session = session
+
+
+def end_session() -> None:
+    """Close this process's session, if there is one."""
+    global _session  # likewise
+    session, _session = _session, None
+    if session is not None:
+        session.close()
+
+
+def has_session() -> bool:
+    """``init`` has been called, and ``shutdown`` not since."""
+    return _session is not None
+
+
+def session() -> Session:
+    """The session of this process.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if _session is None:
+        raise ValueError(_NOT_INITIALIZED)
+    return _session
+
+
+def engine_for(process_set_id: int | None, operation: str) -> Engine:
+    """The engine of a process set, for an operation on tensors.
+
+    Raises:
+        HorovodInternalError: if ``init`` has not been called.
+        ValueError: if there is no such process set, or this rank is not in it.
+    """
+    if _session is None:
+        raise HorovodInternalError(_NOT_INITIALIZED)
+    return _session.engine(process_set_id, operation)

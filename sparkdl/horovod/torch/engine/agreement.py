@@ -1,0 +1,105 @@
+"""Runs requests in an order on which the ranks agree without being asked.
+
+Every rank runs its oldest request, under a name that says all that the ranks must agree on. Where they do agree,
+which is nearly always, that is all. Where they do not, the communicator tells all of them so and has done nothing;
+they then exchange lists of what they have, and run what all of them have in the order of the first rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sparkdl.collective import Communicator, Deadline
+from sparkdl.errors import CommunicatorTimeoutError, MismatchError
+from sparkdl.horovod.torch.engine.description import Description
+from sparkdl.horovod.torch.engine.exchange import exchange_outstanding
+from sparkdl.horovod.torch.engine.outstanding import Outstanding
+from sparkdl.horovod.torch.engine.plan import Step, missing_ranks, plan_steps
+from sparkdl.horovod.torch.engine.request import Request
+from sparkdl.horovod.torch.engine.stalls import StallWatch
+from sparkdl.horovod.torch.exceptions import HorovodInternalError
+
+_PAUSE_S = 0.001
+"""Between two looks at what the ranks have, when nothing can run."""
+
+
+class Agreement:
+    """What this rank does so that all ranks run the same; by one thread at a time."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        outstanding: Outstanding,
+        make_stand_in: Callable[[Description], Request[Any]],
+    ) -> None:
+        """Begin.
+
+        Args:
+            communicator: of the process set.
+            outstanding: what there is to run.
+            make_stand_in: makes what a rank that has asked to join runs when the others run a request.
+        """
+        self._communicator = communicator
+        self._outstanding = outstanding
+        self._make_stand_in = make_stand_in
+        self._stalls = StallWatch(communicator.name, communicator.stall_check.warn_after_s)
+
+    def run_oldest(self) -> bool:
+        """Run the oldest request, or what all ranks have; False if there is none.
+
+        Raises:
+            CommunicatorError: if the ranks cannot be known to be in step any more.
+        """
+        request = self._outstanding.oldest()
+        if request is None:
+            return False
+        try:
+            request.match(self._communicator)
+        except MismatchError:
+            self._run_what_all_have()
+        else:
+            self._complete(request)
+        return True
+
+    def _run_what_all_have(self) -> None:
+        """Wait until there is something that all ranks have."""
+        deadline = Deadline(self._communicator.timeout_s)
+        while True:
+            lists = exchange_outstanding(self._communicator, self._outstanding.describe)
+            steps = plan_steps(lists)
+            missing = missing_ranks(lists)
+            self._stalls.note(missing)
+            if steps:
+                break
+            if deadline.expired:
+                waiting = "; ".join(f"{name} for ranks {ranks}" for name, ranks in missing.items())
+                raise CommunicatorTimeoutError(
+                    f"No request was made by all ranks for {deadline.timeout_s:g} s: {waiting} still to come."
+                )
+            time.sleep(_PAUSE_S)
+        for step in steps:
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        request = self._outstanding.find(step.description.name)
+        if step.error is not None:
+            if request is not None:
+                self._outstanding.finish(request, HorovodInternalError(step.error))
+            return
+        if request is None:  # this rank has asked to join
+            stand_in = self._make_stand_in(step.description)
+            stand_in.match(self._communicator)
+            stand_in.complete(self._communicator)
+            return
+        request.match(self._communicator)
+        self._complete(request)
+
+    def _complete(self, request: Request[Any]) -> None:
+        try:
+            request.complete(self._communicator)
+        except HorovodInternalError as error:
+            self._outstanding.finish(request, error)
+        else:
+            self._outstanding.finish(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -10,6 +11,7 @@ from torch import nn
 
 from sparkdl.collective import TRANSPORTS
 from sparkdl.data import Store
+from sparkdl.data.store import KEEP_FOR
 from sparkdl.training.losses import LossFunction
 from sparkdl.training.spec import OptimizerFactory
 
@@ -181,7 +183,7 @@ class HasTransport(Params):
 
 
 class HasStore(Params):
-    """Param ``store``."""
+    """Params ``store`` and ``keepRowsSeconds``."""
 
     store: Param[str] = Param(
         Params._dummy(),
@@ -192,11 +194,37 @@ class HasStore(Params):
 
     def getStore(self) -> Store:
         """Return the Store."""
-        return Store(self.getOrDefault(self.store)) if self.isSet(self.store) else Store.default()
+        store = Store(self.getOrDefault(self.store)) if self.isSet(self.store) else Store.default()
+        if not self.isSet(self.keepRowsSeconds):
+            return store
+        return Store(store.url, keep_for=timedelta(seconds=self.getKeepRowsSeconds()))
 
     def setStore(self: P, value: Store | str) -> P:
         """Set the Store, by object, path or URL."""
         return self._set(store=value)
+
+    keepRowsSeconds: Param[float] = Param(
+        Params._dummy(),
+        "keepRowsSeconds",
+        "how long the training rows stay in the Store after their last use; default a day, 0 removes them after a fit",
+        TypeConverters.toFloat,
+    )
+
+    def getKeepRowsSeconds(self) -> float:
+        """Return how long the training rows stay in the Store after their last use."""
+        if self.isSet(self.keepRowsSeconds):
+            return self.getOrDefault(self.keepRowsSeconds)
+        return KEEP_FOR.total_seconds()
+
+    def setKeepRowsSeconds(self: P, value: float) -> P:
+        """Set how long the training rows stay in the Store after their last use."""
+        return self._set(keepRowsSeconds=value)
+
+    def _set(self: P, **params: Any) -> P:
+        store = params.get("store")
+        if isinstance(store, Store):  # the Param holds its URL alone
+            params.setdefault("keepRowsSeconds", store.keep_for.total_seconds())
+        return super()._set(**params)
 
 
 class HasTracking(Params):

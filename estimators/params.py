@@ -111,6 +111,10 @@ class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss):
             value = self.getOrDefault(param)
             if value < 1:
                 raise ParamError(f"Param {param.name} is {value}: {param.doc}, at least 1.")
+        if self.getKeepRowsSeconds() < 0:
+            raise ParamError(
+                f"Param keepRowsSeconds is {self.getKeepRowsSeconds()}: {self.keepRowsSeconds.doc}."
+            )
         if self.getGpusPerWorker() not in (0, 1):
             raise ParamError(
                 f"Param gpusPerWorker is {self.getGpusPerWorker()}: a rank trains on 0 or 1 GPUs."

@@ -115,7 +115,7 @@ def score_column(predictor: Predictor, column: pa.Array) -> pa.Array:
     """Return predictions for one Arrow array of features."""
     signature = predictor.signature
     present = column.drop_null() if column.null_count else column
-    dtype, _ = describe_type(signature.features, column.type)
+    _, dtype, _ = describe_type(signature.features, column.type)
     described = Column(name=signature.features, dtype=dtype, shape=signature.features_shape)
     features = to_numpy(pa.chunked_array([present]), described)
     predictions = predictor.predict({signature.features: features})

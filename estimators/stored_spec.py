@@ -1,4 +1,4 @@
-"""A fit's spec on its way to the ranks: small in the Spark job, its tensors in the Store beside the rows.
+"""A fit's spec on its way to the ranks: small in the Spark job, its tensors in a folder of the Store.
 
 A job has room for little: Spark Connect refuses a plan above 128 MiB, and the server's JVM may run out of memory long
 before. The Store has room, and every rank reaches it.
@@ -16,7 +16,6 @@ from sparkdl.errors import StoreError
 from sparkdl.training.architecture import join_tensors, separate_tensors, split_tensors
 
 if TYPE_CHECKING:
-    from sparkdl.data import ParquetDataset
     from sparkdl.training.spec import TrainingSpec
 
 _TENSORS = "_tensors.safetensors"
@@ -35,20 +34,20 @@ class StoredSpec:
     folder: str
 
 
-def store_spec(spec: TrainingSpec, dataset: ParquetDataset) -> StoredSpec:
-    """Write the tensors into the dataset's folder, with which they are removed. Runs on the *driver*.
+def store_spec(spec: TrainingSpec, folder: str) -> StoredSpec:
+    """Write the tensors into a folder of the Store, given by its URL. Runs on the *driver*.
 
     Raises:
         StoreError: if the Store does not take them.
     """
     structure, tensors = split_tensors(spec, spec.model)
-    location = open_location(dataset.url)
+    location = open_location(folder)
     try:
         with location.filesystem.open(f"{location.path}/{_TENSORS}", "wb") as file:
             file.write(safetensors.torch.save(separate_tensors(tensors)))
     except Exception as error:
-        raise StoreError(f"The model's weights cannot be written to {dataset.url}: {error}") from error
-    return StoredSpec(structure, dataset.url)
+        raise StoreError(f"The model's weights cannot be written to {folder}: {error}") from error
+    return StoredSpec(structure, folder)
 
 
 def load_spec(stored: StoredSpec) -> TrainingSpec:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from sparkdl.data import ParquetDataset, materialize
-from sparkdl.errors import StoreError
+from sparkdl.data import ParquetDataset, use_materialized
 from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, column_names, prepare_fit
 from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.params import _TorchEstimatorParams
@@ -57,6 +56,8 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             repeats to the bit on CPU: call ``torch.manual_seed`` before you make the model.
         shuffle: whether each epoch has its own order of rows; default True.
         store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
+        keepRowsSeconds: how long the training rows stay there after their last use, for the next fit on the same
+            DataFrame; default a day, or what the Store says; 0 removes them after the fit.
         transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``; on
             several hosts with GPUs also ``"hierarchical"`` and ``"hierarchical-mpi"``: NCCL inside a host, and TCP or
             MPI across.
@@ -84,6 +85,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         seed: int | None = None,
         shuffle: bool | None = None,
         store: Store | str | None = None,
+        keepRowsSeconds: float | None = None,
         transport: str | None = None,
         tracking: str | None = None,
         experiment: str | None = None,
@@ -107,6 +109,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             seed=seed,
             shuffle=shuffle,
             store=store,
+            keepRowsSeconds=keepRowsSeconds,
             transport=transport,
             tracking=tracking,
             experiment=experiment,
@@ -140,34 +143,38 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         )
         with _progress(show=self.getShowProgress()) as progress:
             progress.status("Writing the rows to the Store")
-            with self._materialized(dataset) as parquet:
+            store = self.getStore()
+            with (
+                self._materialized(dataset) as parquet,
+                store.scratch_folder("weights") as weights,
+            ):
                 inputs = prepare_fit(self, parquet)
                 mode = cast("TrackingMode", self.getTracking())
                 with open_run(mode, experiment=self.getExperiment(), run_name=self.getRunName()) as run:
                     run.log_params(self._params_to_log(parquet))
                     progress.status(f"Starting {self.getNumWorkers()} ranks")
-                    outcome = self._train(dataset, inputs, parquet, _Listener(run, progress))
+                    outcome = self._train(dataset, inputs, parquet, weights, _Listener(run, progress))
                     progress.status("Logging the model to MLflow" if run.run_id else "")
                     return self._make_model(inputs, outcome, run)
 
-    @contextmanager
-    def _materialized(self, dataset: DataFrame) -> Iterator[ParquetDataset]:
-        """Write the training rows to the Store and remove them at the end, however the fit ends."""
-        store = self.getStore()
-        store.check_writable()
+    def _materialized(self, dataset: DataFrame) -> AbstractContextManager[ParquetDataset]:
+        """Give the training rows as Parquet: written to the Store, found there, or read where they lie."""
         dtype = "float64" if dtype_name(parameter_dtype(self.getModel())) == "float64" else "float32"
-        parquet = materialize(dataset, column_names(self), store, vector_dtype=dtype)
-        try:
-            yield parquet
-        finally:
-            _remove(parquet)
+        return use_materialized(
+            dataset, column_names(self), self.getStore(), vector_dtype=dtype, numbers_only=True
+        )
 
     def _train(
-        self, dataset: DataFrame, inputs: FitInputs, parquet: ParquetDataset, listener: _Listener
+        self,
+        dataset: DataFrame,
+        inputs: FitInputs,
+        parquet: ParquetDataset,
+        weights: str,
+        listener: _Listener,
     ) -> FitOutcome:
         outcomes = run_on_ranks(
             fit_on_rank,
-            store_spec(inputs.spec, parquet),
+            store_spec(inputs.spec, weights),
             parquet,
             num_ranks=self.getNumWorkers(),
             spark=dataset.sparkSession,
@@ -226,16 +233,8 @@ def _progress(*, show: bool) -> Iterator[ProgressLine]:
         try:
             yield progress
         except KeyboardInterrupt:
-            progress.print("Interrupted: the ranks were ended and the training rows removed.")
+            progress.print("Interrupted: the ranks were ended.")
             raise
-
-
-def _remove(parquet: ParquetDataset) -> None:
-    """Remove the training rows; if that fails, neither a trained model nor the reason of a failure gets lost."""
-    try:
-        parquet.delete()
-    except StoreError as error:
-        _logger.warning("The training rows stay in %s; remove that folder yourself. %s", parquet.url, error)
 
 
 def _log_model_or_warn(saved: SavedModel, inputs: FitInputs, run: FitRun) -> str | None:

@@ -36,6 +36,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=deselected)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def default_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests write to the default Store out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKDL_STORE", str(tmp_path_factory.mktemp("default store")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark_mode(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--spark"))

@@ -187,6 +187,7 @@ def _fit(train: DataFrame, options: argparse.Namespace, folder: Path) -> TorchMo
         numWorkers=options.ranks,
         seed=options.seed,
         store=str(folder / "store"),
+        keepRowsSeconds=0,
         experiment=EXPERIMENT,
     )
     print(f"Fitting {train.count()} images of handwritten digits on {options.ranks} ranks.", flush=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkdl.data.feed import ParquetFeed
     from sparkdl.data.footers import scan_dataset
     from sparkdl.data.manifest import open_dataset
-    from sparkdl.data.materialization import materialize
+    from sparkdl.data.materialization import materialize, use_materialized
     from sparkdl.data.mixture import Mixture
     from sparkdl.data.packed_batch import PackedBatch
     from sparkdl.data.packing import SequencePacker
@@ -43,6 +43,7 @@ _MODULES = {
     "check_labels": "validate",
     "make_spark_converter": "converter",
     "materialize": "materialization",
+    "use_materialized": "materialization",
     "open_dataset": "manifest",
     "plan_shards": "shards",
     "rows_in_step": "shards",
@@ -73,6 +74,7 @@ __all__ = [
     "rows_per_rank",
     "scan_dataset",
     "steps_per_epoch",
+    "use_materialized",
 ]
 
 

@@ -1,16 +1,18 @@
-"""From Arrow to NumPy: which Arrow types are columns of numbers, and their buffers as arrays without a copy.
+"""From Arrow to NumPy: what the feed makes of Arrow types, of numbers without a copy of their buffers.
 
 Runs on the *driver* (types) and on the reader threads of every *rank* (buffers).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkdl.errors import DataError
 
@@ -33,6 +35,19 @@ _PRIMITIVES: dict[pa.DataType, str] = {
 }
 
 
+_KINDS = {
+    "string": (pa.types.is_string, pa.types.is_large_string),
+    "binary": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
+    "decimal": (pa.types.is_decimal,),
+    "date": (pa.types.is_date,),
+    "timestamp": (pa.types.is_timestamp,),
+}
+_DTYPES = {"date": "datetime64[D]", "timestamp": "datetime64[us]"}
+
+IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
+"""Fields of the struct that Spark's ``image`` source reads."""
+
+
 def is_list(arrow_type: pa.DataType) -> bool:
     """Whether values of the type are lists, of fixed length or not."""
     return bool(
@@ -42,21 +57,35 @@ def is_list(arrow_type: pa.DataType) -> bool:
     )
 
 
-def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, int]:
-    """Return the NumPy dtype of a column's elements and how many lists are nested around them.
+def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, str, int]:
+    """Return kind and NumPy dtype of a column's elements and how many lists are nested around them.
+
+    They are those of :class:`sparkdl.data.Column`.
 
     Raises:
-        DataError: if the elements are no numbers or booleans.
+        DataError: if the feed has no form for such elements.
     """
     depth, element = 0, arrow_type
     while is_list(element):
         depth, element = depth + 1, element.value_type
-    if element not in _PRIMITIVES:
+    kind = _kind(element)
+    if kind is None or (kind == "image" and depth):
         raise DataError(
-            f"Column {name!r} has the Arrow type {arrow_type}. Columns have to be numbers, booleans, "
-            "vectors, or arrays of them of a fixed length: encode or cast it first."
+            f"Column {name!r} has the Arrow type {arrow_type}. Columns have to be numbers, booleans, strings, "
+            "binary, decimals, dates, timestamps, images, vectors, or arrays of them: select what is inside it as "
+            "columns of their own."
         )
-    return _PRIMITIVES[element], depth
+    return kind, _PRIMITIVES.get(element) or _DTYPES.get(kind, "object"), depth
+
+
+def _kind(element: pa.DataType) -> str | None:
+    if element in _PRIMITIVES:
+        return "number"
+    for kind, checks in _KINDS.items():
+        if any(check(element) for check in checks):
+            return kind
+    is_image = pa.types.is_struct(element) and tuple(each.name for each in element) == IMAGE_FIELDS
+    return "image" if is_image else None
 
 
 def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:
@@ -84,16 +113,82 @@ def to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]:
         if array.num_chunks == 1
         else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
     )
+    if column.kind in {"ragged", "image"}:
+        return _objects_of_rows(values, column)
     num_rows = len(values)
     for length in column.shape:
         _check_no_nulls(values, column)
         values = _flatten(values, length, column)
     _check_no_nulls(values, column)
+    if column.kind != "number":
+        return _without_number_type(values, column).reshape((num_rows, *column.shape))
     if _PRIMITIVES.get(values.type) != column.dtype:
-        raise DataError(
-            f"Column {column.name!r} holds {array.type} here, but {_describe(column)} elsewhere in the data."
-        )
+        raise _other_type(array.type, column)
     return _primitive_to_numpy(values, column.dtype).reshape((num_rows, *column.shape))
+
+
+def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.generic]:
+    """Return strings, binary, decimals, dates or timestamps as they are described in :class:`Column`."""
+    if _kind(values.type) != column.kind:
+        raise _other_type(values.type, column)
+    if column.kind == "date":
+        return np.asarray(values.cast(pa.date32()).cast(pa.int32())).astype(column.dtype)
+    if column.kind == "timestamp":
+        return np.array(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())).view(column.dtype)
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values.to_pylist()
+    return objects
+
+
+def _objects_of_rows(values: pa.Array, column: Column) -> npt.NDArray[np.generic]:
+    """Return one array per row: of a ragged column, or an image."""
+    _check_no_nulls(values, column)
+    rows = np.empty(len(values), dtype=object)
+    if column.kind == "image":
+        if _kind(values.type) != "image":
+            raise _other_type(values.type, column)
+        rows[:] = [_image(row, column) for row in values.to_pylist()]
+        return rows
+    for index, row in enumerate(_ragged_rows(values, column, column.lengths)):
+        rows[index] = row
+    return rows
+
+
+def _ragged_rows(values: pa.Array, column: Column, lengths: tuple[int | None, ...]) -> list[Any]:
+    """Return for every list an array, of arrays where inner lists differ in length, too."""
+    if not is_list(values.type):
+        raise _other_type(values.type, column)
+    _check_no_nulls(values, column)
+    kind, dtype = column.element
+    inner = values.flatten()
+    elements: Any
+    if None in lengths[1:]:
+        elements = _ragged_rows(inner, column, lengths[1:])
+    else:
+        shape = tuple(length for length in lengths[1:] if length is not None)
+        as_elements = dataclasses.replace(column, kind=kind, dtype=dtype, shape=shape, lengths=())
+        elements = to_numpy(pa.chunked_array([inner]), as_elements)
+    ends = np.cumsum(np.asarray(pc.list_value_length(values)))
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    return [elements[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _image(row: dict[str, Any], column: Column) -> npt.NDArray[np.uint8]:
+    shape = row["height"], row["width"], row["nChannels"]
+    data = row["data"]
+    if data is None or len(data) != math.prod(shape):
+        found = "no bytes" if data is None else f"{len(data)} bytes"
+        raise DataError(
+            f"Column {column.name!r} has an image of {shape[0]} x {shape[1]} x {shape[2]} that holds {found}: "
+            f"{row['origin']}. Leave such rows out."
+        )
+    return np.frombuffer(data, np.uint8).reshape(shape).copy()
+
+
+def _other_type(found: pa.DataType, column: Column) -> DataError:
+    return DataError(
+        f"Column {column.name!r} holds {found} here, but {_describe(column)} elsewhere in the data."
+    )
 
 
 def _check_no_nulls(values: pa.Array, column: Column) -> None:
@@ -105,9 +200,7 @@ def _check_no_nulls(values: pa.Array, column: Column) -> None:
 
 def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
     if not is_list(values.type):
-        raise DataError(
-            f"Column {column.name!r} holds {values.type} here, but {_describe(column)} elsewhere in the data."
-        )
+        raise _other_type(values.type, column)
     if pa.types.is_fixed_size_list(values.type):
         lengths = np.array([values.type.list_size])
     else:
@@ -130,4 +223,5 @@ def _primitive_to_numpy(values: pa.Array, dtype: str) -> npt.NDArray[np.generic]
 
 def _describe(column: Column) -> str:
     shape = " x ".join(map(str, column.shape))
-    return f"arrays of {shape} {column.dtype}" if math.prod(column.shape) and column.shape else column.dtype
+    element = column.dtype if column.kind == "number" else column.kind
+    return f"arrays of {shape} {element}" if math.prod(column.shape) and column.shape else element

@@ -31,9 +31,17 @@ class Column:
 
     Attributes:
         name: name as in the DataFrame.
-        dtype: NumPy name of the elements: ``bool``, ``int8`` to ``int64``, ``uint8`` to ``uint64``,
-            ``float16`` to ``float64``.
-        shape: ``()`` for a scalar, ``(k,)`` for a vector or array of length k, longer for nested arrays.
+        dtype: NumPy name of the elements as the feed gives them: ``bool``, ``int8`` to ``int64``, ``uint8`` to
+            ``uint64``, ``float16`` to ``float64``; ``datetime64[D]`` for dates, ``datetime64[us]`` for timestamps;
+            ``object`` for what NumPy has no type of: ``str``, ``bytes``, :class:`decimal.Decimal`, and arrays whose
+            length differs from row to row.
+        shape: ``()`` for a scalar, ``(k,)`` for a vector or array of length k, longer for nested arrays. Ragged
+            arrays and images are objects, with the shape ``()``.
+        kind: what the elements are: ``number`` (booleans too), ``string``, ``binary``, ``decimal``, ``date``,
+            ``timestamp``, ``image`` (each a uint8 array of height, width and channels, as Spark's ``image`` source
+            reads them) or ``ragged``.
+        lengths: of a ragged column the length at every level of arrays, None where it differs.
+        element: of a ragged column the kind and the dtype of its elements.
         value_range: smallest and largest value of an integer scalar column, where the file footers tell them.
         num_nulls: nulls that the footers count; of an array column also null elements and empty arrays.
 
@@ -43,12 +51,19 @@ class Column:
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
+    kind: str = "number"
+    lengths: tuple[int | None, ...] = ()
+    element: tuple[str, str] = ("", "")
     value_range: tuple[int, int] | None = field(default=None, compare=False)
     num_nulls: int = field(default=0, compare=False)
+    object_bytes: int = field(default=0, compare=False)
+    """Bytes that an object takes on average, as the footers tell them; 0 for other columns."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one row takes in memory."""
+        """Bytes that one row takes in memory, of objects on average."""
+        if self.object_bytes:
+            return self.object_bytes
         return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
 
 
@@ -122,6 +137,8 @@ class ParquetDataset:
 
     def delete(self) -> None:
         """Remove the files, if this set was written by a Store; doing so again does nothing (*driver*).
+
+        Others who read the same set lose it too; :meth:`sparkdl.data.Store.cleanup` leaves what is being read.
 
         Raises:
             StoreError: if the folder holds no manifest of sparkdl, so that it is somebody else's data, or

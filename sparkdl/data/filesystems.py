@@ -58,6 +58,11 @@ class Location:
 
         return pa.OSFile(path, "rb") if self.is_local else self.filesystem.open(path, "rb")
 
+    def make_folder(self) -> None:
+        """Make this folder and those above it, where the filesystem has folders."""
+        if self.can_rename:  # object stores have none, and would make a bucket from a mistyped name
+            self.filesystem.makedirs(self.path, exist_ok=True)
+
 
 def open_location(url: str) -> Location:
     """Open the filesystem that a URL or path lies on.

@@ -40,7 +40,10 @@ class _Footer:
 
 
 def scan_dataset(
-    url: str, columns: Sequence[str] | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+    url: str,
+    columns: Sequence[str] | None = None,
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+    paths: Sequence[str] | None = None,
 ) -> ParquetDataset:
     """Describe a folder of Parquet files.
 
@@ -49,15 +52,17 @@ def scan_dataset(
             does.
         columns: the columns that matter, by default all.
         shapes: shapes of array columns where they are known; the others are taken from the first row, and a
-            row of another shape is an error when it is read.
+            row of another shape is an error when it is read. None stands for a length that differs from row to
+            row; such a column is fed as one array per row.
+        paths: the files inside the folder, in the order of their rows; by default all there are, by name.
 
     Raises:
-        DataError: if there are no Parquet files or no rows, a file is damaged, a column is missing or no
-            number, or its type differs between files.
+        DataError: if there are no Parquet files or no rows, a file is damaged, a column is missing or of a type
+            that the feed has no form for, or its type differs between files.
         StoreError: if the filesystem cannot be opened.
     """
     location = open_location(url)
-    paths = list_parquet_files(location)
+    paths = list_parquet_files(location) if paths is None else list(paths)
     if not paths:
         raise DataError(f"There are no Parquet files in {url}.")
     with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
@@ -108,6 +113,8 @@ def _read_footer(location: Location, path: str) -> _Footer:
     for name in schema.names:
         inside = (index for index, leaf in enumerate(paths) if leaf == name or leaf.startswith(f"{name}."))
         leaves[name] = next(inside)
+        if f"{name}.data" in paths:  # of an image
+            leaves[name] = paths.index(f"{name}.data")
     return _Footer(path, metadata, schema, leaves)
 
 
@@ -116,21 +123,40 @@ def _describe_columns(
     footers: Sequence[_Footer],
     first: RowGroup,
     names: Sequence[str],
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int | None, ...]],
 ) -> tuple[Column, ...]:
     types = {name: _common_type(footers, name) for name in names}
     described = {name: describe_type(name, arrow_type) for name, arrow_type in types.items()}
-    unknown = [name for name, (_, depth) in described.items() if depth and name not in shapes]
+    unknown = [name for name, (_, _, depth) in described.items() if depth and name not in shapes]
     known = {**_shapes_of_first_row(location, first, unknown), **shapes}
     return tuple(
-        Column(
+        _describe_column(footers, name, kind, dtype, tuple(known[name]) if depth else ())
+        for name, (kind, dtype, depth) in described.items()
+    )
+
+
+def _describe_column(
+    footers: Sequence[_Footer], name: str, kind: str, dtype: str, lengths: tuple[int | None, ...]
+) -> Column:
+    num_nulls = _num_nulls(footers, name)
+    if None in lengths:
+        return Column(
             name=name,
-            dtype=dtype,
-            shape=known[name] if depth else (),
-            value_range=None if depth or "int" not in dtype else _value_range(footers, name),
-            num_nulls=_num_nulls(footers, name),
+            dtype="object",
+            kind="ragged",
+            lengths=lengths,
+            element=(kind, dtype),
+            num_nulls=num_nulls,
+            object_bytes=_object_bytes(footers, name),
         )
-        for name, (dtype, depth) in described.items()
+    return Column(
+        name=name,
+        dtype=dtype,
+        kind=kind,
+        shape=tuple(length for length in lengths if length is not None),
+        value_range=_value_range(footers, name) if not lengths and "int" in dtype else None,
+        num_nulls=num_nulls,
+        object_bytes=_object_bytes(footers, name) if dtype == "object" else 0,
     )
 
 
@@ -169,6 +195,21 @@ def _shapes_of_first_row(
         raise DataError(f"The Parquet file {location.path}/{first.path} cannot be read: {error}") from error
     table = pa.Table.from_batches([batch])
     return {name: shape_of_first_row(table.column(name)) for name in names}
+
+
+def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
+    """Return how many bytes the values of a row take on average, before they are compressed."""
+    num_rows = sum(footer.metadata.num_rows for footer in footers)
+    total = 0
+    for footer in footers:
+        leaves = (
+            (index, footer.metadata.schema.column(index).path) for index in range(footer.metadata.num_columns)
+        )
+        inside = [index for index, path in leaves if path == name or path.startswith(f"{name}.")]
+        for index in range(footer.metadata.num_row_groups):
+            row_group = footer.metadata.row_group(index)
+            total += sum(row_group.column(leaf).total_uncompressed_size for leaf in inside)
+    return max(1, int(total) // max(1, int(num_rows)))
 
 
 def _num_nulls(footers: Sequence[_Footer], name: str) -> int:

@@ -12,7 +12,7 @@ from sparkdl.data.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.errors import StoreError
 
-_VERSION = 1
+_VERSION = 2
 
 
 def write_manifest(dataset: ParquetDataset, location: Location) -> None:
@@ -26,8 +26,13 @@ def write_manifest(dataset: ParquetDataset, location: Location) -> None:
         "files": files,
         "row_groups": [[position[group.path], group.index, group.num_rows] for group in dataset.row_groups],
     }
-    with location.filesystem.open(f"{location.path}/{MANIFEST_NAME}", "wb") as file:
+    final = f"{location.path}/{MANIFEST_NAME}"
+    # Object stores show a file when it is complete; elsewhere renaming makes it so.
+    written = f"{final}.tmp" if location.can_rename else final
+    with location.filesystem.open(written, "wb") as file:
         file.write(json.dumps(content).encode())
+    if written != final:
+        location.filesystem.mv(written, final)
 
 
 def open_dataset(url: str) -> ParquetDataset:
@@ -65,7 +70,11 @@ def _column_to_json(column: Column) -> dict[str, Any]:
         "name": column.name,
         "dtype": column.dtype,
         "shape": list(column.shape),
+        "kind": column.kind,
+        "lengths": list(column.lengths),
+        "element": list(column.element),
         "value_range": list(column.value_range) if column.value_range else None,
+        "object_bytes": column.object_bytes,
     }
 
 
@@ -75,5 +84,9 @@ def _column_from_json(content: dict[str, Any]) -> Column:
         name=content["name"],
         dtype=content["dtype"],
         shape=tuple(content["shape"]),
+        kind=content["kind"],
+        lengths=tuple(content["lengths"]),
+        element=(content["element"][0], content["element"][1]),
         value_range=(value_range[0], value_range[1]) if value_range else None,
+        object_bytes=content["object_bytes"],
     )

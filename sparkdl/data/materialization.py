@@ -1,36 +1,79 @@
 """From a DataFrame to a Parquet dataset in a Store. Runs on the *driver*; the executors write the files.
 
 Works on classic Spark and on Spark Connect: only the DataFrame API is used, and pyspark is imported inside
-the functions, as ranks have none.
+the functions, as ranks have none. A DataFrame whose rows are there already is not written again.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.footers import list_parquet_files, scan_dataset
+from sparkdl.data.in_place import open_in_place
+from sparkdl.data.merging import merge_small_files
+from sparkdl.data.plan_key import plan_key
+from sparkdl.data.row_writer import REPORT_SCHEMA, WrittenFile, write_partition
 from sparkdl.data.spark_columns import array_depth, check_types, is_vector, quoted
-from sparkdl.data.validate import check_no_nulls, check_shapes
-from sparkdl.errors import DataError, StoreError
+from sparkdl.data.validate import check_census, common_length, no_rows_error
+from sparkdl.data.value_census import ColumnCensus
+from sparkdl.errors import DataError, ParamError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame, Observation
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
 
     from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.store import StagedDataset, Store
+    from sparkdl.data.uses import FolderUse
 
 logger = logging.getLogger(__name__)
 
-_OBSERVATION_TIMEOUT_S = 60.0
-
 ROW_GROUP_BYTES = 16 << 20
-"""Size of a row group: smaller ones shuffle better, larger ones read faster; a rank holds a few at once."""
+"""Size of a row group in memory: smaller ones shuffle better, larger ones read faster; a rank holds a few at once."""
+
+_NAME = "fit"
+_FORMAT = 1
+"""Part of every key: to be raised when the same rows are written in another form."""
+
+_WAIT_S = 3600.0
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Request:
+    df: DataFrame
+    fields: Sequence[StructField]
+    store: Store
+    vector_dtype: str
+    row_group_bytes: int
+    numbers_only: bool
+
+    @property
+    def key(self) -> str | None:
+        names = [quoted(field.name) for field in self.fields]
+        options = {
+            "format": _FORMAT,
+            "vector_dtype": self.vector_dtype,
+            "row_group_bytes": self.row_group_bytes,
+            "numbers_only": self.numbers_only,
+        }
+        return plan_key(self.df.select(*names), options)
+
+
+@dataclass(frozen=True)
+class _Obtained:
+    dataset: ParquetDataset
+    use: FolderUse | None = None
+    is_shared: bool = True
 
 
 def materialize(
@@ -40,41 +83,173 @@ def materialize(
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
+    numbers_only: bool = False,
+    in_place: bool = True,
 ) -> ParquetDataset:
-    """Write columns of a DataFrame as a Parquet dataset and check that ranks can train on it.
+    """Return columns of a DataFrame as a Parquet dataset, checked to be what ranks can be fed with.
 
-    The set is written aside and committed when all checks have passed; otherwise nothing of it stays.
+    The rows of one content are written once: who asks for the same rows again, or while they are being written,
+    gets the same dataset (see :mod:`sparkdl.data.plan_key` for what is the same). A DataFrame that is a plain read
+    of Parquet files is not written at all. What is written becomes visible when all checks have passed; otherwise
+    nothing of it stays.
 
     Args:
         df: the DataFrame, of classic Spark or Spark Connect.
-        columns: names of its columns: integers, floats, booleans, vectors, arrays and nested arrays of them.
+        columns: names of its columns: booleans, numbers, strings, binary, decimals, dates, timestamps, images of
+            Spark's ``image`` source, vectors, and arrays and nested arrays of them, ragged or not.
         store: where to write; executors have to reach it under the same URL.
         vector_dtype: ``float64`` or ``float32``: elements of columns of vectors.
-        row_group_bytes: size at which Spark begins a new row group.
+        row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
+        numbers_only: whether anything but numbers and arrays of one length is refused.
+        in_place: whether Parquet files may be used where they lie.
 
     Returns:
-        The dataset. Whoever made it calls :meth:`ParquetDataset.delete` when it is no longer needed.
+        The dataset. It stays for the Store's ``keep_for`` after its last use; :func:`use_materialized` keeps it
+        until a block ends.
 
     Raises:
-        DataError: if a column is missing, holds no numbers or nulls, or its arrays differ in length; if there
-            are no rows.
+        DataError: if a column is missing or cannot be fed, or has nulls; if there are no rows.
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
     """
-    fields = check_types(df.schema, columns)
-    with store.stage_dataset("fit") as staged:
-        selected = df.select(*[_as_stored(field, vector_dtype) for field in fields])
-        observed = _write(selected, staged, row_group_bytes)
-        if not list_parquet_files(open_location(staged.url)):
-            raise _not_shared(store, "no file")
-        written = df.sparkSession.read.schema(selected.schema).parquet(staged.spark_url)
-        depths = {field.name: array_depth(field.dataType) for field in fields}
-        shapes = check_shapes(written, depths)
-        dataset = scan_dataset(staged.url, list(depths), shapes)
-        if observed is not None and dataset.num_rows < observed:
-            raise _not_shared(store, f"{dataset.num_rows} of {observed} rows")
-        check_no_nulls(written, dataset)
-        return staged.commit(dataset)
+    fields = check_types(df.schema, columns, numbers_only=numbers_only)
+    request = _Request(df, fields, store, vector_dtype, row_group_bytes, numbers_only)
+    obtained = _obtain(request, in_place=in_place)
+    if obtained.use is not None:
+        obtained.use.end()
+    return obtained.dataset
+
+
+@contextmanager
+def use_materialized(
+    df: DataFrame,
+    columns: Sequence[str],
+    store: Store,
+    *,
+    vector_dtype: str = "float64",
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    numbers_only: bool = False,
+    in_place: bool = True,
+) -> Iterator[ParquetDataset]:
+    """Give what :func:`materialize` returns, safe from every cleanup until the block ends.
+
+    Rows that nobody else can ask for, as those of a random sample, are removed at the end of the block, and so is
+    everything in a Store that keeps nothing (``keep_for=timedelta(0)``).
+    """
+    fields = check_types(df.schema, columns, numbers_only=numbers_only)
+    request = _Request(df, fields, store, vector_dtype, row_group_bytes, numbers_only)
+    obtained = _obtain(request, in_place=in_place)
+    try:
+        yield obtained.dataset
+    finally:
+        if obtained.use is not None:
+            obtained.use.end()
+            if not obtained.is_shared or not store.keep_for:
+                _remove(obtained.dataset)
+
+
+def _obtain(request: _Request, *, in_place: bool) -> _Obtained:
+    if request.vector_dtype not in {"float32", "float64"}:
+        raise DataError(f"vector_dtype must be 'float32' or 'float64', got {request.vector_dtype!r}.")
+    if request.row_group_bytes < 1:
+        raise ParamError(f"row_group_bytes must be at least 1, got {request.row_group_bytes}.")
+    if in_place:
+        dataset = open_in_place(request.df, request.fields, allow_ragged=not request.numbers_only)
+        if dataset is not None:
+            return _Obtained(dataset)
+    request.store.check_writable()
+    _clean_up(request.store)
+    key = request.key
+    if key is not None:
+        obtained = _share(request, key)
+        if obtained is not None:
+            return obtained
+    with request.store.stage_dataset(_NAME) as staged:
+        dataset = staged.commit(_write(request, staged))
+        return _Obtained(dataset, staged.hand_over_use(), is_shared=False)
+
+
+def _share(request: _Request, key: str) -> _Obtained | None:
+    """Return the dataset of that key, written by whoever came first; None if it cannot be shared after all."""
+    store = request.store
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        _wait_for_writer(store, key, deadline)
+        if (found := store.find_dataset(_NAME, key)) is not None:
+            return _Obtained(*found)
+        with store.stage_dataset(_NAME, key) as staged:
+            # Two may have begun at once; the first of them goes on.
+            if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
+                continue
+            dataset = _write(request, staged)
+            if request.key != key:
+                logger.info(
+                    "The files of the DataFrame changed while they were read; the rows are not shared."
+                )
+                return None
+            if (found := store.find_dataset(_NAME, key)) is not None:
+                return _Obtained(*found)
+            dataset = staged.commit(dataset)
+            return _Obtained(dataset, staged.hand_over_use())
+
+
+def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
+    is_told = False
+    while store.is_being_written(_NAME, key) and time.monotonic() < deadline:
+        if not is_told:
+            logger.info("Somebody else is writing the same rows to %s; waiting for them.", store.url)
+            is_told = True
+        time.sleep(_LOOK_S)
+
+
+def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
+    """Write the rows, check them and describe what lies in the folder then."""
+    df, store = request.df, request.store
+    names = [field.name for field in request.fields]
+    # Numbered, as mapInArrow of classic Spark trips over dots in names.
+    selected = df.select(
+        *[
+            _as_stored(field, request.vector_dtype).alias(f"c{index}")
+            for index, field in enumerate(request.fields)
+        ]
+    )
+    task = partial(write_partition, url=staged.url, names=names, row_group_bytes=request.row_group_bytes)
+    reports = [WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()]
+    files = sorted(reports, key=lambda file: file.order)
+    _check_failures(store, files)
+    num_rows = sum(file.num_rows for file in files)
+    if not num_rows:
+        raise no_rows_error()
+    _keep_only(store, staged, files)
+    census = _add_up(files)
+    # Before the nulls, as null elements are counted only in arrays that are there.
+    check_census(census, num_rows)
+    shapes = _shapes(request, census)
+    files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
+    _check_failures(store, files)
+    return scan_dataset(staged.url, names, shapes, [file.path for file in files])
+
+
+def _shapes(request: _Request, census: dict[str, ColumnCensus]) -> dict[str, tuple[int | None, ...]]:
+    shapes = {}
+    for field in request.fields:
+        depth = array_depth(field.dataType)
+        seen = [(least, greatest) for least, greatest in census[field.name].lengths]
+        levels = seen + [(None, None)] * (depth - len(seen))  # levels inside of empty arrays were not seen
+        if depth:
+            shapes[field.name] = tuple(
+                common_length(field.name, least, greatest, allow_ragged=not request.numbers_only)
+                for least, greatest in levels
+            )
+    return shapes
+
+
+def _add_up(files: Sequence[WrittenFile]) -> dict[str, ColumnCensus]:
+    total: dict[str, ColumnCensus] = {}
+    for file in files:
+        for name, census in file.columns.items():
+            total.setdefault(name, ColumnCensus()).add(census)
+    return total
 
 
 def _as_stored(field: StructField, vector_dtype: str) -> Column:
@@ -84,55 +259,41 @@ def _as_stored(field: StructField, vector_dtype: str) -> Column:
     column = F.col(quoted(field.name))
     if not is_vector(field.dataType):
         return column
-    if vector_dtype not in {"float32", "float64"}:
-        raise DataError(f"vector_dtype must be 'float32' or 'float64', got {vector_dtype!r}.")
     # Under a condition, as vector_to_array fails on a null, which is to be counted and reported instead.
-    return F.when(column.isNotNull(), vector_to_array(column, vector_dtype)).alias(field.name)
+    return F.when(column.isNotNull(), vector_to_array(column, vector_dtype))
 
 
-def _write(df: DataFrame, staged: StagedDataset, row_group_bytes: int) -> int | None:
-    """Write the files and return how many rows Spark wrote, where that has to be known."""
-    observation = None
-    if _executors_may_see_other_disks(df, staged):
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
-
-        observation = Observation()
-        df = df.observe(observation, F.count(F.lit(1)).alias("rows"))
-    df.write.option("parquet.block.size", row_group_bytes).parquet(staged.spark_url)
-    return None if observation is None else _rows_observed(observation)
+def _check_failures(store: Store, files: Sequence[WrittenFile]) -> None:
+    for file in files:
+        if file.failure:
+            raise StoreError(f"The Store {store.url} cannot be written: {file.failure}")
 
 
-def _rows_observed(observation: Observation) -> int | None:
-    """Return the rows that Spark counted while writing, or None if it does not tell in time."""
-    rows: list[int] = []
-    # In a thread, as `get` has no timeout and waits for ever when Spark's listener bus has dropped the event.
-    thread = threading.Thread(target=lambda: rows.append(int(observation.get["rows"])), daemon=True)
-    thread.start()
-    thread.join(_OBSERVATION_TIMEOUT_S)
-    if not rows:
-        logger.warning(
-            "Spark did not tell within %.0f s how many rows it wrote; whether the driver sees all of them is not "
-            "checked.",
-            _OBSERVATION_TIMEOUT_S,
+def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]) -> None:
+    """Remove what attempts of tasks left that Spark gave up, once all that the others wrote is seen to be there."""
+    location = open_location(staged.url)
+    found = set(list_parquet_files(location))
+    wanted = {file.path for file in files}
+    if wanted - found:
+        raise StoreError(
+            f"Spark wrote {len(wanted)} files to {store.url}, but the driver finds {len(wanted & found)} of them "
+            "there: the executors have other disks. Choose a Store that all machines share, such as a mounted or "
+            "an object store."
         )
-        return None
-    return rows[0]
+    if found - wanted:
+        location.filesystem.rm([f"{location.path}/{path}" for path in sorted(found - wanted)])
 
 
-def _executors_may_see_other_disks(df: DataFrame, staged: StagedDataset) -> bool:
-    import pyspark
-
-    if not staged.spark_url.startswith("file:"):
-        return False
-    if type(df).__module__.startswith("pyspark.sql.connect") and int(pyspark.__version__.split(".")[0]) < 4:
-        return False  # Spark Connect has Observation since 4.0
-    master = df.sparkSession.conf.get("spark.master", "") or ""
-    return not master.startswith("local[") and master != "local"
+def _clean_up(store: Store) -> None:
+    try:
+        store.cleanup()
+    except StoreError as error:
+        logger.warning("%s", error)
 
 
-def _not_shared(store: Store, found: str) -> StoreError:
-    return StoreError(
-        f"Spark wrote the rows to {store.url}, but the driver finds {found} there: the executors have other "
-        "disks. Choose a Store that all machines share, such as a mounted or an object store."
-    )
+def _remove(dataset: ParquetDataset) -> None:
+    """Remove the rows; if that fails, neither a trained model nor the reason of a failure gets lost."""
+    try:
+        remove_unless_used(dataset.url)
+    except Exception as error:
+        logger.warning("The rows stay in %s; remove that folder yourself. %s", dataset.url, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdl.data.arrow_columns import IMAGE_FIELDS
 from sparkdl.data.dataset import missing_column_error
 from sparkdl.errors import DataError
 
@@ -13,8 +14,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 
-def check_types(schema: StructType, columns: Sequence[str]) -> list[StructField]:
+def check_types(
+    schema: StructType, columns: Sequence[str], *, numbers_only: bool = False
+) -> list[StructField]:
     """Return the fields of the columns, each once and in the order given.
+
+    Args:
+        schema: of the DataFrame.
+        columns: names of its columns.
+        numbers_only: whether anything but numbers, booleans, vectors and arrays of them is refused.
 
     Raises:
         DataError: if a column is missing or its type cannot be fed; the message says what to do instead.
@@ -26,7 +34,13 @@ def check_types(schema: StructType, columns: Sequence[str]) -> list[StructField]
     for name in dict.fromkeys(columns):
         if name not in fields:
             raise missing_column_error(name, list(fields))
-        remedy = _remedy(fields[name].dataType)
+        data_type = fields[name].dataType
+        if not numbers_only and stored_type(data_type) is None:
+            raise DataError(
+                f"Column {name!r} holds {data_type.simpleString()}, which the feed has no form for. Select what is "
+                "inside it as columns of their own."
+            )
+        remedy = _remedy(data_type) if numbers_only else ""
         if remedy:
             raise DataError(
                 f"Column {name!r} holds {fields[name].dataType.simpleString()}, not numbers. {remedy}"
@@ -49,6 +63,42 @@ def array_depth(data_type: DataType) -> int:
     while isinstance(data_type, ArrayType):
         depth, data_type = depth + 1, data_type.elementType
     return depth
+
+
+def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
+    """Return kind and NumPy dtype of a column's elements, and how many arrays are around them; None if unknown."""
+    from pyspark.sql import types as T
+
+    depth, element = array_depth(data_type), data_type
+    if is_vector(data_type):
+        return "number", "float64", depth
+    while isinstance(element, T.ArrayType):
+        element = element.elementType
+    numbers: dict[type[DataType], str] = {
+        T.BooleanType: "bool",
+        T.ByteType: "int8",
+        T.ShortType: "int16",
+        T.IntegerType: "int32",
+        T.LongType: "int64",
+        T.FloatType: "float32",
+        T.DoubleType: "float64",
+    }
+    if type(element) in numbers:
+        return "number", numbers[type(element)], depth
+    if isinstance(element, (T.StringType, T.CharType, T.VarcharType)):
+        return "string", "object", depth
+    others: dict[type[DataType], tuple[str, str]] = {
+        T.BinaryType: ("binary", "object"),
+        T.DecimalType: ("decimal", "object"),
+        T.DateType: ("date", "datetime64[D]"),
+        T.TimestampType: ("timestamp", "datetime64[us]"),
+        T.TimestampNTZType: ("timestamp", "datetime64[us]"),
+    }
+    if type(element) in others:
+        return (*others[type(element)], depth)
+    if isinstance(element, T.StructType) and tuple(element.names) == IMAGE_FIELDS and not depth:
+        return "image", "object", depth
+    return None
 
 
 def quoted(name: str) -> str:

@@ -1,7 +1,8 @@
 """The Store: a place for files that the driver and every executor can reach. Runs on the *driver*.
 
-Datasets are written aside, in a folder ``NAME.tmp``, and become visible in one go; a dataset without its
-manifest is never read, and one that could not be finished leaves nothing behind.
+Datasets are written in folders of their own, which nobody reads until their manifest lies there: it is written
+last, in one go. A dataset that could not be finished leaves nothing behind. Datasets of one content share a key in
+their names; where two are written at once, each is complete, and either serves.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.cleanup import list_folders, remove_folder, remove_old_folders
+from sparkdl.data.dataset import MANIFEST_NAME
 from sparkdl.data.filesystems import Location, absolute_url, open_location
-from sparkdl.data.manifest import write_manifest
-from sparkdl.errors import StoreError
+from sparkdl.data.manifest import open_dataset, write_manifest
+from sparkdl.data.store_failures import describe_failure
+from sparkdl.data.uses import FolderUse, Marks, store_time
+from sparkdl.errors import ParamError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+KEEP_FOR = timedelta(days=1)
+"""How long a dataset stays in a Store after its last use, unless the Store says otherwise."""
+
 
 class Store:
     """A folder for datasets, given by a local path or URL.
@@ -33,19 +43,29 @@ class Store:
     Args:
         url: local or shared path, ``file:``, ``dbfs:/...``, ``/Volumes/...``, ``s3://``, ``abfss://``,
             ``gs://``, ``hdfs://``, or any other scheme that fsspec has a plugin for.
+        keep_for: how long a dataset stays after its last use, for the next one who needs the same rows; a day by
+            default, not at all with ``timedelta(0)``. Older ones go when the next dataset is written, or by
+            :meth:`cleanup`.
 
     Raises:
+        ParamError: if ``keep_for`` is negative.
         StoreError: on first use, if the scheme is unknown or its plugin is not installed.
     """
 
-    def __init__(self, url: str | os.PathLike[str]) -> None:
+    def __init__(self, url: str | os.PathLike[str], *, keep_for: timedelta = KEEP_FOR) -> None:
+        if keep_for < timedelta(0):
+            raise ParamError(f"keep_for must not be negative, got {keep_for}.")
         self.url = absolute_url(url)
+        self.keep_for = keep_for
 
     def __repr__(self) -> str:
-        return f"Store({self.url!r})"
+        return f"Store({self.url!r}, keep_for={self.keep_for!r})"
 
-    def __reduce__(self) -> tuple[type[Store], tuple[str]]:
-        return Store, (self.url,)  # filesystems hold sockets and caches that do not travel
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_store, (
+            self.url,
+            self.keep_for,
+        )  # filesystems hold sockets and caches that do not travel
 
     @classmethod
     def from_url(cls, url: str | os.PathLike[str]) -> Store:
@@ -82,7 +102,7 @@ class Store:
         """
         probe = f"{self.location.path}/probe-{uuid.uuid4().hex}.tmp"
         try:
-            self.filesystem.makedirs(self.location.path, exist_ok=True)
+            self.location.make_folder()
             with self.filesystem.open(probe, "wb") as file:
                 file.write(b"sparkdl")
             with self.filesystem.open(probe, "rb") as file:
@@ -91,78 +111,177 @@ class Store:
         except Exception as error:
             with suppress(Exception):
                 self.filesystem.rm(probe)
-            raise StoreError(
-                f"The Store {self.url} cannot be written: {type(error).__name__}: {error}. Choose a URL that "
-                "the driver and every executor can write."
-            ) from error
+            raise self.cannot_be_written(error) from error
         if content != b"sparkdl":
             raise StoreError(f"The Store {self.url} does not give back what was written to it.")
 
-    def new_dataset_url(self, name: str) -> str:
-        """Return the URL of a folder that does not exist yet; ``name`` is the readable part of its name."""
-        return f"{self.url}/{_as_file_name(name)}-{uuid.uuid4().hex[:16]}"
+    def cannot_be_written(self, error: BaseException) -> StoreError:
+        """Return the error for a Store that did not take what was written."""
+        if isinstance(error, StoreError):
+            return error
+        why = describe_failure(error) or (
+            f"{type(error).__name__}: {error}. Choose a URL that the driver and every executor can write."
+        )
+        return StoreError(f"The Store {self.url} cannot be written: {why}")
 
     @contextmanager
-    def stage_dataset(self, name: str) -> Iterator[StagedDataset]:
+    def stage_dataset(self, name: str, key: str | None = None) -> Iterator[StagedDataset]:
         """Give a new folder to write a dataset into; it is removed unless it was committed.
+
+        Args:
+            name: the readable part of the folder's name.
+            key: of the dataset's content, where others may find and use it by :meth:`find_dataset`.
 
         Raises:
             StoreError: if the Store cannot be written.
         """
         self.check_writable()
-        staged = StagedDataset(self, self.new_dataset_url(name))
+        # Names begin with the time, so that of two who write the same content all agree who came first.
+        token = f"{time.time_ns():016x}-{uuid.uuid4().hex[:8]}"
+        parts = [_as_file_name(name), *([key] if key else []), token]
+        staged = StagedDataset(f"{self.url}/{'-'.join(parts)}")
         try:
             yield staged
         finally:
             staged.discard()
+
+    @contextmanager
+    def scratch_folder(self, name: str) -> Iterator[str]:
+        """Give the URL of a new folder for files that are needed until the block ends; it is removed then.
+
+        Raises:
+            StoreError: if the Store cannot be written.
+        """
+        with self.stage_dataset(name) as staged:
+            yield staged.url
+
+    def find_dataset(self, name: str, key: str) -> tuple[ParquetDataset, FolderUse] | None:
+        """Return a complete dataset with that name and key and a use of it that the caller ends; None if none is there.
+
+        Raises:
+            StoreError: if the Store cannot be read or written.
+        """
+        for url in self._urls_with_key(name, key):
+            location = open_location(url)
+            if not Marks(location, MANIFEST_NAME).has_manifest:
+                continue
+            use = use_dataset(url)
+            # Looked at once more, now that a cleanup sees us.
+            marks = Marks(location, MANIFEST_NAME)
+            try:
+                if marks.has_manifest and not marks.is_being_removed:
+                    return open_dataset(url), use
+            except StoreError as error:
+                logger.warning("%s is not used: %s", url, error)
+            use.end()
+        return None
+
+    def is_being_written(self, name: str, key: str, *, before: str | None = None) -> bool:
+        """Whether somebody writes a dataset with that name and key just now.
+
+        Args:
+            name: readable part of the folder's name.
+            key: key of the content.
+            before: URL of a dataset that is being written; only those that began before it count.
+        """
+        for url in self._urls_with_key(name, key):
+            if url == before:
+                return False
+            location = open_location(url)
+            marks = Marks(location, MANIFEST_NAME)
+            if not marks.has_manifest and marks.in_use(store_time(self.location)):
+                return True
+        return False
+
+    def cleanup(self, older_than: timedelta | None = None) -> list[str]:
+        """Remove datasets that nobody has used for some time, and what broken-off writes left.
+
+        What is being read or written stays, however old it is; so does what sparkdl did not write.
+
+        Args:
+            older_than: time since the last use; by default ``keep_for``.
+
+        Returns:
+            The URLs of what was removed.
+
+        Raises:
+            StoreError: if the Store cannot be listed, or something in it cannot be removed.
+        """
+        return remove_old_folders(
+            self.url, (self.keep_for if older_than is None else older_than).total_seconds()
+        )
+
+    def _urls_with_key(self, name: str, key: str) -> list[str]:
+        prefix = f"{_as_file_name(name)}-{key}-"
+        try:
+            self.filesystem.invalidate_cache()
+            if not self.filesystem.exists(self.location.path):
+                return []
+            return [f"{self.url}/{each}" for each in list_folders(self.location) if each.startswith(prefix)]
+        except Exception as error:
+            raise StoreError(
+                f"The Store {self.url} cannot be listed: {type(error).__name__}: {error}"
+            ) from error
 
 
 class StagedDataset:
     """A dataset that is being written and that nobody reads yet.
 
     Attributes:
-        url: where its files go now.
+        url: the folder of its files.
     """
 
-    def __init__(self, store: Store, final_url: str) -> None:
-        self._final_url = final_url
-        # Object stores rename by copying every byte; there the manifest alone makes the set visible.
-        self.url = f"{final_url}.tmp" if store.location.can_rename else final_url
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._use: FolderUse | None = use_dataset(url)
         self._committed = False
 
-    @property
-    def spark_url(self) -> str:
-        """Where Spark writes the files."""
-        return open_location(self.url).spark_url
-
     def commit(self, dataset: ParquetDataset) -> ParquetDataset:
-        """Write the manifest, move the folder to its place and return the dataset as it lies there.
+        """Write the manifest, by which the dataset can be seen, and return the dataset.
 
         Raises:
             StoreError: if that fails.
         """
-        here, there = open_location(self.url), open_location(self._final_url)
-        final = replace(dataset, url=self._final_url)
+        final = replace(dataset, url=self.url)
         try:
-            write_manifest(final, here)
-            if here.path != there.path:
-                here.filesystem.mv(here.path, there.path, recursive=True)
+            write_manifest(final, open_location(self.url))
         except Exception as error:
-            raise StoreError(f"The dataset {self._final_url} cannot be committed: {error}") from error
+            raise StoreError(f"The dataset {self.url} cannot be committed: {error}") from error
         self._committed = True
         return final
 
+    def hand_over_use(self) -> FolderUse:
+        """Return the use under which the set was written; the caller ends it."""
+        use, self._use = self._use, None
+        assert use is not None, "a use is handed over once"
+        return use
+
     def discard(self) -> None:
         """Remove the files unless they were committed."""
+        if self._use is not None:
+            self._use.end()
         if self._committed:
             return
-        here = open_location(self.url)
         try:
-            here.filesystem.rm(here.path, recursive=True)
-        except FileNotFoundError:
-            return
+            remove_folder(open_location(self.url))
         except Exception as error:  # not raised, as it would hide why the set was given up
             logger.warning("The unfinished dataset %s could not be removed: %s", self.url, error)
+
+
+def use_dataset(url: str) -> FolderUse:
+    """Keep a folder of a Store from being cleaned up, until the use ends.
+
+    Raises:
+        StoreError: if the Store cannot be written.
+    """
+    try:
+        return FolderUse(open_location(url))
+    except Exception as error:
+        raise StoreError(f"{url} cannot be written: {type(error).__name__}: {error}") from error
+
+
+def _make_store(url: str, keep_for: timedelta) -> Store:
+    return Store(url, keep_for=keep_for)
 
 
 def _as_file_name(name: str) -> str:

@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkdl.data.dataset import ParquetDataset
+    from sparkdl.data.value_census import ColumnCensus
 
 _EXAMPLE_CHARACTERS = 200
 
 
-def check_shapes(df: DataFrame, depths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the shape that all rows of each array column have, from one aggregation.
+def check_shapes(
+    df: DataFrame, depths: Mapping[str, int], *, allow_ragged: bool = False
+) -> dict[str, tuple[int | None, ...]]:
+    """Return the length that all rows of each array column have at every level, from one aggregation.
 
     Args:
-        df: the rows as they were written.
-        depths: for each column how many arrays are nested around its numbers.
+        df: the rows.
+        depths: for each column how many arrays are nested around its elements.
+        allow_ragged: whether lengths may differ or be 0; None stands for such a length.
 
     Raises:
         DataError: if there are no rows, or arrays of one column differ in length or are empty.
@@ -42,12 +46,33 @@ def check_shapes(df: DataFrame, depths: Mapping[str, int]) -> dict[str, tuple[in
         0
     ]
     if not num_rows:
-        raise DataError("The DataFrame has no rows; there is nothing to train on.")
+        raise no_rows_error()
     values = iter(found)
     return {
-        name: tuple(_common_length(name, next(values), next(values)) for _ in levels)
+        name: tuple(
+            common_length(name, next(values), next(values), allow_ragged=allow_ragged) for _ in levels
+        )
         for name, levels in lengths.items()
     }
+
+
+def no_rows_error() -> DataError:
+    """The error for a DataFrame without rows."""
+    return DataError("The DataFrame has no rows; there is nothing to train on.")
+
+
+def check_census(census: Mapping[str, ColumnCensus], num_rows: int) -> None:
+    """Check what was counted while the rows were written.
+
+    Raises:
+        DataError: if a column has nulls, or arrays with null elements; it says how many and shows the first
+            such row.
+    """
+    for name, column in census.items():
+        if column.num_null_rows:
+            raise _null_rows_error(name, column.num_null_rows, num_rows, column.first)
+        if column.num_rows_with_null_elements:
+            raise _null_elements_error(name, column.num_rows_with_null_elements, num_rows, column.first)
 
 
 def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
@@ -63,7 +88,7 @@ def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
     """
     for column in dataset.columns:
         if column.num_nulls:
-            raise _null_error(df, column.name, bool(column.shape), dataset.num_rows)
+            raise _null_error(df, column.name, bool(column.shape or column.lengths), dataset.num_rows)
 
 
 def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None:
@@ -111,7 +136,16 @@ def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
         column = F.flatten(column)
 
 
-def _common_length(name: str, least: int | None, greatest: int | None) -> int:
+def common_length(
+    name: str, least: int | None, greatest: int | None, *, allow_ragged: bool = False
+) -> int | None:
+    """Return the one length of a column's arrays; None where it differs or is 0, if that is allowed.
+
+    Raises:
+        DataError: if it is not allowed.
+    """
+    if allow_ragged and (least is None or least != greatest or not greatest):
+        return None
     if least is None or greatest is None:
         raise DataError(f"Column {name!r} is null in every row.")
     if least != greatest:
@@ -130,13 +164,21 @@ def _null_error(df: DataFrame, name: str, is_array: bool, num_rows: int) -> Data
     column = F.col(quoted(name))
     num_null_rows, first = _count_and_find(df, column.isNull())
     if num_null_rows or not is_array:
-        return DataError(
-            f"Column {name!r} is null in {num_null_rows} of {num_rows} rows, first in {first}. Fill those "
-            f"values, or leave the rows out with df.dropna(subset=[{name!r}])."
-        )
+        return _null_rows_error(name, num_null_rows, num_rows, first)
     # As text, so that nulls of inner arrays are found at any depth.
     has_null = F.to_json(F.struct(column)).rlike(r"[\[,]null[\],]")
     num_null_rows, first = _count_and_find(df, has_null)
+    return _null_elements_error(name, num_null_rows, num_rows, first)
+
+
+def _null_rows_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:
+    return DataError(
+        f"Column {name!r} is null in {num_null_rows} of {num_rows} rows, first in {first}. Fill those "
+        f"values, or leave the rows out with df.dropna(subset=[{name!r}])."
+    )
+
+
+def _null_elements_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:
     return DataError(
         f"Column {name!r} has arrays with null elements in {num_null_rows} of {num_rows} rows, first in "
         f"{first}. Fill them, or leave the rows out."

@@ -52,6 +52,7 @@ def make_estimator(folder: Path, **changes: Any) -> TorchEstimator:
         "numWorkers": 2,
         "seed": 7,
         "store": str(folder / "store"),
+        "keepRowsSeconds": 0,
         "tracking": "off",
         "showProgress": False,
     }

@@ -174,8 +174,14 @@ def test_killed_rank_ends_the_fit_within_ten_seconds_and_leaves_nothing(frame, t
 
 @pytest.mark.any_spark_will_do
 @pytest.mark.parametrize("fails", [False, True])
-def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(frame, tmp_path, caplog, fails):
-    loss = LossThatSpoils(tmp_path, "store/*/_sparkdl_dataset.json", removes=True, fails=fails)
+def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(
+    frame, tmp_path, caplog, monkeypatch, fails
+):
+    def fail(location):
+        raise PermissionError(f"not allowed: {location.path}")
+
+    monkeypatch.setattr("sparkdl.data.cleanup.remove_folder", fail)
+    loss = LossThatSpoils(tmp_path, "nothing", fails=fails)
     estimator = make_estimator(tmp_path, loss=loss, epochs=2)
     if fails:
         with pytest.raises(RankError, match="the loss failed"):
@@ -183,7 +189,18 @@ def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(frame, tmp_
     else:
         assert len(estimator.fit(frame).history) == 2
     (left,) = (tmp_path / "store").iterdir()
-    assert f"The training rows stay in {left}; remove that folder yourself" in caplog.text
+    assert f"The rows stay in {left}; remove that folder yourself" in caplog.text
+
+
+@pytest.mark.any_spark_will_do
+def test_a_second_fit_on_the_same_rows_does_not_write_them_again(frame, tmp_path):
+    estimator = make_estimator(tmp_path, epochs=1, keepRowsSeconds=3600)
+    estimator.fit(frame)
+    (manifest,) = (tmp_path / "store").glob("*/_sparkdl_dataset.json")
+    before = manifest.stat().st_mtime_ns
+    estimator.fit(frame)
+    assert [path.stat().st_mtime_ns for path in (tmp_path / "store").glob("*/*.json")] == [before]
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [manifest.parent.name]
 
 
 BAD_DATA = {

@@ -119,7 +119,7 @@ def test_columns_that_cannot_be_fed_are_refused_before_anything_is_written(
     df: DataFrame, store: Store, columns: list[str], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        materialize(df, columns, store)
+        materialize(df, columns, store, numbers_only=True)
     assert not Path(store.url).exists()
 
 
@@ -141,7 +141,9 @@ def test_values_that_cannot_be_trained_on_are_named_and_leave_no_files(
     df: DataFrame, store: Store, name: str, expression: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        materialize(df.selectExpr(f"{expression} as {name}", "flag"), [name, "flag"], store)
+        materialize(
+            df.selectExpr(f"{expression} as {name}", "flag"), [name, "flag"], store, numbers_only=True
+        )
     assert repr(name) in str(caught.value)
     assert files_of(store) == []
 

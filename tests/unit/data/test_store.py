@@ -65,7 +65,7 @@ def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: Write
 def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
     committed = stage_copy(Store(tmp_path / "store"), write_dataset([[10]]))
     manifest = Path(committed.url) / "_sparkdl_dataset.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
     with pytest.raises(StoreError, match="version 99"):
         open_dataset(committed.url)
 
@@ -82,9 +82,9 @@ def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
 
 
 def test_a_missing_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(StoreError, match="Install s3fs"):
-        Store("s3://bucket/folder").check_writable()
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(StoreError, match="Install gcsfs"):
+        Store("gs://bucket/folder").check_writable()
     with pytest.raises(StoreError, match="nosuchscheme"):
         Store("nosuchscheme://x").check_writable()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 from torch import nn
@@ -44,6 +46,15 @@ def test_a_copy_has_params_of_its_own():
 def test_a_store_may_be_an_object_or_a_url(tmp_path):
     assert make_estimator(store=Store(tmp_path)).getStore().url == str(tmp_path)
     assert make_estimator(store=str(tmp_path)).getStore().url == str(tmp_path)
+
+
+def test_how_long_rows_are_kept_comes_with_the_store_or_by_itself(tmp_path):
+    hour = timedelta(hours=1)
+    assert make_estimator(store=Store(tmp_path, keep_for=hour)).getStore().keep_for == hour
+    assert make_estimator(store=str(tmp_path), keepRowsSeconds=0).getStore().keep_for == timedelta(0)
+    assert make_estimator(store=str(tmp_path)).getStore().keep_for == timedelta(days=1)
+    with pytest.raises(ParamError, match=r"keepRowsSeconds is -1\.0"):
+        make_estimator(keepRowsSeconds=-1.0).check_values()
 
 
 def test_the_constructor_takes_keywords_only_and_knows_its_params():

@@ -1,0 +1,110 @@
+"""Plain reads of Parquet are trained on where they lie; everything else is copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from sparkdl.data import ParquetFeed, Store, materialize
+from sparkdl.errors import DataError, StoreError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in place") / "rows with space"
+    columns = ["id as x", "cast(id as float) / 2 as y", "array(id, id + 1) as pair", "id % 3 = 0 as flag"]
+    df = spark.range(0, 300, 1, 3).selectExpr(*columns, "date_add(date'2020-01-01', cast(id as int)) as day")
+    df.write.parquet(str(folder))
+    df.write.partitionBy("flag").parquet(str(folder.parent / "partitioned"))
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_a_plain_read_is_not_copied(spark: SparkSession, folder: Path, store: Store) -> None:
+    for df in (spark.read.parquet(str(folder)), spark.read.parquet(str(folder)).select("pair", "x", "day")):
+        dataset = materialize(df, ["x", "pair", "day"], store)
+        assert Path(dataset.url.removeprefix("file:")).resolve() == folder
+        assert dataset.column("pair").shape == (2,)
+        with ParquetFeed(dataset, columns=["x", "pair"], rank=0, world_size=1, batch_size=300) as feed:
+            (batch,) = feed.epoch(0)
+        np.testing.assert_array_equal(np.sort(batch["x"]), np.arange(300))
+        np.testing.assert_array_equal(batch["pair"][:, 1], batch["x"] + 1)
+    assert not Path(store.url).exists()
+    with pytest.raises(StoreError, match="was not written by sparkdl"):
+        dataset.delete()
+
+
+def test_only_the_files_that_spark_reads_are_read(spark: SparkSession, folder: Path, store: Store) -> None:
+    some = sorted(str(path) for path in folder.glob("*.parquet"))[:2]
+    assert materialize(spark.read.parquet(*some), ["x"], store).num_rows == 200
+
+
+@pytest.mark.parametrize(
+    "expressions",
+    [
+        ["cast(x as int) as x"],
+        ["x + 1 as x"],
+        ["y as x"],
+        ["struct(x).x as x", "y"],
+    ],
+)
+def test_what_computes_or_renames_is_copied(
+    spark: SparkSession, folder: Path, store: Store, expressions: list[str]
+) -> None:
+    df = spark.read.parquet(str(folder)).selectExpr(*expressions)
+    dataset = materialize(df, ["x"], store)
+    # Spark's optimizer knows that struct(x).x is x.
+    assert dataset.url.startswith(store.url) == (expressions[0] != "struct(x).x as x")
+
+
+def test_filters_limits_samples_caches_and_partitions_are_copied(
+    spark: SparkSession, folder: Path, store: Store
+) -> None:
+    df = spark.read.parquet(str(folder))
+    cached = df.select("x", "y").cache()
+    partitioned = spark.read.parquet(str(folder.parent / "partitioned"))
+    wider = spark.read.schema("x bigint, missing double").parquet(str(folder)).fillna(0.0)
+    cases = [df.where("x > 5"), df.limit(10), df.sample(0.5, seed=1), cached, df.union(df), wider]
+    counts = [materialize(case, ["x"], store) for case in cases]
+    assert [dataset.url.startswith(store.url) for dataset in counts] == [True] * len(cases)
+    assert [dataset.num_rows for dataset in counts] == [case.count() for case in cases]
+    assert materialize(partitioned, ["x", "flag"], store).url.startswith(store.url)
+    cached.unpersist()
+
+
+def test_nulls_and_lengths_are_checked_in_place_as_well(
+    spark: SparkSession, folder: Path, tmp_path: Path, store: Store
+) -> None:
+    df = spark.read.parquet(str(folder))
+    df.selectExpr("if(x < 4, null, x) as x", "if(x < 4, array(x), pair) as pair").write.parquet(
+        str(tmp_path / "bad")
+    )
+    bad = spark.read.parquet(str(tmp_path / "bad"))
+    with pytest.raises(DataError, match="'x' is null in 4 of 300 rows"):
+        materialize(bad, ["x"], store)
+    with pytest.raises(DataError, match="'pair' has arrays of 1 to 2 elements"):
+        materialize(bad, ["pair"], store, numbers_only=True)
+
+
+def test_a_delta_table_is_copied_as_its_log_says_which_rows_are_valid(
+    spark: SparkSession, folder: Path, tmp_path: Path, store: Store
+) -> None:
+    spark.read.parquet(str(folder)).write.parquet(str(tmp_path / "table"))
+    (tmp_path / "table" / "_delta_log").mkdir()
+    log = tmp_path / "table" / "_delta_log" / "00000000000000000000.json"
+    log.write_text("{}")
+    first = materialize(spark.read.parquet(str(tmp_path / "table")), ["x"], store)
+    assert first.url.startswith(store.url)
+    assert materialize(spark.read.parquet(str(tmp_path / "table")), ["x"], store) == first
+    log.with_name("00000000000000000001.json").write_text("{}")
+    assert materialize(spark.read.parquet(str(tmp_path / "table")), ["x"], store) != first

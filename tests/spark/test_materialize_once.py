@@ -1,0 +1,212 @@
+"""Rows of one content are written once, and never taken for others: what shares a dataset and what must not."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.data import ParquetFeed, Store, materialize, use_materialized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkdl.data import ParquetDataset
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def write_numbers(folder: Path, start: int, num_rows: int = 100) -> None:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"x": np.arange(start, start + num_rows)}), folder / "part-0.parquet")
+
+
+def values(dataset: ParquetDataset, name: str = "x") -> list[float]:
+    with ParquetFeed(
+        dataset, columns=[name], rank=0, world_size=1, batch_size=1 << 16, shuffle=False
+    ) as feed:
+        return sorted(float(value) for batch in feed.epoch(0) for value in batch[name])
+
+
+def sets_of(store: Store) -> list[str]:
+    return sorted(path.name for path in Path(store.url).iterdir())
+
+
+def doubled(spark: SparkSession, folder: Path) -> DataFrame:
+    return spark.read.parquet(str(folder)).selectExpr("x * 2 as x")
+
+
+def test_the_same_plan_is_written_once(spark: SparkSession, tmp_path: Path, store: Store) -> None:
+    write_numbers(tmp_path / "a b", 0)
+    first = materialize(doubled(spark, tmp_path / "a b"), ["x"], store)
+    assert materialize(doubled(spark, tmp_path / "a b"), ["x"], store) == first
+    assert values(first) == [2.0 * number for number in range(100)]
+    assert len(sets_of(store)) == 1
+
+
+def test_files_written_again_are_other_rows(spark: SparkSession, tmp_path: Path, store: Store) -> None:
+    write_numbers(tmp_path / "in", 0)
+    first = materialize(doubled(spark, tmp_path / "in"), ["x"], store)
+    write_numbers(tmp_path / "in", 1000)  # of the same name, size and number of rows
+    second = materialize(doubled(spark, tmp_path / "in"), ["x"], store)
+    assert second.url != first.url
+    assert values(second) == [2.0 * number for number in range(1000, 1100)]
+
+
+def test_columns_and_options_are_part_of_the_key(spark: SparkSession, store: Store) -> None:
+    df = spark.range(100).selectExpr("id as x", "id * 2 as y")
+    urls = [
+        materialize(df, ["x"], store).url,
+        materialize(df, ["y"], store).url,
+        materialize(df, ["x", "y"], store).url,
+        materialize(df, ["x"], store, row_group_bytes=128).url,
+        materialize(df, ["x"], store, vector_dtype="float32").url,
+    ]
+    assert len(set(urls)) == len(urls)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "rand() as x",
+        "rand(7) as x",
+        "cast(unix_micros(current_timestamp()) as bigint) as x",
+        "cast(hash(uuid()) as bigint) as x",
+        "monotonically_increasing_id() as x",
+        "reflect('java.lang.System', 'nanoTime') as x",
+    ],
+)
+def test_what_may_differ_next_time_is_never_shared(
+    spark: SparkSession, store: Store, expression: str
+) -> None:
+    df = spark.range(50).selectExpr(expression)
+    assert materialize(df, ["x"], store).url != materialize(df, ["x"], store).url
+
+
+def test_a_volatile_column_among_hundreds_is_seen(spark: SparkSession, store: Store) -> None:
+    columns = [f"id + {index} as c{index}" for index in range(200)]
+    df = spark.range(5).selectExpr(*columns[:100], "rand() as x", *columns[100:])
+    assert materialize(df, ["x"], store).url != materialize(df, ["x"], store).url
+
+
+def test_python_functions_are_never_shared(spark: SparkSession, store: Store) -> None:
+    from pyspark.sql import functions as F
+
+    df = spark.range(50).select(F.udf(lambda number: number + 1, "bigint")("id").alias("x"))
+    assert materialize(df, ["x"], store).url != materialize(df, ["x"], store).url
+    df = spark.range(50).mapInPandas(lambda frames: frames, "id bigint").selectExpr("id as x")
+    assert materialize(df, ["x"], store).url != materialize(df, ["x"], store).url
+
+
+def test_rows_in_memory_are_shared_by_content_and_no_further(spark: SparkSession, store: Store) -> None:
+    df = spark.createDataFrame([(1,), (2,)], "x bigint")
+    other = spark.createDataFrame([(1,), (3,)], "x bigint")
+    first = materialize(df, ["x"], store)
+    assert materialize(df, ["x"], store) == first
+    assert values(materialize(other, ["x"], store)) == [1.0, 3.0]
+    df.cache()
+    assert materialize(df, ["x"], store) == first
+    df.unpersist()
+
+
+def test_the_features_of_an_ml_pipeline_are_shared(
+    spark: SparkSession, store: Store, spark_mode: str
+) -> None:
+    from pyspark.ml.feature import VectorAssembler
+
+    df = VectorAssembler(inputCols=["id"], outputCol="x").transform(spark.range(50))
+    first, second = (materialize(df, ["x"], store) for _ in range(2))
+    # On Connect the server makes the function anew each time it is asked, so that nothing says it is the same.
+    assert (first == second) == (spark_mode != "connect")
+    random = materialize(df.selectExpr("x", "rand() as y"), ["x", "y"], store)
+    assert random != materialize(df.selectExpr("x", "rand() as y"), ["x", "y"], store)
+
+
+def test_a_split_is_shared_and_others_are_not_taken_for_it(spark: SparkSession, store: Store) -> None:
+    train, test = spark.range(100).randomSplit([0.5, 0.5], seed=1)
+    other = spark.range(100).randomSplit([0.5, 0.5], seed=2)[0]
+    first = materialize(train, ["id"], store)
+    assert materialize(train, ["id"], store) == first
+    assert not set(values(first, "id")) & set(values(materialize(test, ["id"], store), "id"))
+    assert values(materialize(other, ["id"], store), "id") != values(first, "id")
+
+
+def test_a_cached_dataframe_whose_files_changed_is_read_from_the_cache_and_not_shared(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    write_numbers(tmp_path / "in", 0)
+    df = doubled(spark, tmp_path / "in").cache()
+    df.count()
+    write_numbers(tmp_path / "in", 1000)
+    assert values(materialize(df, ["x"], store))[0] == 0.0
+    df.unpersist()
+    assert values(materialize(doubled(spark, tmp_path / "in"), ["x"], store))[0] == 2000.0
+
+
+def test_fits_at_once_write_the_rows_once(spark: SparkSession, store: Store) -> None:
+    df = spark.range(0, 1000, 1, 4).selectExpr("id as x")
+    found = in_threads(4, lambda: materialize(df, ["x"], store))
+    assert len({dataset.url for dataset in found}) == 1
+    assert len(sets_of(store)) == 1
+    assert values(found[0]) == [float(number) for number in range(1000)]
+
+
+def in_threads(count: int, call: Callable[[], ParquetDataset]) -> list[ParquetDataset]:
+    results: list[ParquetDataset] = []
+    threads = [threading.Thread(target=lambda: results.append(call())) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == count
+    return results
+
+
+def test_a_half_written_set_of_the_same_rows_is_not_read(spark: SparkSession, store: Store) -> None:
+    df = spark.range(0, 1000, 1, 4).selectExpr("id as x")
+    first = materialize(df, ["x"], store)
+    # What a driver leaves that was killed before it committed: files, and no manifest.
+    half = f"{first.url.rsplit('-', 2)[0]}-{'0' * 16}-{'0' * 8}"
+    shutil.copytree(first.url, half)
+    (Path(half) / "_sparkdl_dataset.json").unlink()
+    assert materialize(df, ["x"], store) == first
+    assert not Path(half).exists()
+
+
+def test_a_use_ends_with_its_block_and_leaves_what_can_be_shared(spark: SparkSession, store: Store) -> None:
+    df = spark.range(100).selectExpr("id as x")
+    with use_materialized(df, ["x"], store) as dataset:
+        assert store.cleanup(timedelta(0)) == []
+    assert materialize(df, ["x"], store) == dataset
+    with use_materialized(df.selectExpr("x + rand() as x"), ["x"], store) as private:
+        assert store.cleanup(timedelta(0)) == [dataset.url]
+        assert private.num_rows == 100
+    assert sets_of(store) == []
+
+
+def test_a_store_that_keeps_nothing_is_empty_after_the_block(spark: SparkSession, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", keep_for=timedelta(0))
+    with use_materialized(spark.range(100), ["id"], store) as dataset:
+        assert values(dataset, "id")[-1] == 99.0
+    assert sets_of(store) == []
+
+
+def test_why_rows_are_not_shared_is_logged(
+    spark: SparkSession, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "sparkdl.data"):
+        materialize(spark.range(9).selectExpr("rand() as x"), ["x"], store)
+    assert "rand() can give something else each time" in caplog.text

@@ -1,0 +1,45 @@
+"""A Store whose disk is full, for which a small file system is mounted."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.data import Store
+from sparkdl.data.row_writer import WrittenFile, write_partition
+from sparkdl.errors import StoreError
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_rows_that_do_not_fit_are_reported_and_no_file_stays(small_disk: Path) -> None:
+    batch = pa.RecordBatch.from_pydict({"x": np.random.default_rng(0).random(1 << 18)})
+    with Store(small_disk).stage_dataset("fit") as staged:
+        (row,) = write_partition(iter([batch]), staged.url, ["x"], 1 << 16)
+        file = WrittenFile.from_json(row.column(0)[0].as_py())
+        assert "its disk is full" in file.failure
+        assert "Store.cleanup()" in file.failure
+        assert not list(small_disk.glob("*/*.parquet"))
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_full_store_is_named_before_any_work(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * (1 << 20))
+    with pytest.raises(StoreError, match=r"disk cannot be written: its disk is full"):
+        Store(small_disk).check_writable()
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]

@@ -1,0 +1,155 @@
+"""A Store on a real S3 server, moto's on loopback: written as executors write, read as ranks read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.data import ParquetDataset, ParquetFeed, Store, open_dataset, scan_dataset
+from sparkdl.data.filesystems import open_location
+from sparkdl.data.row_writer import WrittenFile, write_partition
+from sparkdl.errors import StoreError
+
+if TYPE_CHECKING:
+    from sparkdl.data.store import StagedDataset
+
+moto_server = pytest.importorskip("moto.server", reason="moto, the S3 server, is not installed")
+s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def environment(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    """Credentials and the server's address as a user would set them: in the environment."""
+    s3fs.S3FileSystem.clear_instance_cache()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Store:
+    bucket = f"bucket-{abs(hash(request.node.name))}"
+    s3fs.S3FileSystem().mkdir(bucket)
+    return Store(f"s3://{bucket}/my store")
+
+
+def write_rows(staged: StagedDataset, start: int, stop: int) -> ParquetDataset:
+    batch = pa.RecordBatch.from_pydict(
+        {"x": np.arange(start, stop), "y": [[float(number)] * 4 for number in range(start, stop)]}
+    )
+    (row,) = write_partition(iter([batch]), staged.url, ["x", "y"], 1 << 12)
+    file = WrittenFile.from_json(row.column(0)[0].as_py())
+    assert not file.failure
+    assert file.num_rows == stop - start
+    return scan_dataset(staged.url)
+
+
+def commit_rows(store: Store, key: str | None = None) -> ParquetDataset:
+    with store.stage_dataset("fit", key) as staged:
+        return staged.commit(write_rows(staged, 0, 1000))
+
+
+def test_rows_are_written_scanned_and_fed_to_ranks(store: Store) -> None:
+    dataset = commit_rows(store)
+    assert open_dataset(dataset.url) == dataset
+    assert len(dataset.row_groups) > 4
+    rows = []
+    for rank in range(2):
+        with ParquetFeed(dataset, columns=["x", "y"], rank=rank, world_size=2, batch_size=64) as feed:
+            for batch in feed.epoch(0):
+                np.testing.assert_array_equal(batch["y"], np.repeat(batch["x"], 4).reshape(-1, 4))
+                rows += batch["x"].tolist()
+    assert sorted(rows) == list(range(1000))
+    dataset.delete()
+    assert store.filesystem.find(store.location.path) == []
+
+
+def test_a_set_is_found_by_its_key_and_outlives_a_cleanup_while_it_is_read(store: Store) -> None:
+    dataset = commit_rows(store, "0123abcd")
+    found = store.find_dataset("fit", "0123abcd")
+    assert found is not None
+    assert found[0] == dataset
+    assert store.find_dataset("fit", "ffff") is None
+    assert store.cleanup(timedelta(0)) == []
+    found[1].end()
+    assert store.cleanup() == []
+    assert store.cleanup(timedelta(0)) == [dataset.url]
+    assert store.filesystem.find(store.location.path) == []
+
+
+def test_sets_committed_at_once_are_each_complete(store: Store) -> None:
+    barrier = threading.Barrier(3)
+    found: list[ParquetDataset] = []
+
+    def commit() -> None:
+        with store.stage_dataset("fit", "abcd") as staged:
+            dataset = write_rows(staged, 0, 1000)
+            barrier.wait(60)
+            found.append(staged.commit(dataset))
+
+    threads = [threading.Thread(target=commit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    chosen = store.find_dataset("fit", "abcd")
+    assert chosen is not None
+    assert chosen[0].url == min(dataset.url for dataset in found)
+    assert all(open_dataset(dataset.url).num_rows == 1000 for dataset in found)
+    chosen[1].end()
+
+
+def test_what_was_not_committed_is_gone(store: Store) -> None:
+    with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("fit", "abcd") as staged:
+        write_rows(staged, 0, 10)
+        assert store.find_dataset("fit", "abcd") is None
+        assert store.is_being_written("fit", "abcd")
+        raise RuntimeError("the executors gave up")
+    assert store.filesystem.find(store.location.path) == []
+
+
+def test_a_bucket_that_is_not_there_is_named_and_not_made() -> None:
+    with pytest.raises(
+        StoreError, match=r"s3://no-such-bucket-here/x.*there is no such bucket.*mend the URL"
+    ):
+        Store("s3://no-such-bucket-here/x").check_writable()
+    assert not s3fs.S3FileSystem().exists("no-such-bucket-here")
+
+
+def test_missing_credentials_are_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(StoreError, match=r"no credentials were found.*AWS_ACCESS_KEY_ID"):
+        Store(store.url).check_writable()
+    batch = pa.RecordBatch.from_pydict({"x": np.arange(10)})
+    (row,) = write_partition(iter([batch]), f"{store.url}/fit", ["x"], 1 << 12)
+    assert "no credentials were found" in WrittenFile.from_json(row.column(0)[0].as_py()).failure
+    assert open_location(store.url).path.endswith("my store")

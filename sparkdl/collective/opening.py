@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.deadline import Deadline, check_timeout
 from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.rendezvous import PrefixRendezvous, answered_by
 from sparkdl.collective.stalls import StallCheck
@@ -149,6 +149,7 @@ def open_communicator(
         CommunicatorError: if the ranks cannot connect, or shared memory cannot be had where it was asked for.
     """
     check_transport(transport, wire)
+    check_timeout(timeout_s)
     if not 0 <= rank < world_size:
         raise ParamError(f"rank {rank} is outside a world of {world_size} ranks")
     with answered_by(Deadline(timeout_s)):

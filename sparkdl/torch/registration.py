@@ -154,6 +154,7 @@ def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicato
         # A group is a process set of the communicator below: measured and watched together with it.
         stall_check=parent.stall_check if parent is not None else None,
         telemetry=parent.telemetry if parent is not None else None,
+        world_ranks=options.global_ranks_in_group or None,  # none for the default group
     )
 
 

@@ -237,12 +237,12 @@ def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> Comm
     )
 
 
-def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int = 2) -> str:
-    """Lines of columns, the first ``num_left`` aligned to the left and the others to the right."""
+def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, the first two aligned to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column < num_left else cell.rjust(width)
+            cell.ljust(width) if column < 2 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in (header, *rows)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sparkdl.collective.monitor import Arrival, Lateness, OperationRecord, OperationTotals
-from sparkdl.collective.stalls import name_ranks
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

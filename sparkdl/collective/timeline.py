@@ -21,10 +21,10 @@ from sparkdl.collective.clock_offset import SharedClock, measure_offset
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.live_timeline import LiveTimeline
 from sparkdl.collective.rendezvous import PrefixRendezvous
-from sparkdl.collective.stalls import name_ranks
 from sparkdl.collective.telemetry import label_places
 from sparkdl.collective.trace_events import describe_rank, operation_events
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator

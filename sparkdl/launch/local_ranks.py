@@ -31,10 +31,10 @@ from sparkdl.collective import (
 )
 from sparkdl.collective.job import Job
 from sparkdl.collective.membership import FAILURE_KEY
-from sparkdl.collective.stalls import name_ranks
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended
 from sparkdl.launch.output_relay import OutputRelay
+from sparkdl.topology import name_ranks
 
 logger = logging.getLogger(__name__)
 

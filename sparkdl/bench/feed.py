@@ -18,7 +18,8 @@ from sparkdl.bench.feed_contenders import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BY
 from sparkdl.bench.feed_files import TABLES, write_table
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import check_output_arguments
-from sparkdl.bench.report import format_table, format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.collective.report import format_columns
 from sparkdl.errors import ParamError
 
 LIBRARIES = {
@@ -197,4 +198,4 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{ours / row['median_s']:.2f}x",
             )
         )
-    return format_table(header, table)
+    return format_columns(header, table)

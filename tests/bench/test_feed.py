@@ -22,7 +22,7 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-@pytest.mark.slow  # eighteen processes that import torch
+@pytest.mark.slow  # fifteen processes that import torch
 @pytest.mark.timeout(600)
 def test_run_measures_every_contender_at_every_case(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -35,7 +35,7 @@ def test_run_measures_every_contender_at_every_case(
     found = {(row["case"], row["contender"]) for row in report["rows"]}
     assert found == {
         (case, contender)
-        for case in feed.CASES
+        for case in feed.DEFAULT_CASES
         for contender in feed.LIBRARIES
         if not (contender == "arrow" and "shuffled" in case)
     }
@@ -104,6 +104,7 @@ def test_rows_hold_shares_memory_and_ratios() -> None:
     ("arguments", "message"),
     [
         (("--against", "pandas"), "--against pandas is unknown"),
+        (("--cases", "29 floats"), "--cases 29 floats is unknown"),
         (("--seconds", "0"), "use more than 0"),
         (("--scale", "0"), "use more than 0"),
         (("--json", "nowhere/x.json"), "there is no such folder"),

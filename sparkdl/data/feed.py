@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -116,7 +116,7 @@ class ParquetFeed:
         row_filter: Any = None,
         transform: Any = None,
         communicator: Communicator | None = None,
-        cache: Literal["memory", "disk"] | None = None,
+        cache: str | None = None,
         cache_limit_bytes: int = 4 << 30,
         cache_folder: str | None = None,
         read_timeout_s: float = 600.0,

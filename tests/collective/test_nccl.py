@@ -95,7 +95,8 @@ def test_exception_inside_with_aborts_the_other_ranks() -> None:
 
 def test_operation_that_misses_its_deadline_fails_everywhere_and_says_what_it_was() -> None:
     first, *others = seen("late rank")
-    assert "CommunicatorTimeoutError" in first["kinds"], first
+    # What it told the others may come back before the wait has seen it.
+    assert {"CommunicatorTimeoutError", "CommunicatorAbortedError"} & set(first["kinds"]), first
     said = "allreduce of 3 float64 on 'late rank/nccl' was not complete on GPU 0 within 0.5 s"
     assert said in first["message"]
     assert first["seconds"] < 5.0

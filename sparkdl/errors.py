@@ -21,6 +21,18 @@ class DataError(SparkdlError, ValueError):
     """
 
 
+class CorruptFileError(DataError):
+    """A Parquet file is damaged; the message names file, row group and column. Write the file again."""
+
+
+class FileVanishedError(DataError):
+    """A Parquet file was removed while ranks read it. Keep the files until training ends."""
+
+
+class FileChangedError(DataError):
+    """A Parquet file was written again while ranks read it. Write to another folder, or start anew."""
+
+
 class ShardingError(DataError):
     """The rows cannot be shared by the ranks. Lower the number of ranks or bring more rows."""
 

@@ -113,10 +113,9 @@ def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
     else:
         lengths = np.diff(values.offsets.to_numpy())
     if len(values) and (lengths != length).any():
-        raise DataError(
-            f"Column {column.name!r} has arrays of {lengths.min()} to {lengths.max()} elements; all must "
-            f"have {length}."
-        )
+        least, greatest = lengths.min(), lengths.max()
+        found = f"{least}" if least == greatest else f"{least} to {greatest}"
+        raise DataError(f"Column {column.name!r} has arrays of {found} elements; all must have {length}.")
     return values.flatten()
 
 

@@ -20,6 +20,7 @@ from sparkdl.data.block_cache import BlockCache
 from sparkdl.data.blocks import BlockLayout
 from sparkdl.data.course import Course
 from sparkdl.data.feed_state import Identity, from_json, to_json
+from sparkdl.data.filesystems import open_location
 from sparkdl.data.footer_cache import FooterCache
 from sparkdl.data.read_ahead import ReadAhead
 from sparkdl.data.row_filter import as_row_filter, count_rows
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.epoch_plan import Part
     from sparkdl.data.petastorm.reader import ShardReader
+    from sparkdl.data.petastorm.watched_files import WatchedFiles
     from sparkdl.data.preparation import Preparation
     from sparkdl.data.sources import Source
 
@@ -157,6 +159,7 @@ class ParquetFeed:
         self._epoch = 0
         self._given = 0
         self._readers: set[ShardReader] = set()
+        self._files: WatchedFiles | None = None
         self._closed = False
         self.waited_s = 0.0
 
@@ -311,7 +314,10 @@ class ParquetFeed:
     def _open_reader(self, shard: list[Part]) -> ShardReader:
         # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
         from sparkdl.data.petastorm.reader import ShardReader
+        from sparkdl.data.petastorm.watched_files import WatchedFiles
 
+        if self._files is None:
+            self._files = WatchedFiles(open_location(self.dataset.url).open_file)
         return ShardReader(
             self.dataset,
             self._layout,
@@ -326,6 +332,7 @@ class ParquetFeed:
             cache=self._cache,
             copies_cached=not self._shuffle,
             preparation=self._preparation,
+            files=self._files,
         )
 
 

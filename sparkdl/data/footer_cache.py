@@ -42,13 +42,13 @@ class FooterCache:
         """
         raw = _raw_footer(source)
         if raw is None:
-            return pq.ParquetFile(source)  # which knows best what is wrong with it
+            return _open(source)  # which knows best what is wrong with it
         with self._lock:
             kept = self._footers.get(path)
             if kept is not None and kept[0] == raw:
                 self._footers.move_to_end(path)
-                return pq.ParquetFile(source, metadata=kept[1])
-        file = pq.ParquetFile(source)
+                return _open(source, kept[1])
+        file = _open(source)
         self._keep(path, raw, file.metadata)
         return file
 
@@ -60,6 +60,11 @@ class FooterCache:
             while self._num_bytes > self._max_bytes:
                 _, (forgotten, _) = self._footers.popitem(last=False)
                 self._num_bytes -= len(forgotten)
+
+
+def _open(source: Any, metadata: Any = None) -> pq.ParquetFile:
+    # Spark writes a checksum for every page; without looking at it flipped bits would be read as numbers.
+    return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
 
 
 def _raw_footer(source: Any) -> bytes | None:

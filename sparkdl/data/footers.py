@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sparkdl.data.arrow_columns import describe_type, shape_of_first_row
 from sparkdl.data.dataset import Column, ParquetDataset, RowGroup, missing_column_error
 from sparkdl.data.filesystems import Location, absolute_url, open_location
-from sparkdl.errors import DataError
+from sparkdl.errors import CorruptFileError, DataError, FileVanishedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -91,6 +91,15 @@ def _read_footer(location: Location, path: str) -> _Footer:
     try:
         with location.open_file(f"{location.path}/{path}") as file:
             metadata = pq.read_metadata(file)
+    except FileNotFoundError as error:
+        raise FileVanishedError(
+            f"The Parquet file {location.path}/{path} was there when the folder was listed, and is gone now. Wait "
+            "until whoever writes to the folder is done."
+        ) from error
+    except pa.ArrowInvalid as error:
+        raise CorruptFileError(
+            f"The Parquet file {location.path}/{path} cannot be read: {error}. Write it again."
+        ) from error
     except Exception as error:
         raise DataError(f"The Parquet file {location.path}/{path} cannot be read: {error}") from error
     schema = metadata.schema.to_arrow_schema()
@@ -129,7 +138,12 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
     common = None
     for footer in footers:
         if name not in footer.schema.names:
-            raise missing_column_error(name, footer.schema.names)
+            if footer is footers[0]:
+                raise missing_column_error(name, footer.schema.names)
+            raise DataError(
+                f"Column {name!r} is in {footers[0].path}, but not in {footer.path}. Write files of equal columns, or "
+                "leave it out."
+            )
         found = footer.schema.field(name).type
         if common is not None and found != common:
             raise DataError(

@@ -104,8 +104,10 @@ class ConverterLoader:
             raise TypeError("A loader without num_epochs has no length.")
         return self._num_epochs * self._feed.steps_per_epoch
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield batches of tensors; a second iteration goes on with the epochs after those of the first.
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield batches of tensors, or of arrays where torch has no dtype for a column.
+
+        A second iteration goes on with the epochs after those of the first.
 
         Raises:
             DataError: if a file cannot be read; it names file and row group.
@@ -156,5 +158,5 @@ def _joined(parts: Sequence[Batch]) -> Batch:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _as_tensor(array: npt.NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(array)
+def _as_tensor(array: npt.NDArray[np.generic]) -> Tensor | npt.NDArray[np.generic]:
+    return torch.from_numpy(array) if array.dtype.kind in "biuf" else array

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.blocks import copy_of, slice_rows, take_rows
 from sparkdl.data.petastorm.containment import install
-from sparkdl.errors import DataError
+from sparkdl.data.petastorm.reading_errors import reading_error
+from sparkdl.errors import DataError, FileChangedError
 
 install()
 from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerResultsQueueReader
@@ -99,25 +100,25 @@ class ColumnsWorker(ArrowReaderWorker):
             expected_kept: rows of it that pass the filter.
 
         Raises:
-            DataError: if the file cannot be read or holds something else than was planned; it names file and
-                row group.
+            DataError: if the file cannot be read or holds something else than was planned; see
+                :func:`sparkdl.data.petastorm.reading_errors.reading_error`.
         """
         piece = self._split_pieces[piece_index]
-        where = f"{piece.path}, row group {piece.row_group}"
 
         def read_table() -> Any:
             table = self._load_rows(None, piece, shuffle_row_drop_partition)
             if table.num_rows != expected_rows:
-                raise DataError(
-                    f"it has {table.num_rows} rows now, but had {expected_rows} when the fit began; files "
-                    "must not change"
+                raise FileChangedError(
+                    f"it has {table.num_rows} rows now, but had {expected_rows} when the fit began"
                 )
             return table
 
         try:
             block = self._block(piece_index, read_table, rows, expected_kept)
         except Exception as error:
-            raise DataError(f"Reading {where} failed: {error}") from error
+            raise reading_error(
+                error, piece, [field.name for field in self._schema.fields.values()]
+            ) from error
         self.publish_func(block)
 
     def _block(self, row_group: int, read_table: Any, rows: Rows, expected_kept: int) -> Block:

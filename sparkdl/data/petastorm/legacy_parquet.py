@@ -142,7 +142,11 @@ class ParquetDatasetPiece:
     ) -> pa.Table:
         """Return the rows as a table, the values of partition folders as dictionary columns."""
         options = {"columns": None if columns is None else list(columns), "use_threads": use_threads}
-        with self.open_file_func(self.path) as source, pq.ParquetFile(source) as file:
+        with (
+            self.open_file_func(self.path) as source,
+            # Spark writes a checksum for every page; without looking at it flipped bits would be read as numbers.
+            pq.ParquetFile(source, page_checksum_verification=True) as file,
+        ):
             table = (
                 file.read(**options)
                 if self.row_group is None

@@ -15,6 +15,8 @@ from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool
 from sparkdl.data.petastorm.planned_piece import PlannedPiece
+from sparkdl.data.petastorm.reading_errors import reading_error
+from sparkdl.data.petastorm.watched_files import WatchedFiles
 from sparkdl.errors import DataError
 
 install()
@@ -55,6 +57,7 @@ class ShardReader(Reader):
         cache: keeps decoded row groups.
         copies_cached: whether blocks from the cache are the caller's to write into.
         preparation: makes the layout's columns of those that lie in the files, where they are not the same.
+        files: notices when files change between this reader and others that are given the same.
     """
 
     # Reader.__init__ lists the folder and reads all footers, which the plan has done; it is not called.
@@ -73,6 +76,7 @@ class ShardReader(Reader):
         cache: BlockCache | None = None,
         copies_cached: bool = True,
         preparation: Preparation | None = None,
+        files: WatchedFiles | None = None,
     ) -> None:
         location = open_location(dataset.url)
         groups = dataset.row_groups
@@ -93,7 +97,8 @@ class ShardReader(Reader):
             # The columns as Arrow decodes them, and the block that is made from them.
             lambda request: 2 * layout.row_bytes * int(request["expected_rows"]),
         )
-        pieces = {row_group: _piece(dataset, location, row_group, footers) for row_group, _ in shard}
+        watched = WatchedFiles(location.open_file) if files is None else files
+        pieces = {row_group: _piece(dataset, location, row_group, footers, watched) for row_group, _ in shard}
         requests = [
             {
                 "piece_index": row_group,
@@ -158,18 +163,20 @@ def kept_rows_counter(
     location = open_location(dataset.url)
 
     def count(row_group: int) -> int:
-        piece = _piece(dataset, location, row_group, footers)
+        piece = _piece(dataset, location, row_group, footers, WatchedFiles(location.open_file))
         try:
             return len(row_filter.rows_kept(piece.read(columns=list(row_filter.columns))))
         except Exception as error:
-            raise DataError(f"Reading {piece.path}, row group {piece.row_group} failed: {error}") from error
+            raise reading_error(error, piece, row_filter.columns) from error
 
     return count
 
 
-def _piece(dataset: ParquetDataset, location: Location, row_group: int, footers: FooterCache) -> PlannedPiece:
+def _piece(
+    dataset: ParquetDataset, location: Location, row_group: int, footers: FooterCache, files: WatchedFiles
+) -> PlannedPiece:
     group = dataset.row_groups[row_group]
-    return PlannedPiece(f"{location.path}/{group.path}", location.open_file, group.index, footers)
+    return PlannedPiece(f"{location.path}/{group.path}", files.open, group.index, footers)
 
 
 def _schema_of(

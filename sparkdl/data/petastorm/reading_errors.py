@@ -1,0 +1,84 @@
+"""What went wrong with a row group, in words: which file, row group and column, and what to do.
+
+Runs on the reader threads of every *rank*, only after a read has failed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.errors import CorruptFileError, DataError, FileChangedError, FileVanishedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
+
+
+def reading_error(error: Exception, piece: ParquetDatasetPiece, columns: Sequence[str]) -> DataError:
+    """Return the error to raise for a row group that could not be read.
+
+    To find the column, the columns are read once more, one by one.
+
+    Args:
+        error: what was raised.
+        piece: the row group.
+        columns: what was read of it.
+
+    Returns:
+        - :class:`FileVanishedError` if the file is not there,
+        - :class:`FileChangedError` if it is not the file that the dataset was made of: a row group or column is
+          gone, rows are more or fewer, or it was written again meanwhile,
+        - :class:`CorruptFileError` if it is damaged,
+        - :class:`DataError` else: the values are not what the dataset says, or the filesystem failed.
+    """
+    where = f"{piece.path}, row group {piece.row_group}"
+    if isinstance(error, FileNotFoundError):
+        return FileVanishedError(
+            f"Reading {where} failed: the file is no longer there. Files have to stay until the last epoch is read."
+        )
+    if isinstance(error, FileChangedError):
+        return _changed(where, str(error))
+    if isinstance(error, DataError):
+        return DataError(f"Reading {where} failed: {error}")
+    if isinstance(error, OSError) and error.errno is not None:
+        return DataError(f"Reading {where} failed: {type(error).__name__}: {error}")
+    return _look_closer(error, piece, columns, where)
+
+
+def _look_closer(
+    error: Exception, piece: ParquetDatasetPiece, columns: Sequence[str], where: str
+) -> DataError:
+    try:
+        with piece.open_file_func(piece.path) as source, pq.ParquetFile(source) as file:
+            num_row_groups, names = file.metadata.num_row_groups, file.schema_arrow.names
+    except (pa.ArrowException, OSError) as footer_error:
+        return CorruptFileError(
+            f"Reading {where} failed: {_line(footer_error)} The end of the file is damaged or missing; write it again."
+        )
+    if piece.row_group is not None and piece.row_group >= num_row_groups:
+        return _changed(where, f"the file has only {num_row_groups} row groups now")
+    for name in columns:
+        if name not in names:
+            return _changed(where, f"column {name!r} is no longer there; there are {', '.join(names)}")
+        try:
+            piece.read(columns=[name])
+        except (pa.ArrowException, OSError) as column_error:
+            return CorruptFileError(
+                f"Reading {where}, column {name!r} failed: {_line(column_error)} The file is damaged; write it again."
+            )
+    return DataError(f"Reading {where} failed: {type(error).__name__}: {error}")
+
+
+def _changed(where: str, how: str) -> FileChangedError:
+    return FileChangedError(
+        f"Reading {where} failed: {how}. Files must not change while they are read; write others elsewhere, or begin "
+        "anew with the new ones."
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") + "."

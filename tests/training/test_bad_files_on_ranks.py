@@ -1,0 +1,81 @@
+"""A file that only one rank stumbles over ends the training of all ranks, each with file, row group and column."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.data import ParquetDataset
+from sparkdl.torch import destroy_process_group
+from sparkdl.training.loop import train
+from sparkdl.training.spec import TrainingSpec
+from tests.run_ranks import run_ranks
+from tests.training.training_scenes import make_spec, write_dataset
+
+if TYPE_CHECKING:
+    from tests.run_ranks import RankEnvironment
+
+DEADLINE_S = 20.0
+
+
+def failures_of_training(
+    environment: RankEnvironment, spec: TrainingSpec, datasets: list[ParquetDataset]
+) -> list[tuple[str, str, float]]:
+    """How training on each dataset ends on this rank: type, message, seconds."""
+    failures = []
+    for number, dataset in enumerate(datasets):
+        with environment.open(name=f"training-{number}", timeout_s=DEADLINE_S) as communicator:
+            communicator.barrier()
+            started = time.monotonic()
+            try:
+                train(spec, communicator=communicator, dataset=dataset)
+            except Exception as error:
+                failures.append((type(error).__name__, str(error), time.monotonic() - started))
+                destroy_process_group()
+    return failures
+
+
+def damaged(dataset: ParquetDataset, path: Path) -> None:
+    chunk = pq.read_metadata(path).row_group(5).column(0)
+    content = bytearray(path.read_bytes())
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    content[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(bytes(content))
+
+
+def vanished(dataset: ParquetDataset, path: Path) -> None:
+    path.rename(path.with_suffix(".away"))
+
+
+def retyped(dataset: ParquetDataset, path: Path) -> None:
+    table = pq.read_table(path)
+    cast = table["x"].cast(pa.list_(pa.float64()))
+    pq.write_table(table.set_column(0, "x", cast), path, row_group_size=5)
+
+
+def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_path: Path) -> None:
+    expected = {
+        damaged: ("CorruptFileError", r"part-1.parquet, row group 5, column 'x' failed"),
+        vanished: ("FileVanishedError", "part-1.parquet, row group 0 failed: the file is no longer there"),
+        retyped: ("DataError", "part-1.parquet, row group 0 failed: Column 'x' holds"),
+    }
+    datasets = []
+    for number, spoil in enumerate(expected):
+        folder = tmp_path / str(number)
+        write_dataset(folder, 30)
+        (folder / "part-0.parquet").rename(folder / "part-1.parquet")
+        dataset = write_dataset(folder, 30)  # 60 rows: rank 0 has the first file, rank 1 the second
+        spoil(dataset, folder / "part-1.parquet")
+        datasets.append(dataset)
+    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), datasets, timeout_s=90)
+    for number, (kind, message) in enumerate(expected.values()):
+        (waiting, told, waited_s), (reading, said, _) = failures[0][number], failures[1][number]
+        assert (reading, message in said) == (kind, True), said
+        assert waiting == "CommunicatorAbortedError"
+        assert kind in told
+        assert message in told
+        assert waited_s < DEADLINE_S

@@ -1,0 +1,222 @@
+"""Files that are damaged, changed or gone: each is an error of its own that names file, row group and column."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
+from sparkdl.data.petastorm.watched_files import WatchedFiles
+from sparkdl.errors import CorruptFileError, DataError, FileChangedError, FileVanishedError
+
+ROWS = 400  # of each of two files with two row groups
+FIRST, SECOND = "part-0.parquet", "part-1.parquet"
+
+
+def table_of(start: int) -> pa.Table:
+    number = np.arange(start, start + ROWS)
+    return pa.table(
+        {
+            "id": number,
+            "x": np.random.default_rng(start).random(ROWS),
+            "v": pa.array(np.stack([number, number], 1).tolist(), pa.list_(pa.float32())),
+        }
+    )
+
+
+def write(path: Path, table: pa.Table, **options: object) -> None:
+    pq.write_table(
+        table,
+        path,
+        **{"row_group_size": ROWS // 2, "use_dictionary": False, "write_page_checksum": True, **options},
+    )
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> ParquetDataset:
+    for index, name in enumerate((FIRST, SECOND)):
+        write(tmp_path / name, table_of(index * ROWS))
+    return scan_dataset(str(tmp_path))
+
+
+def read(dataset: ParquetDataset, **options: object) -> int:
+    with ParquetFeed(dataset, **{"batch_size": 64, "shuffle": False, **options}) as feed:
+        return sum(len(batch["id"]) for batch in feed.epoch(0))
+
+
+def damage(path: Path, row_group: int, column: int, where: slice) -> None:
+    """Overwrite a part of the pages of one column of one row group."""
+    chunk = pq.read_metadata(path).row_group(row_group).column(column)
+    content = bytearray(path.read_bytes())
+    start = chunk.data_page_offset
+    pages = content[start : start + chunk.total_compressed_size]
+    pages[where] = bytes(byte ^ 0xFF for byte in pages[where])
+    content[start : start + chunk.total_compressed_size] = pages
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("where", [slice(None), slice(100, 140), slice(-1, None)])
+@pytest.mark.parametrize("row_group", [0, 1])
+def test_a_damaged_page_is_an_error_with_file_row_group_and_column(
+    dataset: ParquetDataset, row_group: int, where: slice
+) -> None:
+    damage(Path(dataset.url) / SECOND, row_group, 1, where)
+    with pytest.raises(
+        CorruptFileError,
+        match=rf"part-1\.parquet, row group {row_group}, column 'x' failed: .*write it again",
+    ):
+        read(dataset)
+    assert read(dataset, columns=["id", "v"]) == 2 * ROWS, "other columns are as they were"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(st.data())
+def test_no_flipped_bit_of_a_page_is_read_as_a_number(dataset: ParquetDataset, data: st.DataObject) -> None:
+    path = Path(dataset.url) / SECOND
+    write(path, table_of(ROWS), compression="none")
+    chunk = pq.read_metadata(path).row_group(1).column(0)
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    position = data.draw(
+        st.integers(end - 8 * ROWS // 2, end - 1)
+    )  # the values, behind the header of the page
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(bytes(content))
+    with pytest.raises(CorruptFileError, match=r"part-1\.parquet, row group 1, column 'id'"):
+        read(dataset)
+
+
+@pytest.mark.parametrize("length", [0, 3, 1000, -1, -60])
+def test_a_file_that_was_cut_off_is_damaged(dataset: ParquetDataset, length: int) -> None:
+    path = Path(dataset.url) / SECOND
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(
+        CorruptFileError, match=r"part-1\.parquet, row group 0 failed: .*end of the file is damaged"
+    ):
+        read(dataset)
+    with pytest.raises(CorruptFileError, match=r"part-1\.parquet cannot be read: .*Write it again"):
+        scan_dataset(dataset.url)
+
+
+def test_a_file_that_vanished_is_an_error_of_its_own(dataset: ParquetDataset) -> None:
+    (Path(dataset.url) / SECOND).unlink()
+    with pytest.raises(
+        FileVanishedError, match=r"part-1\.parquet, row group 0 failed: the file is no longer there"
+    ):
+        read(dataset)
+
+
+def test_a_file_may_vanish_or_change_between_epochs_too(dataset: ParquetDataset) -> None:
+    path = Path(dataset.url) / SECOND
+    with ParquetFeed(dataset, batch_size=64) as feed:
+        assert sum(1 for _ in feed.epoch(0)) == len(feed)
+        write(path, table_of(7 * ROWS))  # as many rows of equal types
+        with pytest.raises(
+            FileChangedError, match=r"part-1\.parquet, row group \d failed: it was written again"
+        ):
+            list(feed.epoch(1))
+        path.unlink()
+        with pytest.raises(FileVanishedError, match=r"part-1\.parquet"):
+            list(feed.epoch(2))
+
+
+def test_a_file_written_again_is_noticed_by_what_fsspec_tells_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    watched = WatchedFiles(fsspec.filesystem("file").open)
+    for _ in range(2):
+        watched.open(str(path)).close()
+    path.write_bytes(b"afterwards")
+    with pytest.raises(FileChangedError, match="written again since it was first read"):
+        watched.open(str(path))
+
+
+def test_a_broken_file_is_noticed_on_filesystems_that_tell_nothing(dataset: ParquetDataset) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(dataset.url, "/changing", recursive=True)
+    try:
+        with ParquetFeed(scan_dataset("memory://changing"), batch_size=64, columns=["id"]) as feed:
+            assert sum(len(batch["id"]) for batch in feed.epoch(0)) == 2 * ROWS
+            memory.pipe_file("/changing/" + SECOND, b"PAR1")
+            with pytest.raises(CorruptFileError, match=r"part-1\.parquet, row group"):
+                list(feed.epoch(1))
+    finally:
+        memory.rm("/changing", recursive=True)
+
+
+def other_type(table: pa.Table) -> pa.Table:
+    return table.set_column(1, "x", table["x"].cast(pa.float32()))
+
+
+def other_length(table: pa.Table) -> pa.Table:
+    return table.set_column(2, "v", pa.array([[1.0, 2.0, 3.0]] * ROWS, pa.list_(pa.float32())))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (other_type, DataError, "row group 0 failed: Column 'x' holds float here, but float64 elsewhere"),
+        (other_length, DataError, "row group 0 failed: Column 'v' has arrays of 3 elements; all must have 2"),
+        (
+            lambda table: table.drop_columns(["x"]),
+            FileChangedError,
+            "row group 0 failed: column 'x' is no longer",
+        ),
+        (
+            lambda table: table.slice(0, 300),
+            FileChangedError,
+            "row group 1 failed: it has 100 rows now, but had 200",
+        ),
+        (
+            lambda table: table.slice(0, 200),
+            FileChangedError,
+            "row group 1 failed: the file has only 1 row groups now",
+        ),
+        (
+            lambda table: table.set_column(0, "id", pa.array([*range(399), None])),
+            DataError,
+            "row group 1 failed: Column 'id' has 1 nulls",
+        ),
+    ],
+)
+def test_a_file_that_was_replaced_after_it_was_described_is_an_error_of_what_differs(
+    dataset: ParquetDataset, change: Callable[[pa.Table], pa.Table], error: type[DataError], message: str
+) -> None:
+    write(Path(dataset.url) / SECOND, change(table_of(ROWS)))
+    with pytest.raises(error, match=rf"part-1\.parquet, {message}"):
+        read(dataset)
+
+
+def test_columns_that_differ_between_files_are_named_with_both_files(dataset: ParquetDataset) -> None:
+    path = Path(dataset.url) / SECOND
+    write(path, other_type(table_of(ROWS)))
+    with pytest.raises(
+        DataError, match=r"'x' has the type double in part-0\.parquet and float in part-1\.parquet"
+    ):
+        scan_dataset(dataset.url)
+    write(path, table_of(ROWS).drop_columns(["x"]))
+    with pytest.raises(DataError, match=r"'x' is in part-0\.parquet, but not in part-1\.parquet"):
+        scan_dataset(dataset.url)
+
+
+def test_counting_for_a_row_filter_names_the_damaged_column_too(dataset: ParquetDataset) -> None:
+    damage(Path(dataset.url) / SECOND, 1, 1, slice(None))
+    with pytest.raises(CorruptFileError, match=r"part-1\.parquet, row group 1, column 'x'"):
+        ParquetFeed(dataset, batch_size=64, row_filter=RowFilter(["x"], lambda values: values["x"] > 0.5))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_not_called_damaged(dataset: ParquetDataset) -> None:
+    (Path(dataset.url) / SECOND).chmod(0)
+    with pytest.raises(DataError, match=r"part-1\.parquet, row group 0 failed: PermissionError") as raised:
+        read(dataset)
+    assert type(raised.value) is DataError

@@ -36,6 +36,8 @@ def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:
                 decoded.append(_decode_image(value))
             else:
                 decoded.append(decode_row({name: value}, schema)[name])
+        except DataError:
+            raise
         except Exception as error:
             cause = error.__cause__ or error.__context__ or error
             raise DataError(

@@ -62,15 +62,16 @@ class UnischemaDataset(ParquetDataset):
         spec = transform
         given, unusable = columns_of(schema if spec is None else transform_schema(schema, spec))
         wanted_names = [column.name for column in given] if names is None else names
-        fields = [name for name in schema.fields if spec is not None or name in wanted_names]
+        is_changed = spec is not None and spec.func is not None
+        fields = [name for name in schema.fields if is_changed or name in wanted_names]
         by_name = {column.name: column for column in given}
 
         def apply(table: pa.Table, wanted: Sequence[str]) -> pa.Table:
             decoded = {
                 name: decode_values(schema, name, table.column(name).to_pylist())
-                for name in (fields if spec is not None else wanted)
+                for name in (fields if is_changed else wanted)
             }
-            if spec is not None and spec.func is not None:
+            if is_changed:
                 decoded = _transformed(decoded, table.num_rows, spec.func, wanted)
             return pa.table({name: to_arrow(decoded[name], by_name[name]) for name in wanted})
 

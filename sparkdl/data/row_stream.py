@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -27,6 +27,20 @@ class Feed(Protocol):
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch; they depend on its number alone, and may have no rows."""
+
+
+@runtime_checkable
+class ResumableFeed(Feed, Protocol):
+    """A feed that can begin in the middle of an epoch without reading what comes before."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that :meth:`state` is about."""
+
+    def state(self, given: int | None = None) -> dict[str, Any]:
+        """Return where the feed stands when ``given`` batches of the epoch were used."""
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
 
 
 class RowStream:
@@ -88,16 +102,22 @@ class RowStream:
         return {"epoch": self.epoch, "step": self.step, "row": self.row}
 
     def seek(self, position: dict[str, int]) -> None:
-        """Go to a position that :meth:`position` returned; the rows before it in its epoch are read and left out.
+        """Go to a position that :meth:`position` returned.
+
+        A feed that can resume skips what comes before it; of others it is read and left out.
 
         Raises:
             DataError: if the feed has fewer rows than that.
         """
         self.close()
         self.epoch, self.step, self.row = position["epoch"], 0, 0
-        for _ in range(position["step"]):
-            if self._next_batch():
-                break
+        skipped = position["step"] - 1
+        if skipped > 0 and isinstance(self.feed, ResumableFeed) and skipped < self.feed.steps_per_epoch:
+            self.feed.set_epoch(self.epoch)
+            self.feed.resume(self.feed.state(skipped))
+            self.step = skipped
+        while self.step < position["step"] and not self._next_batch():
+            pass
         self.row = position["row"]
         if (self.epoch, self.step) != (position["epoch"], position["step"]) or self.row > num_rows(
             self._batch or {}

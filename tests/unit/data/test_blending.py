@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +161,49 @@ def test_parquet_feeds_are_blended_row_by_row_and_reshuffled_in_each_epoch(
     assert np.bincount(rows[0]).tolist() == [6] * 32
     assert np.bincount(rows[1]).tolist() == [2] * 32
     assert rows[0][:16] != rows[0][16:32]
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_blend_of_parquet_feeds_resumes_without_reading_what_came_before(
+    write_dataset: WriteDataset, batch_size: int | None, shuffle: bool
+) -> None:
+    dataset = write_dataset([[10, 3], [20], [30]])
+
+    def blend() -> BlendedFeed:
+        feeds = {
+            name: ParquetFeed(
+                dataset, columns=["id"], batch_size=5, seed=seed, rank=1, world_size=2, shuffle=shuffle
+            )
+            for seed, name in enumerate("ab")
+        }
+        return BlendedFeed(feeds, {"a": 3, "b": 2}, batch_size=batch_size, num_steps=14)
+
+    with blend() as whole:
+        expected = [batch["id"].tolist() for batch in whole]
+    for taken in range(15):
+        with blend() as first:
+            begun = [batch["id"].tolist() for batch in islice(first, taken)]
+            state = json.loads(json.dumps(first.state()))
+        with blend() as resumed:
+            resumed.resume(state)
+            assert begun + [batch["id"].tolist() for batch in resumed] == expected
+
+
+def test_what_comes_before_the_resumed_row_is_not_read(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10], [10], [10]])
+
+    def blend() -> BlendedFeed:
+        feed = ParquetFeed(dataset, columns=["id"], batch_size=5, shuffle=False)
+        return BlendedFeed({"a": feed}, {"a": 1}, batch_size=7)
+
+    with blend() as first:
+        list(islice(first, 3))
+        state = first.state()
+    (Path(dataset.url) / "part-00000.parquet").unlink()
+    with blend() as resumed:
+        resumed.resume(state)
+        assert next(iter(resumed))["id"].tolist() == list(range(21, 28))
 
 
 def test_whole_batches_may_have_columns_of_their_own() -> None:

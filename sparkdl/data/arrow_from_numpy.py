@@ -29,6 +29,8 @@ def to_arrow(values: npt.ArrayLike | Sequence[Any], column: Column) -> pa.Array:
     Raises:
         DataError: if a value is missing, has another shape, or is of another kind.
     """
+    if column.dtype == "object":  # strings and the like, which NumPy has no types of
+        return pa.array(list(values))  # type: ignore[arg-type]
     rows = _stacked(values, column)
     array = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for length in reversed(column.shape):

@@ -57,11 +57,23 @@ def retyped(dataset: ParquetDataset, path: Path) -> None:
     pq.write_table(table.set_column(0, "x", cast), path, row_group_size=5)
 
 
+def lengthened(dataset: ParquetDataset, path: Path) -> None:
+    table = pq.read_table(path)
+    longer = pa.array([[*row, 0.0] for row in table["x"].to_pylist()], pa.list_(pa.float32()))
+    pq.write_table(table.set_column(0, "x", longer), path, row_group_size=5)
+
+
+def shortened(dataset: ParquetDataset, path: Path) -> None:
+    pq.write_table(pq.read_table(path).slice(0, 23), path, row_group_size=5)
+
+
 def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_path: Path) -> None:
     expected = {
         damaged: ("CorruptFileError", r"part-1.parquet, row group 5, column 'x' failed"),
         vanished: ("FileVanishedError", "part-1.parquet, row group 0 failed: the file is no longer there"),
         retyped: ("DataError", "part-1.parquet, row group 0 failed: Column 'x' holds"),
+        lengthened: ("DataError", "part-1.parquet, row group 0 failed: Column 'x' has arrays of 5 elements"),
+        shortened: ("FileChangedError", "part-1.parquet, row group 4 failed: it has 3 rows now, but had 5"),
     }
     datasets = []
     for number, spoil in enumerate(expected):

@@ -27,10 +27,19 @@ def schema_of(columns: Iterable[Column]) -> Unischema:
     return Unischema("sparkdl", fields)
 
 
-def columns_of(schema: Any) -> tuple[tuple[Column, ...], dict[str, str]]:
-    """Return the fields that can be fed as columns, and by name why the others cannot."""
+def columns_of(schema: Any, known: Iterable[Column] = ()) -> tuple[tuple[Column, ...], dict[str, str]]:
+    """Return the fields that can be fed as columns, and by name why the others cannot.
+
+    Args:
+        schema: the Unischema.
+        known: columns that are described already.
+    """
     columns, unusable = [], {}
+    by_name = {column.name: column for column in known}
     for field in schema.fields.values():
+        if field.name in by_name:
+            columns.append(by_name[field.name])
+            continue
         reason = _obstacle(field)
         if reason is None:
             dtype = np.dtype(field.numpy_dtype).name

@@ -33,7 +33,7 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     Its function takes all of ``columns``; arrays are cells with their shape. It may not change the number or order of
     the rows: a ``row_filter`` leaves rows out before any rank counts on them.
     """
-    given, unusable = columns_of(transform_schema(schema_of(columns), spec))
+    given, unusable = columns_of(transform_schema(schema_of(columns), spec), _untouched(columns, spec))
 
     def apply(table: pa.Table, names: Sequence[str]) -> pa.Table:
         frame = pd.DataFrame({column.name: _cells(table, column) for column in columns})
@@ -54,6 +54,11 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     return Preparation(
         source_names=tuple(column.name for column in columns), columns=given, unusable=unusable, apply=apply
     )
+
+
+def _untouched(columns: Sequence[Column], spec: Any) -> list[Column]:
+    edited = {field[0] for field in spec.edit_fields}
+    return [column for column in columns if column.name not in edited]
 
 
 def call_function(function: Any, argument: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ def failures_of_training(
             communicator.barrier()
             started = time.monotonic()
             try:
-                train(spec, communicator=communicator, dataset=dataset)
+                train(copy.deepcopy(spec), communicator=communicator, dataset=dataset)
             except Exception as error:
                 failures.append((type(error).__name__, str(error), time.monotonic() - started))
                 destroy_process_group()

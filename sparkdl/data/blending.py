@@ -195,12 +195,13 @@ class BlendedFeed:
             start = 0
             for part in stream.take(len(places)):
                 if not batch:
-                    first = stream
+                    first, kinds = stream, _kinds(part)
                     batch = {
                         name: np.empty((len(chosen), *rows.shape[1:]), rows.dtype)
                         for name, rows in part.items()
                     }
-                _check_equal_columns(first.name, batch, stream.name, part)
+                elif _kinds(part) != kinds:
+                    raise _unequal_columns(first.name, batch, stream.name, part)
                 stop = start + num_rows(part)
                 for name, rows in part.items():
                     batch[name][places[start:stop]] = rows
@@ -242,18 +243,17 @@ def _samples_within(weights: Sequence[float], seed: int, limits: Sequence[int]) 
             return sum(before) + allowed
 
 
-def _check_equal_columns(first: str, batch: Batch, name: str, part: Batch) -> None:
-    ours, theirs = _describe(batch), _describe(part)
-    if ours != theirs:
-        raise DataError(
-            f"Rows of the feeds {first!r} and {name!r} cannot lie in one batch: one has {_listed(ours)}, the other "
-            f"{_listed(theirs)}. Read equal columns, or leave batch_size out for batches of one feed each."
-        )
+def _kinds(batch: Batch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    return {name: (array.dtype, array.shape[1:]) for name, array in batch.items()}
 
 
-def _describe(batch: Batch) -> dict[str, str]:
-    return {name: f"{array.dtype}{list(array.shape[1:]) or ''}" for name, array in batch.items()}
+def _unequal_columns(first: str, batch: Batch, name: str, part: Batch) -> DataError:
+    return DataError(
+        f"Rows of the feeds {first!r} and {name!r} cannot lie in one batch: one has {_listed(batch)}, the other "
+        f"{_listed(part)}. Read equal columns, or leave batch_size out for batches of one feed each."
+    )
 
 
-def _listed(columns: dict[str, str]) -> str:
-    return ", ".join(f"{name}: {kind}" for name, kind in columns.items())
+def _listed(batch: Batch) -> str:
+    kinds = ((name, array.dtype, list(array.shape[1:]) or "") for name, array in batch.items())
+    return ", ".join(f"{name}: {dtype}{shape}" for name, dtype, shape in kinds)

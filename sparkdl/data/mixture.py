@@ -101,9 +101,15 @@ class Mixture:
         )
 
     def _compute(self, num_samples: int, lags: list[int]) -> npt.NDArray[np.intp]:
-        compute = _compute_few if len(lags) <= _FEW else _compute_many
         shares = [self._shares[index] for index in self._order]
-        chosen = compute(num_samples, [lags[index] for index in self._order], shares, self._scale)
+        ordered = [lags[index] for index in self._order]
+        if len(lags) == 2 and -self._scale <= 2 * ordered[0] < self._scale and num_samples <= _MAX_TABLE:
+            chosen: Sequence[int] | npt.NDArray[np.intp] = _compute_two(
+                num_samples, ordered[0], shares[0], self._scale
+            )
+        else:
+            compute = _compute_few if len(lags) <= _FEW else _compute_many
+            chosen = compute(num_samples, ordered, shares, self._scale)
         return np.asarray(self._order, np.intp)[chosen]
 
 
@@ -120,6 +126,12 @@ def _whole_shares(weights: Sequence[float | Fraction]) -> list[int]:
     shares = [max(1, round(weight * min(scale, _MAX_SCALE))) for weight in scaled]
     divisor = math.gcd(*shares)
     return [share // divisor for share in shares]
+
+
+def _compute_two(num_samples: int, lag: int, share: int, scale: int) -> npt.NDArray[np.intp]:
+    # The first of two lags most when its own lag is half a sample or more: its count is its share, rounded.
+    twice = 2 * (lag + share * np.arange(num_samples + 1)) + scale
+    return 1 - np.diff(twice // (2 * scale))
 
 
 def _compute_few(num_samples: int, lags: list[int], shares: list[int], scale: int) -> list[int]:

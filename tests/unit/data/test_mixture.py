@@ -96,3 +96,16 @@ def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
 def test_counts_of_another_number_of_datasets_are_refused() -> None:
     with pytest.raises(ParamError, match="mixture of 2 datasets cannot go on from"):
         Mixture([1, 1]).drawn = (1, 2, 3)
+
+
+@given(st.floats(0.001, 1000), seeds, st.integers(0, 3000))
+def test_of_two_datasets_each_is_within_half_a_sample_of_its_share(
+    weight: float, seed: int, skipped: int
+) -> None:
+    two = Mixture([1.0, weight], seed=seed)
+    two.draw(skipped)
+    drawn = two.draw(300)
+    share = Fraction(str(weight)) / (1 + Fraction(str(weight)))
+    counts = np.cumsum(drawn == 1) + two.drawn[1] - int((drawn == 1).sum())
+    for sample, count in zip(range(skipped + 1, skipped + 301), counts.tolist(), strict=True):
+        assert abs(share * sample - count) <= Fraction(1, 2) + Fraction(1, 10**6)

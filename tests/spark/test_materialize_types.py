@@ -96,6 +96,7 @@ def test_every_type_comes_out_of_the_feed_as_it_went_in(df: DataFrame, store: St
     check_rows(dataset, names, shuffle=shuffle)
 
 
+@pytest.mark.any_spark_will_do
 def test_columns_say_what_they_hold(df: DataFrame, store: Store) -> None:
     dataset = materialize(df, list(EXPRESSIONS), store)
 
@@ -121,6 +122,7 @@ def test_columns_say_what_they_hold(df: DataFrame, store: Store) -> None:
     assert all(column.row_bytes > 0 for column in dataset.columns)
 
 
+@pytest.mark.any_spark_will_do
 def test_every_type_is_read_in_place(
     spark: SparkSession, df: DataFrame, store: Store, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_every_type_is_read_in_place(
     check_rows(dataset, names, shuffle=False)
 
 
+@pytest.mark.any_spark_will_do
 def test_empty_arrays_are_ragged(spark: SparkSession, store: Store) -> None:
     df = spark.range(4).selectExpr("slice(array(1, 2), 1, cast(id % 2 as int)) as x", "array() as nothing")
     dataset = materialize(df.selectExpr("x", "cast(nothing as array<int>) as y"), ["x", "y"], store)
@@ -142,6 +145,7 @@ def test_empty_arrays_are_ragged(spark: SparkSession, store: Store) -> None:
         materialize(df, ["x"], store, numbers_only=True)
 
 
+@pytest.mark.any_spark_will_do
 def test_nulls_of_every_kind_are_refused_with_the_row(df: DataFrame, store: Store) -> None:
     for name in ("text", "price", "instant", "tokens", "image"):
         nulls = df.selectExpr("id", f"if(id = 5, null, {name}) as {name}")
@@ -149,14 +153,19 @@ def test_nulls_of_every_kind_are_refused_with_the_row(df: DataFrame, store: Stor
             materialize(nulls, ["id", name], store)
 
 
+@pytest.mark.any_spark_will_do
 def test_a_type_without_a_form_is_refused_by_name(df: DataFrame, store: Store) -> None:
     with pytest.raises(DataError, match="'m' holds map<string,int>, which the feed has no form for"):
         materialize(df.selectExpr("map('a', 1) as m"), ["m"], store)
 
 
+@pytest.mark.any_spark_will_do
+@pytest.mark.parametrize("joined_by", ["driver", "executors"])
 def test_row_groups_have_their_size_whatever_the_number_of_partitions(
-    spark: SparkSession, store: Store
+    spark: SparkSession, store: Store, monkeypatch: pytest.MonkeyPatch, joined_by: str
 ) -> None:
+    if joined_by == "executors":
+        monkeypatch.setattr("sparkdl.data.merging._ON_DRIVER_BYTES", 0)
     target = 1 << 16  # 8,192 rows of a bigint
     for partitions in (1, 3, 40):
         df = spark.range(0, 40_000, 1, partitions).selectExpr("id * 1 as x")

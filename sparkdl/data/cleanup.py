@@ -77,11 +77,20 @@ def remove_folder(location: Location) -> None:
 
 
 def remove_unless_used(url: str) -> bool:
-    """Remove a folder of a Store unless somebody reads or writes there, and return whether it is gone."""
+    """Remove a folder of a Store unless somebody reads or writes there, and return whether that was done.
+
+    Folders that sparkdl did not write, as those of rows that are read in place, stay as they are.
+
+    Raises:
+        StoreError: if it cannot be removed.
+    """
     location = open_location(url)
-    if not location.filesystem.exists(location.path):
-        return True
-    return _remove_if_old(url, store_time(location), 0.0)
+    try:
+        if not Marks(location, MANIFEST_NAME).is_ours:
+            return False
+        return _remove_if_old(url, store_time(location), 0.0)
+    except Exception as error:
+        raise StoreError(f"{url} cannot be removed: {type(error).__name__}: {error}") from error
 
 
 def _remove_if_old(url: str, now: float, older_than_s: float) -> bool:

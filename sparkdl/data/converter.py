@@ -10,6 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.materialization import ROW_GROUP_BYTES, materialize
 from sparkdl.data.spark_columns import is_vector, quoted
@@ -180,10 +181,12 @@ class SparkDatasetConverter:
     def delete(self) -> None:
         """Remove the files; doing so again does nothing (*driver*).
 
+        What others read just now stays, and so do files that were not copied, as the DataFrame was nothing but them.
+
         Raises:
             StoreError: if they cannot be removed.
         """
-        self.dataset.delete()
+        remove_unless_used(self.dataset.url)
 
     def __enter__(self) -> SparkDatasetConverter:
         return self

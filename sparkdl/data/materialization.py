@@ -273,7 +273,7 @@ def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]
     """Remove what attempts of tasks left that Spark gave up, once all that the others wrote is seen to be there."""
     location = open_location(staged.url)
     found = set(list_parquet_files(location))
-    wanted = {file.path for file in files}
+    wanted = {file.path for file in files if file.path}
     if wanted - found:
         raise StoreError(
             f"Spark wrote {len(wanted)} files to {store.url}, but the driver finds {len(wanted & found)} of them "

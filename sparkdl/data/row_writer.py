@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.store_failures import describe_failure
-from sparkdl.data.value_census import ColumnCensus, count_values
+from sparkdl.data.value_census import ColumnCensus, count_values, has_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ class WrittenFile:
         path: path of the file inside the folder; empty if nothing was written.
         order: number by which files are put in the order of the rows.
         row_group_bytes: decoded bytes of every row group.
-        num_rows: rows of the file.
+        num_rows: rows of the partition; where there are no nulls, of the file.
         columns: by name what was seen of the values.
         failure: why the Store did not take the rows; empty if it did.
     """
@@ -80,8 +80,11 @@ def write_partition(
                 if batch.num_rows:
                     named = batch.rename_columns(names)
                     count_values(report.columns, named)
-                    writer.write(named)
-        report.path, report.num_rows = writer.path, writer.num_rows
+                    report.num_rows += named.num_rows
+                    # Rows with nulls are refused in the end: they are counted, and no longer written.
+                    if not has_nulls(report.columns):
+                        writer.write(named)
+        report.path = writer.path
         report.row_group_bytes = writer.written_bytes
     except Exception as error:
         report.failure = describe_failure(error)

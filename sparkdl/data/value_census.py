@@ -58,6 +58,11 @@ def count_values(census: dict[str, ColumnCensus], batch: pa.RecordBatch) -> None
         census.setdefault(name, ColumnCensus()).add(_count_column(column, batch))
 
 
+def has_nulls(census: dict[str, ColumnCensus]) -> bool:
+    """Whether a null was seen."""
+    return any(column.num_null_rows or column.num_rows_with_null_elements for column in census.values())
+
+
 def _count_column(column: pa.Array, batch: pa.RecordBatch) -> ColumnCensus:
     found = ColumnCensus(num_null_rows=column.null_count, lengths=_lengths(column))
     nulls = _rows_with_nulls(column)

@@ -10,9 +10,13 @@ import pytest
 
 from sparkdl.data import Column, ParquetFeed, Store, check_labels, materialize, open_dataset
 from sparkdl.errors import DataError, StoreError
+from tests.small_disk import small_disk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+__all__ = ["small_disk"]
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +179,10 @@ def test_a_store_that_cannot_be_written_is_known_before_spark_starts(df: DataFra
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
         materialize(df, ["id"], Store(tmp_path / "file" / "store"))
+
+
+@pytest.mark.any_spark_will_do
+def test_a_disk_that_fills_up_is_named_and_no_half_set_stays(spark: SparkSession, small_disk: Path) -> None:
+    with pytest.raises(StoreError, match=rf"{small_disk} cannot be written: its disk is full.*cleanup"):
+        materialize(spark.range(0, 1 << 20, 1, 2).selectExpr("hash(id) * id as x"), ["x"], Store(small_disk))
+    assert list(small_disk.iterdir()) == []

@@ -66,6 +66,7 @@ def test_files_written_again_are_other_rows(spark: SparkSession, tmp_path: Path,
     assert values(second) == [2.0 * number for number in range(1000, 1100)]
 
 
+@pytest.mark.any_spark_will_do
 def test_columns_and_options_are_part_of_the_key(spark: SparkSession, store: Store) -> None:
     df = spark.range(100).selectExpr("id as x", "id * 2 as y")
     urls = [
@@ -122,15 +123,12 @@ def test_rows_in_memory_are_shared_by_content_and_no_further(spark: SparkSession
     df.unpersist()
 
 
-def test_the_features_of_an_ml_pipeline_are_shared(
-    spark: SparkSession, store: Store, spark_mode: str
-) -> None:
+def test_the_features_of_an_ml_pipeline_are_shared(spark: SparkSession, store: Store) -> None:
     from pyspark.ml.feature import VectorAssembler
 
     df = VectorAssembler(inputCols=["id"], outputCol="x").transform(spark.range(50))
     first, second = (materialize(df, ["x"], store) for _ in range(2))
-    # On Connect the server makes the function anew each time it is asked, so that nothing says it is the same.
-    assert (first == second) == (spark_mode != "connect")
+    assert first == second
     random = materialize(df.selectExpr("x", "rand() as y"), ["x", "y"], store)
     assert random != materialize(df.selectExpr("x", "rand() as y"), ["x", "y"], store)
 
@@ -156,6 +154,7 @@ def test_a_cached_dataframe_whose_files_changed_is_read_from_the_cache_and_not_s
     assert values(materialize(doubled(spark, tmp_path / "in"), ["x"], store))[0] == 2000.0
 
 
+@pytest.mark.any_spark_will_do
 def test_fits_at_once_write_the_rows_once(spark: SparkSession, store: Store) -> None:
     df = spark.range(0, 1000, 1, 4).selectExpr("id as x")
     found = in_threads(4, lambda: materialize(df, ["x"], store))
@@ -175,6 +174,7 @@ def in_threads(count: int, call: Callable[[], ParquetDataset]) -> list[ParquetDa
     return results
 
 
+@pytest.mark.any_spark_will_do
 def test_a_half_written_set_of_the_same_rows_is_not_read(spark: SparkSession, store: Store) -> None:
     df = spark.range(0, 1000, 1, 4).selectExpr("id as x")
     first = materialize(df, ["x"], store)
@@ -186,6 +186,7 @@ def test_a_half_written_set_of_the_same_rows_is_not_read(spark: SparkSession, st
     assert not Path(half).exists()
 
 
+@pytest.mark.any_spark_will_do
 def test_a_use_ends_with_its_block_and_leaves_what_can_be_shared(spark: SparkSession, store: Store) -> None:
     df = spark.range(100).selectExpr("id as x")
     with use_materialized(df, ["x"], store) as dataset:
@@ -197,6 +198,7 @@ def test_a_use_ends_with_its_block_and_leaves_what_can_be_shared(spark: SparkSes
     assert sets_of(store) == []
 
 
+@pytest.mark.any_spark_will_do
 def test_a_store_that_keeps_nothing_is_empty_after_the_block(spark: SparkSession, tmp_path: Path) -> None:
     store = Store(tmp_path / "store", keep_for=timedelta(0))
     with use_materialized(spark.range(100), ["id"], store) as dataset:
@@ -204,6 +206,7 @@ def test_a_store_that_keeps_nothing_is_empty_after_the_block(spark: SparkSession
     assert sets_of(store) == []
 
 
+@pytest.mark.any_spark_will_do
 def test_why_rows_are_not_shared_is_logged(
     spark: SparkSession, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +11,9 @@ import pytest
 from sparkdl.data import Store
 from sparkdl.data.row_writer import WrittenFile, write_partition
 from sparkdl.errors import StoreError
+from tests.small_disk import small_disk
 
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+__all__ = ["small_disk"]
 
 
 def test_rows_that_do_not_fit_are_reported_and_no_file_stays(small_disk: Path) -> None:

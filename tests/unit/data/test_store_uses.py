@@ -1,0 +1,127 @@
+"""What a cleanup removes, and what it leaves: on a local disk and on a store without folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from sparkdl.data import ParquetDataset, Store
+from sparkdl.data.cleanup import remove_unless_used
+from sparkdl.data.filesystems import open_location
+from sparkdl.data.store import use_dataset
+from sparkdl.errors import ParamError
+
+WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return Store(tmp_path / "store")
+    fsspec.filesystem("memory").rm("/", recursive=True)
+    return Store("memory://bucket/store")
+
+
+@pytest.fixture
+def rows(write_dataset: WriteDataset) -> ParquetDataset:
+    return write_dataset([[10, 3], [20]])
+
+
+def commit(store: Store, rows: ParquetDataset, key: str | None = None) -> ParquetDataset:
+    with store.stage_dataset("fit", key) as staged:
+        store.filesystem.put(rows.url + "/", open_location(staged.url).path, recursive=True)
+        return staged.commit(rows)
+
+
+def names_in(store: Store) -> list[str]:
+    return sorted(
+        str(path).rsplit("/", 1)[-1] for path in store.filesystem.ls(store.location.path, detail=False)
+    )
+
+
+def test_sets_that_nobody_used_for_long_are_removed_and_named(store: Store, rows: ParquetDataset) -> None:
+    datasets = [commit(store, rows), commit(store, rows, "abc")]
+    assert store.cleanup() == []
+    assert store.cleanup(timedelta(hours=1)) == []
+    assert store.cleanup(timedelta(0)) == sorted(dataset.url for dataset in datasets)
+    assert names_in(store) == []
+
+
+def test_what_is_read_or_written_stays_however_old(store: Store, rows: ParquetDataset) -> None:
+    read = commit(store, rows)
+    with use_dataset(read.url), store.stage_dataset("other", "key") as staged:
+        assert store.cleanup(timedelta(0)) == []
+        assert not remove_unless_used(read.url)
+        assert store.is_being_written("other", "key")
+        assert staged.url.startswith(f"{store.url}/other-key-")
+    assert not store.is_being_written("other", "key")
+    assert store.cleanup(timedelta(0)) == [read.url]
+
+
+def test_what_others_put_there_is_never_touched(store: Store, rows: ParquetDataset) -> None:
+    store.filesystem.makedirs(f"{store.location.path}/mine", exist_ok=True)
+    store.filesystem.put(rows.url + "/", f"{store.location.path}/mine/", recursive=True)
+    with store.filesystem.open(f"{store.location.path}/notes.txt", "wb") as file:
+        file.write(b"mine")
+    assert store.cleanup(timedelta(0)) == []
+    assert not remove_unless_used(f"{store.url}/mine")
+    assert {"mine", "notes.txt"} <= set(names_in(store))
+    assert len(store.filesystem.ls(f"{store.location.path}/mine")) == 2
+
+
+def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path, rows: ParquetDataset) -> None:
+    store = Store(tmp_path / "store")
+    dead = f"{store.url}/fit-dead"
+    use = use_dataset(dead)
+    (mark,) = Path(dead).iterdir()
+    assert store.cleanup(timedelta(0)) == []
+    an_hour_ago = mark.stat().st_mtime - 3600
+    os.utime(mark, (an_hour_ago, an_hour_ago))
+    # Half-written, and its writer is gone: it does not matter how young the rest of the Store is kept.
+    assert store.cleanup(timedelta(days=365)) == [dead]
+    use.end()
+    assert names_in(store) == []
+
+
+def test_the_time_of_the_last_use_counts(tmp_path: Path, rows: ParquetDataset) -> None:
+    store = Store(tmp_path / "store", keep_for=timedelta(hours=2))
+    dataset = commit(store, rows, "key")
+    for path in Path(dataset.url).iterdir():
+        os.utime(path, (1, 1))
+    found = store.find_dataset("fit", "key")
+    assert found is not None
+    found[1].end()
+    assert store.cleanup() == []
+    for path in Path(dataset.url).iterdir():
+        os.utime(path, (1, 1))
+    assert store.cleanup() == [dataset.url]
+
+
+def test_a_set_that_is_about_to_go_is_not_handed_out(tmp_path: Path, rows: ParquetDataset) -> None:
+    store = Store(tmp_path / "store")
+    dataset = commit(store, rows, "key")
+    (Path(dataset.url) / "_removing").touch()
+    assert store.find_dataset("fit", "key") is None
+    # Whoever was to remove it died; the next cleanup does.
+    assert store.cleanup() == [dataset.url]
+
+
+def test_of_two_writers_that_began_at_once_the_first_goes_on(store: Store) -> None:
+    with store.stage_dataset("fit", "key") as first, store.stage_dataset("fit", "key") as second:
+        assert not store.is_being_written("fit", "key", before=first.url)
+        assert store.is_being_written("fit", "key", before=second.url)
+
+
+def test_a_negative_time_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParamError, match="keep_for must not be negative"):
+        Store(tmp_path, keep_for=timedelta(seconds=-1))
+
+
+def test_a_store_that_does_not_exist_yet_is_clean(tmp_path: Path) -> None:
+    assert Store(tmp_path / "nowhere").cleanup() == []
+    assert not (tmp_path / "nowhere").exists()

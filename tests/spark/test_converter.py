@@ -65,7 +65,7 @@ def test_a_plain_read_of_parquet_files_is_used_where_it_lies_and_stays(
 ) -> None:
     spark.range(7).write.parquet(f"{tmp_path}/theirs")
     with make_spark_converter(spark.read.parquet(f"{tmp_path}/theirs"), tmp_path / "store") as converter:
-        assert converter.dataset.url == f"{tmp_path}/theirs"
+        assert converter.cache_dir_url == f"file://{tmp_path}/theirs"
     assert spark.read.parquet(f"{tmp_path}/theirs").count() == 7
 
 

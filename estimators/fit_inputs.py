@@ -131,6 +131,7 @@ def _make_spec(
         epochs=params.getEpochs(),
         seed=params.getSeed(),
         shuffle=params.getShuffle(),
+        cache=None if params.getCache() == "off" else params.getCache(),
         device="cuda" if params.getGpusPerWorker() else "cpu",
         has_unused_parameters=found.has_unused_parameters,
     )

@@ -163,6 +163,25 @@ class HasShuffle(Params):
         return self._set(shuffle=value)
 
 
+class HasCache(Params):
+    """Param ``cache``."""
+
+    cache: Param[str] = Param(
+        Params._dummy(),
+        "cache",
+        "whether ranks keep decoded rows after the first epoch: off, memory or disk",
+        _one_of("off", "memory", "disk"),
+    )
+
+    def getCache(self) -> str:
+        """Return where ranks keep decoded rows."""
+        return self.getOrDefault(self.cache)
+
+    def setCache(self: P, value: str) -> P:
+        """Set where ranks keep decoded rows."""
+        return self._set(cache=value)
+
+
 class HasTransport(Params):
     """Param ``transport``."""
 

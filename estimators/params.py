@@ -17,6 +17,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
+    HasCache,
     HasEpochs,
     HasGpusPerWorker,
     HasLoss,
@@ -43,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "gpusPerWorker": 0,
     "seed": 0,
     "shuffle": True,
+    "cache": "off",
     "transport": "auto",
     "tracking": "auto",
     "showProgress": True,
@@ -62,6 +64,7 @@ class _TorchParams(
     HasNumWorkers,
     HasGpusPerWorker,
     HasShuffle,
+    HasCache,
     HasTransport,
     HasStore,
     HasTracking,

@@ -55,6 +55,8 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         seed: of the order of rows and of all random numbers during the fit; default 0. From the same weights a fit
             repeats to the bit on CPU: call ``torch.manual_seed`` before you make the model.
         shuffle: whether each epoch has its own order of rows; default True.
+        cache: whether ranks keep decoded rows after the first epoch: ``"off"`` (default), in ``"memory"`` or on
+            ``"disk"``, up to 4 GiB each.
         store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
         keepRowsSeconds: how long the training rows stay there after their last use, for the next fit on the same
             DataFrame; default a day, or what the Store says; 0 removes them after the fit.
@@ -84,6 +86,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         gpusPerWorker: int | None = None,
         seed: int | None = None,
         shuffle: bool | None = None,
+        cache: str | None = None,
         store: Store | str | None = None,
         keepRowsSeconds: float | None = None,
         transport: str | None = None,
@@ -108,6 +111,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             gpusPerWorker=gpusPerWorker,
             seed=seed,
             shuffle=shuffle,
+            cache=cache,
             store=store,
             keepRowsSeconds=keepRowsSeconds,
             transport=transport,

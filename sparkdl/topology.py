@@ -83,3 +83,8 @@ def number_hosts(labels: Sequence[object]) -> tuple[int, ...]:
     """Turn one label per rank into host indices by first appearance: ``["b", "a", "b"]`` gives ``(0, 1, 0)``."""
     index: dict[object, int] = {}
     return tuple(index.setdefault(label, len(index)) for label in labels)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``"rank 3"``, ``"ranks 1, 3"``."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -14,9 +14,10 @@ from typing import Any
 from sparkdl.bench.contest import Case, Contest, Measured, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_table, format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.bench.sizes import format_size, parse_size
 from sparkdl.bench.traffic import bytes_moved
+from sparkdl.collective.report import format_columns
 from sparkdl.errors import ParamError
 
 _DEFAULT_SIZES = "1KiB,16KiB,256KiB,4MiB,64MiB,128MiB"
@@ -187,4 +188,4 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
                 *(f"{row['median_s'] / medians[contender]:.2f}x" for contender in ours),
             )
         )
-    return format_table((*header, *(f"{contender} is" for contender in ours)), table)
+    return format_columns((*header, *(f"{contender} is" for contender in ours)), table)

@@ -18,6 +18,7 @@ from typing import IO, Any
 from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
 from sparkdl.collective import Coordinator, Deadline, new_secret
 from sparkdl.errors import CommunicatorTimeoutError, RankError
+from sparkdl.topology import name_ranks
 
 _START_TIMEOUT_S = 180.0
 _END_TIMEOUT_S = 20.0
@@ -131,7 +132,7 @@ class RankGroup:
                 if not ready:
                     missing = [rank for rank in range(len(self._processes)) if rank not in answers]
                     raise CommunicatorTimeoutError(
-                        f"{self.library}: ranks {missing} did not answer within {timeout_s:g} s"
+                        f"{self.library}: {name_ranks(missing)} did not answer within {timeout_s:g} s"
                     )
                 for key, _ in ready:
                     answers[key.data] = self._answer(key.data)

@@ -35,18 +35,6 @@ def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mappi
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines of columns, the first two aligned to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (header, *rows)
-    )
-
-
 def format_time(time_s: float) -> str:
     """A time with three digits and a unit, as ``"12.3 us"``."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):

@@ -14,8 +14,9 @@ from typing import Any
 from sparkdl.bench.contest import Case, Contest, Measured, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_table, format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.bench.step_trials import MODELS
+from sparkdl.collective.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
 CONTENDERS = {
@@ -155,7 +156,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
                 *(f"{row['median_s'] / medians[contender]:.2f}x" for contender in OURS),
             )
         )
-    return format_table((*header, *(f"{contender} is" for contender in OURS)), table)
+    return format_columns((*header, *(f"{contender} is" for contender in OURS)), table)
 
 
 def _check_alike(case: Case, contender: str, found: Measured) -> None:

@@ -33,19 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport",
         choices=TRANSPORTS,
-        default=os.environ.get(TRANSPORT, "auto"),
+        default=os.environ.get(TRANSPORT) or "auto",
         help=f"what carries their data (default: ${TRANSPORT} or auto)",
     )
     parser.add_argument(
         "--wire",
         choices=WIRES,
-        default=os.environ.get(WIRE, "float32"),
+        default=os.environ.get(WIRE) or "float32",
         help=f"how sums of float32 travel by TCP (default: ${WIRE} or float32)",
     )
     parser.add_argument(
         "--timeout",
         type=float,
-        default=os.environ.get(TIMEOUT_S, "300"),
+        default=os.environ.get(TIMEOUT_S) or "300",
         metavar="SECONDS",
         help=f"for ranks to find each other, and for a collective that names none (default: ${TIMEOUT_S} or 300)",
     )
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the ranks; the status is 0, or that of the rank that failed, 128 and the signal's number if one ended it.
 
     Raises:
-        ParamError: if there is to be no rank.
+        ParamError: if there is to be no rank, or no communicator can be opened with these choices.
         LaunchError: if there is no such program.
     """
     command = options.command[1:] if options.command[:1] == ["--"] else options.command

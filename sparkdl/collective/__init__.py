@@ -17,7 +17,7 @@ from sparkdl.collective.current import (
     provided_communicator,
     set_current_communicator,
 )
-from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.deadline import Deadline, check_timeout
 from sparkdl.collective.dialing import connect_any, connect_authenticated
 from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.handle import Handle
@@ -52,6 +52,7 @@ __all__ = [
     "all_gather_bytes",
     "authenticate_client",
     "authenticate_server",
+    "check_timeout",
     "check_transport",
     "connect_any",
     "connect_authenticated",

@@ -20,7 +20,9 @@ _ASSUMED_LINK = {"ethernet": 10e9 / 8, "infiniband": 200e9 / 8, "efa": 100e9 / 8
 _ASSUMED_MEMORY = 10e9
 """Bytes per second that one core copies while its neighbours copy, too."""
 
-_MPI_SHARE = 0.9
+_FABRIC_SHARE = 0.9
+"""How much of a link MPI and NCCL use where they drive it themselves."""
+
 _PINNED_COPY = 20e9
 """Bytes per second from a GPU to pinned memory of its host, or back."""
 
@@ -79,8 +81,9 @@ def advise(
         has_mpi: whether an MPI library that knows the fabric is installed on every host.
         elastic: whether ranks may come and go during training.
         num_bytes: gradients of one step.
-        rates: measured bytes per second: ``"link"`` of one host's link, ``"memory"`` of one core that copies
-            while its neighbours do.
+        rates: measured bytes per second: ``"link"`` of one host's link by the fabric's own means, ``"tcp"`` of TCP over
+            it, which is taken for a share of the link where it was not measured, and ``"memory"`` of one core that
+            copies while its neighbours do.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
@@ -89,9 +92,9 @@ def advise(
         raise ParamError(f"fabric={fabric!r} is unknown; it may be one of {', '.join(FABRICS)}")
     if not hosts:
         raise ParamError("hosts is empty: name the host of every rank")
-    unknown = set(rates or {}) - {"link", "memory"}
+    unknown = set(rates or {}) - {"link", "tcp", "memory"}
     if unknown:
-        raise ParamError(f"rates has {sorted(unknown)}; it may have 'link' and 'memory'")
+        raise ParamError(f"rates has {sorted(unknown)}; it may have 'link', 'tcp' and 'memory'")
     host_of_rank = number_hosts(hosts)
     by_host = [
         tuple(rank for rank, other in enumerate(host_of_rank) if other == host)
@@ -134,9 +137,12 @@ def _estimate(
 
 def _on_links(num_hosts: int, fabric: str, num_bytes: int, rates: Mapping[str, float]) -> tuple[float, float]:
     """Seconds that the bytes spend on the links between hosts: over TCP, and by what drives the fabric itself."""
-    on_links = 2 * (num_hosts - 1) / num_hosts * num_bytes / rates.get("link", _ASSUMED_LINK[fabric])
-    # A measured rate is that of TCP; what was assumed is that of the link.
-    return on_links / (1.0 if "link" in rates else _TCP_SHARE[fabric]), on_links / _MPI_SHARE
+    link = rates.get("link", _ASSUMED_LINK[fabric])
+    tcp = rates.get("tcp", link * _TCP_SHARE[fabric])
+    # Nothing but the kernel drives Ethernet, whoever asks it to.
+    own = tcp if fabric == "ethernet" else link * _FABRIC_SHARE
+    on_link = 2 * (num_hosts - 1) / num_hosts * num_bytes
+    return on_link / tcp, on_link / own
 
 
 def _estimate_gpus(
@@ -167,9 +173,13 @@ def _choose_for_gpus(fabric: str, seconds: Mapping[str, float], reasons: list[st
     else:
         best = "hierarchical"
         reasons.append(
-            f"NCCL inside each host, and TCP once per byte across: {seconds[best] * 1e3:.3g} ms. NCCL would have no"
-            " more than TCP between hosts either, but unauthenticated; and wire='bfloat16' halves what crosses."
+            f"NCCL inside each host, and TCP once per byte across: {seconds[best] * 1e3:.3g} ms, of which"
+            " wire='bfloat16' saves half."
         )
+        if fabric == "ethernet":
+            reasons.append("NCCL would have no more than TCP between hosts either, but unauthenticated.")
+        elif fabric == "infiniband":
+            reasons.append(f"NCCL over {fabric} would take {seconds['auto'] * 1e3:.3g} ms.")
     if fabric == "efa":
         reasons.append(
             "NCCL reaches EFA with the plugin aws-ofi-nccl alone; where that is installed, use 'auto'."

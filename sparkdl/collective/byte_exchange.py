@@ -1,13 +1,15 @@
-"""Bytes of any length from one rank to all, and from all to one, over a communicator. Runs on ranks."""
+"""Bytes of any length from one rank to all, and from all to one or to all, over a communicator. Runs on ranks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
+
+_Sizes = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def broadcast_bytes(
@@ -27,10 +29,7 @@ def gather_bytes(
     communicator: Communicator, value: bytes, *, root: int, name: str = "", timeout_s: float | None = None
 ) -> list[bytes]:
     """Every rank's value in order of rank, on rank ``root``; nothing on the others. Collective."""
-    sizes = np.zeros(communicator.world_size, np.int64)
-    communicator.allgather(
-        np.array([len(value)], np.int64), sizes, name=f"sizes of {name}", timeout_s=timeout_s
-    )
+    sizes = _gather_sizes(communicator, value, name, timeout_s)
     out = np.empty(sizes.sum(), np.uint8) if communicator.rank == root else None
     communicator.gather(
         np.frombuffer(value, np.uint8),
@@ -40,6 +39,28 @@ def gather_bytes(
         name=name,
         timeout_s=timeout_s,
     )
-    if out is None:
-        return []
-    return [part.tobytes() for part in np.split(out, np.cumsum(sizes)[:-1])]
+    return [] if out is None else _cut(out, sizes)
+
+
+def allgather_bytes(
+    communicator: Communicator, value: bytes, *, name: str = "", timeout_s: float | None = None
+) -> list[bytes]:
+    """Every rank's value in order of rank, on every rank; collective."""
+    sizes = _gather_sizes(communicator, value, name, timeout_s)
+    out = np.empty(sizes.sum(), np.uint8)
+    communicator.allgather(
+        np.frombuffer(value, np.uint8), out, counts=sizes.tolist(), name=name, timeout_s=timeout_s
+    )
+    return _cut(out, sizes)
+
+
+def _gather_sizes(communicator: Communicator, value: bytes, name: str, timeout_s: float | None) -> _Sizes:
+    sizes = np.zeros(communicator.world_size, np.int64)
+    communicator.allgather(
+        np.array([len(value)], np.int64), sizes, name=f"sizes of {name}", timeout_s=timeout_s
+    )
+    return sizes
+
+
+def _cut(values: np.ndarray[Any, np.dtype[np.uint8]], sizes: _Sizes) -> list[bytes]:
+    return [part.tobytes() for part in np.split(values, np.cumsum(sizes)[:-1])]

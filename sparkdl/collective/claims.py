@@ -16,6 +16,7 @@ import numpy as np
 
 from sparkdl.collective.flat_buffers import item_bytes
 from sparkdl.errors import MismatchError, ParamError
+from sparkdl.topology import name_ranks
 
 MODULUS = 2**64
 """Digests and balances are numbers below this, and added modulo this."""
@@ -149,7 +150,7 @@ def agree(claims: Sequence[Claim], number: int) -> Claim:
         said: dict[str, list[int]] = {}
         for rank, claim in enumerate(claims):
             said.setdefault(str(claim), []).append(rank)
-        who_said_what = "; ".join(f"{_name(ranks)} said {text}" for text, ranks in said.items())
+        who_said_what = "; ".join(f"{name_ranks(ranks)} said {text}" for text, ranks in said.items())
         raise MismatchError(f"the ranks disagree about operation {number}: {who_said_what}")
     if agreed.sends:
         _check_exchange(claims)
@@ -184,10 +185,6 @@ def _check_exchange(claims: Sequence[Claim]) -> None:
                     f"the ranks disagree about {claim.kind}{f' {claim.name!r}' * bool(claim.name)}: rank {source}"
                     f" sends {sent} elements to rank {to}, which expects {expected}"
                 )
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _list(counts: Sequence[int]) -> str:

@@ -76,7 +76,7 @@ class Communicator(Observed, ABC):
         name: what the communicator is called in messages.
         rendezvous: the store it was opened over.
         secret: the job's secret.
-        requested_transport: the ``transport`` that it was opened with; what a sub-group should be opened with.
+        requested_transport: the ``transport`` that it was opened with; what a process set should be opened with.
         timeout_s: default deadline of every operation, in seconds.
         wire: how sums and averages of float32 travel between hosts.
         stall_check: when ranks that do not join an operation are reported.
@@ -93,7 +93,7 @@ class Communicator(Observed, ABC):
         self._num_splits: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self.wire = opening.wire
         self.stall_check = opening.stall_check
-        Observed.__init__(self, opening.telemetry)
+        Observed.__init__(self, opening.telemetry, opening.world_ranks)
 
     @property
     @abstractmethod
@@ -375,6 +375,7 @@ class Communicator(Observed, ABC):
             wire=self.wire,
             stall_check=stall_check or self.stall_check,
             telemetry=telemetry,
+            world_ranks=[self.world_ranks[rank] for rank in members],
         )
 
     def _open_aside(self, name: str) -> Communicator:

@@ -19,6 +19,7 @@ from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError, MismatchError
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     import socket
@@ -239,7 +240,7 @@ def _accept_all(
                 continue
             missing = sorted({ring.previous for kind, ring in rings.items() if kind not in accepted})
             raise CommunicatorTimeoutError(
-                f"ranks {missing} did not connect within {deadline.timeout_s:g} s."
+                f"{name_ranks(missing)} did not connect within {deadline.timeout_s:g} s."
                 " Check that a firewall lets ranks reach each other on any port."
             ) from error
         kind = _hear_hello(sock, expected, deadline)

@@ -14,10 +14,10 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from sparkdl.collective.coordinator_protocol import MAX_FRAME_BYTES, Operation, Status, pack, unpack
 from sparkdl.collective.frames import HEADER
 from sparkdl.collective.key_values import KeyValues
 from sparkdl.collective.listener import AuthenticatedListener
-from sparkdl.collective.messages import MAX_FRAME_BYTES, Operation, Status, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,6 +4,24 @@ from __future__ import annotations
 
 import time
 
+from sparkdl.errors import ParamError
+
+MAX_TIMEOUT_S = 2e6
+"""About three weeks, which is what the system's calls can wait for."""
+
+
+def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
+    """Return ``timeout_s``.
+
+    Raises:
+        ParamError: if it is not positive, not a number, or longer than :data:`MAX_TIMEOUT_S`.
+    """
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise ParamError(
+            f"{name} must be a positive number of seconds, at most {MAX_TIMEOUT_S:.0f}; got {timeout_s:g}"
+        )
+    return timeout_s
+
 
 class Deadline:
     """A point in time ``timeout_s`` seconds from its creation, on the monotonic clock."""

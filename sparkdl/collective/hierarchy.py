@@ -12,9 +12,11 @@ import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.collective.deadline import Deadline
-from sparkdl.collective.nccl_opening import gather_texts, open_nccl_group
+from sparkdl.collective.nccl_opening import open_nccl_group
 from sparkdl.errors import CommunicatorError, SparkdlError
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,13 +177,18 @@ def open_hierarchy(everyone: Communicator, *, gpu: int, timeout_s: float | None 
             failure = error
         takes_device_memory = across is None or across.takes_device_memory
         own = {"failure": str(failure or ""), "takes_device_memory": takes_device_memory}
-        texts = gather_texts(everyone, json.dumps(own), deadline.remaining_s() + _OUTCOME_S)
+        texts = allgather_bytes(
+            everyone,
+            json.dumps(own).encode(),
+            name="NCCL inside hosts",
+            timeout_s=deadline.remaining_s() + _OUTCOME_S,
+        )
         told: list[dict[str, Any]] = [json.loads(text) for text in texts]
         if failure is not None:
             raise failure
         first_ranks = [topology.ranks_on(host)[0] for host in range(topology.num_hosts)]
         failures = [
-            f"on that of ranks {list(topology.ranks_on(host))}: {told[first]['failure']}"
+            f"on that of {name_ranks(topology.ranks_on(host))}: {told[first]['failure']}"
             for host, first in enumerate(first_ranks)
             if told[first]["failure"]
         ]

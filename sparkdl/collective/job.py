@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.addresses import Address
-from sparkdl.errors import LaunchError
+from sparkdl.collective.deadline import check_timeout
+from sparkdl.errors import LaunchError, ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,18 +81,21 @@ class Job:
         """The same with the user's transport, wire format and timeout, where they are set.
 
         Raises:
-            LaunchError: if the timeout is no number.
+            LaunchError: if the timeout is no number of seconds that can be waited for.
         """
         timeout_s = environ.get(TIMEOUT_S) or str(self.timeout_s)
         try:
-            return replace(
-                self,
-                transport=environ.get(TRANSPORT) or self.transport,
-                wire=environ.get(WIRE) or self.wire,
-                timeout_s=float(timeout_s),
-            )
+            seconds = check_timeout(float(timeout_s), TIMEOUT_S)
+        except ParamError as error:
+            raise LaunchError(str(error)) from error
         except ValueError as error:
             raise LaunchError(f"{TIMEOUT_S}={timeout_s} is no number of seconds") from error
+        return replace(
+            self,
+            transport=environ.get(TRANSPORT) or self.transport,
+            wire=environ.get(WIRE) or self.wire,
+            timeout_s=seconds,
+        )
 
 
 def find_all(environ: Mapping[str, str], names: Sequence[str], advice: str) -> list[str] | None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sparkdl.collective.messages import MAX_VALUE_BYTES, join_values
+from sparkdl.collective.coordinator_protocol import MAX_VALUE_BYTES, join_values
 
 Answer = Callable[[bytes | None], None]
 """Called once with the value of the key that was waited for, or with None when the wait has run out."""

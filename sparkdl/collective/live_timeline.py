@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.telemetry import Recorded
+from sparkdl.collective.telemetry import Place, Recorded
 from sparkdl.collective.trace_events import describe_rank, operation_events
 
 if TYPE_CHECKING:
@@ -32,14 +32,15 @@ class LiveTimeline:
     Args:
         path: the file; emptied.
         telemetry: which records, and has news.
+        rank: of this process.
         begin_ns: when the file's time begins.
     """
 
-    def __init__(self, path: Path, telemetry: Telemetry, begin_ns: int) -> None:
+    def __init__(self, path: Path, telemetry: Telemetry, rank: int, begin_ns: int) -> None:
         self._path = path
         self._telemetry = telemetry
-        self._begin_ns = begin_ns
-        self._names: list[str] = []
+        self._rank, self._begin_ns = rank, begin_ns
+        self._places: list[Place] = []
         """Of the communicators that were seen, in the order of their threads."""
         path.write_text("[\n", encoding="utf-8")
         self._is_over = threading.Event()
@@ -60,13 +61,14 @@ class LiveTimeline:
                 return
 
     def _write_news(self) -> None:
-        news = {part.name: part for part in self._telemetry.take_news()}
-        new_names = [name for name in news if name not in self._names]
-        self._names += new_names
-        parts = [news.get(name, Recorded(name=name)) for name in self._names]
-        events = operation_events(0, parts, self._microseconds)
-        if new_names:
-            events = describe_rank(0, f"rank 0 on {socket.gethostname()}", parts) + events
+        news = {part.place: part for part in self._telemetry.take_news()}
+        new_places = [place for place in news if place not in self._places]
+        self._places += new_places
+        parts = [news.get(place, Recorded(place=place)) for place in self._places]
+        events = operation_events(self._rank, parts, self._microseconds)
+        if new_places:
+            label = f"rank {self._rank} on {socket.gethostname()}"
+            events = describe_rank(self._rank, label, parts) + events
         if events:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(f"{_encode(event)},\n" for event in events)

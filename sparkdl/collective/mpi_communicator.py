@@ -30,9 +30,10 @@ from sparkdl.collective.mpi_reductions import MpiReductions
 from sparkdl.collective.operation_monitor import OperationMonitor, OperationTiming
 from sparkdl.collective.peer_watch import PeerWatch
 from sparkdl.collective.rendezvous import all_gather_bytes
-from sparkdl.collective.stalls import StallTimer, name_ranks, warn_of_stall
+from sparkdl.collective.stalls import StallTimer, warn_of_stall
 from sparkdl.collective.turns import Turns
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from mpi4py import MPI

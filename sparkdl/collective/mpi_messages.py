@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.deadline import Deadline, check_timeout
 from sparkdl.collective.device_array import DeviceArray
 from sparkdl.collective.envelopes import check_peer, compare, envelope_of
 from sparkdl.collective.flat_buffers import FlatBuffer, flatten
@@ -109,6 +109,7 @@ class MpiMessages:
         self, direction: str, peer: int, tag: int, what: str, begin: Callable[[], Steps], timeout_s: float
     ) -> FutureHandle:
         check_peer(peer, self._comm.Get_rank(), self._comm.Get_size())
+        check_timeout(timeout_s)
         if not 0 <= tag <= self._max_tag:
             raise ParamError(f"tag {tag} is outside 0 to {self._max_tag}, which this MPI library allows")
         self._check(what)

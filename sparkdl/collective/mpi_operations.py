@@ -13,6 +13,7 @@ import numpy as np
 
 from sparkdl.collective.claims import check_counts
 from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.deadline import check_timeout
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -44,11 +45,18 @@ class Plan:
         claim: what the ranks have to agree on.
         steps: begins it, once they have.
         timeout_s: its deadline; the communicator's own when None.
+
+    Raises:
+        ParamError: if that is no time to wait.
     """
 
     claim: Claim
     steps: Callable[[], Steps]
     timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
 
 
 class MpiOperations(Communicator):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sparkdl._native import NcclCommunicator
+from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.nccl_group import NcclGroup
 from sparkdl.collective.nccl_library import load_nccl
@@ -19,6 +18,7 @@ from sparkdl.errors import (
     SparkdlError,
     TransportUnavailableError,
 )
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,31 +57,25 @@ def open_nccl_group(
     timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
     deadline = Deadline(timeout_s)
     loaded, own = _look_at_own(gpu, library)
-    _check_ranks([json.loads(text) for text in gather_texts(communicator, json.dumps(own))])
+    told = allgather_bytes(
+        communicator, json.dumps(own).encode(), name="GPUs for NCCL", timeout_s=deadline.remaining_s()
+    )
+    _check_ranks([json.loads(text) for text in told])
     assert loaded is not None, "a rank without NCCL has been refused"
-    unique_id = _share_unique_id(communicator, loaded)
+    unique_id = _share_unique_id(communicator, loaded, max(_LOOK_S, deadline.remaining_s()))
     core, failure = _begin(communicator, loaded, unique_id, gpu, f"{communicator.name}/{name}", deadline)
-    failures = gather_texts(communicator, failure, deadline.remaining_s() + _OUTCOME_S)
+    outcomes = allgather_bytes(
+        communicator,
+        failure.encode(),
+        name="outcomes of NCCL",
+        timeout_s=deadline.remaining_s() + _OUTCOME_S,
+    )
+    failures = [outcome.decode() for outcome in outcomes]
     if core is None or any(failures):
         if core is not None:
             core.abort("another rank could not open it")
         raise _opening_error(failures, timeout_s)
     return NcclGroup(core, communicator, gpu=gpu, name=f"{communicator.name}/{name}", timeout_s=timeout_s)
-
-
-def gather_texts(communicator: Communicator, text: str, timeout_s: float | None = None) -> list[str]:
-    """Exchange one text per rank over a communicator; every rank gets all of them in order of rank."""
-    own = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.empty(communicator.world_size, np.int64)
-    communicator.allgather(np.array([len(own)], np.int64), lengths, timeout_s=timeout_s)
-    width = int(lengths.max())
-    if width == 0:
-        return [""] * communicator.world_size
-    padded = np.zeros(width, np.uint8)
-    padded[: len(own)] = own
-    rows = np.empty((communicator.world_size, width), np.uint8)
-    communicator.allgather(padded, rows, timeout_s=timeout_s)
-    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
@@ -121,14 +115,14 @@ def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
         raise CommunicatorError(f"all ranks need the same version of NCCL, but have: {text}")
     shared = find_shared_gpus([told["gpu"] for told in ranks])
     if shared:
-        who = "; ".join(f"ranks {members} share {gpu}" for gpu, members in shared.items())
+        who = "; ".join(f"{name_ranks(members)} share {gpu}" for gpu, members in shared.items())
         raise ParamError(
             f"NCCL needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or let them communicate"
             " through host memory."
         )
 
 
-def _share_unique_id(communicator: Communicator, library: NcclLibrary) -> bytes:
+def _share_unique_id(communicator: Communicator, library: NcclLibrary, timeout_s: float) -> bytes:
     """The id that rank 0 makes, or on all ranks the error that it met."""
     told: dict[str, str] = {}
     if communicator.rank == 0:
@@ -136,21 +130,14 @@ def _share_unique_id(communicator: Communicator, library: NcclLibrary) -> bytes:
             told = {"id": library.unique_id().hex()}
         except CommunicatorError as error:
             told = {"error": str(error)}
-    told = json.loads(_broadcast_text(communicator, json.dumps(told)))
+    told = json.loads(
+        broadcast_bytes(
+            communicator, json.dumps(told).encode(), root=0, name="id of NCCL", timeout_s=timeout_s
+        )
+    )
     if "error" in told:
         raise CommunicatorError(f"rank 0: {told['error']}")
     return bytes.fromhex(told["id"])
-
-
-def _broadcast_text(communicator: Communicator, text: str) -> str:
-    """Rank 0's text."""
-    data = np.frombuffer(text.encode(), np.uint8).copy()
-    length = np.array([len(data)], np.int64)
-    communicator.broadcast(length, root=0)
-    if communicator.rank != 0:
-        data = np.empty(int(length[0]), np.uint8)
-    communicator.broadcast(data, root=0)
-    return data.tobytes().decode()
 
 
 def _begin(
@@ -204,7 +191,7 @@ def _opening_error(failures: Sequence[str], timeout_s: float) -> CommunicatorErr
         return CommunicatorError(_per_rank(causes))
     late = [rank for rank, text in enumerate(failures) if text == _TOO_LATE]
     return CommunicatorTimeoutError(
-        f"NCCL did not open within {timeout_s:g} s: ranks {late} were still waiting for it. Run with NCCL_DEBUG=INFO to"
+        f"NCCL did not open within {timeout_s:g} s: {name_ranks(late)} still waited for it. Run with NCCL_DEBUG=INFO to"
         " see at what; often a network interface that the hosts cannot reach, to be named in NCCL_SOCKET_IFNAME."
     )
 
@@ -214,7 +201,4 @@ def _per_rank(texts: Mapping[int, str]) -> str:
     ranks_of: dict[str, list[int]] = {}
     for rank, text in texts.items():
         ranks_of.setdefault(text, []).append(rank)
-    return "; ".join(
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}"
-        for text, ranks in ranks_of.items()
-    )
+    return "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())

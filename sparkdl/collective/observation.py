@@ -32,13 +32,16 @@ class Observed:
     Attributes:
         monitor: what tells of this communicator's operations.
         telemetry: the monitors of this communicator and of the process sets made of it.
+        world_ranks: the ranks, by their numbers in the communicator that this one was made of, and that one, and so on:
+            those by which reports and timelines name them.
     """
 
     name: str
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, world_ranks: tuple[int, ...]) -> None:
         self.monitor: Monitor = OperationMonitor()
         self.telemetry = telemetry
+        self.world_ranks = world_ranks
         self._timeline: Timeline | None = None
 
     @property
@@ -58,7 +61,7 @@ class Observed:
         Args:
             reset: begin anew afterwards.
         """
-        return make_report(self.rank, *self.telemetry.measure(reset=reset))
+        return make_report(self.world_ranks[self.rank], *self.telemetry.measure(reset=reset))
 
     def gather_report(self) -> WorldReport | None:
         """The reports of all ranks and who came last, on rank 0; None on the others. All ranks must call it."""

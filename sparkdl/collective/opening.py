@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.deadline import Deadline, check_timeout
 from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.rendezvous import PrefixRendezvous, answered_by
 from sparkdl.collective.stalls import StallCheck
@@ -40,6 +40,7 @@ class Opening:
         wire: how sums and averages of float32 travel between hosts.
         stall_check: when ranks that do not join are reported.
         telemetry: what measures the communicator, together with others.
+        world_ranks: the ranks, by their numbers in the first communicator of the telemetry.
     """
 
     rendezvous: Rendezvous
@@ -54,6 +55,7 @@ class Opening:
     wire: str = "float32"
     stall_check: StallCheck = field(default_factory=StallCheck)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    world_ranks: tuple[int, ...]
 
     def find_topology(self, deadline: Deadline) -> Topology:
         """Where the ranks stand: as the caller said, or found out by trying; all ranks take part.
@@ -112,6 +114,7 @@ def open_communicator(
     wire: str = "float32",
     stall_check: StallCheck | None = None,
     telemetry: Telemetry | None = None,
+    world_ranks: Sequence[int] | None = None,
 ) -> Communicator:
     """Open a communicator; all its ranks call this with the same arguments but ``rank``.
 
@@ -139,6 +142,7 @@ def open_communicator(
         stall_check: when an operation that some ranks do not join is reported, and given up; a warning
             after 60 s when None.
         telemetry: of another communicator of this process, to be measured together with it; its own when None.
+        world_ranks: the ranks, by their numbers in the first communicator of the telemetry; the same when None.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
@@ -149,6 +153,7 @@ def open_communicator(
         CommunicatorError: if the ranks cannot connect, or shared memory cannot be had where it was asked for.
     """
     check_transport(transport, wire)
+    check_timeout(timeout_s)
     if not 0 <= rank < world_size:
         raise ParamError(f"rank {rank} is outside a world of {world_size} ranks")
     with answered_by(Deadline(timeout_s)):
@@ -169,6 +174,7 @@ def open_communicator(
             wire=wire,
             stall_check=stall_check or StallCheck(),
             telemetry=telemetry or Telemetry(),
+            world_ranks=tuple(range(world_size) if world_ranks is None else world_ranks),
         )
         communicator = _carry_out(opening)
     opening.telemetry.watch(communicator)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.deadline import Deadline, check_timeout
 from sparkdl.collective.envelopes import Envelope, check_peer, compare, envelope_of
 from sparkdl.collective.flat_buffers import flatten
 from sparkdl.collective.opening import open_communicator
@@ -97,6 +97,7 @@ class Messages:
     def _queue(self, array: Array, source: int, to: int, tag: int, timeout_s: float | None) -> Handle:
         if tag < 0:
             raise ParamError(f"tag {tag} is negative")
+        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
         is_sent = source == self._rank
         buffer = flatten(array, writes=not is_sent)
         what = f"{'send' if is_sent else 'recv'} of {buffer.data.size} {buffer.dtype}"
@@ -104,7 +105,7 @@ class Messages:
             what=f"{what} {f'to rank {to}' if is_sent else f'from rank {source}'} with tag {tag}",
             array=array,
             envelope=envelope_of(buffer),
-            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+            timeout_s=timeout_s,
         )
         with self._lock:
             communicator = self._communicator()

@@ -81,8 +81,10 @@ def _divide(values: Data, divisor: int) -> Data:
     if values.dtype.kind == "u":
         return values // np.uint64(divisor)
     if values.dtype.kind == "i":
-        # Toward zero, where // would round toward minus infinity.
-        return np.asarray(np.sign(values) * (np.abs(values) // divisor))
+        # Toward zero, where // rounds toward minus infinity. The lowest number has no absolute value.
+        quotients = values // divisor
+        quotients += (values < 0) & (values % divisor != 0)
+        return np.asarray(quotients)
     return np.divide(values, divisor, out=values)
 
 

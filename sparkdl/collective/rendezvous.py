@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from sparkdl.collective.coordinator_protocol import cut_values, join_values
 from sparkdl.collective.deadline import Deadline
-from sparkdl.collective.messages import cut_values, join_values
 from sparkdl.errors import CommunicatorTimeoutError
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -188,10 +189,10 @@ def all_gather_bytes(
     if isinstance(values, list):
         return values
     missing = [other for other in range(world_size) if other not in values]
-    who = f"ranks {missing} are missing" if missing else "rank 0 did not answer"
+    whom = f"{name_ranks(missing)} of {world_size} to take part" if missing else "rank 0 to answer"
     raise CommunicatorTimeoutError(
-        f"{key!r} was not complete within {timeout_s:g} s: {who} of {world_size}."
-        " Look at why they did not start, or allow more time."
+        f"{key!r} was not complete within {timeout_s:g} s: it waited for {whom}."
+        " Look at why that did not start, or allow more time."
     )
 
 

@@ -15,10 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.coordinator import PURPOSE
-from sparkdl.collective.deadline import Deadline
-from sparkdl.collective.dialing import connect_authenticated
-from sparkdl.collective.frames import receive_frame, send_frame
-from sparkdl.collective.messages import (
+from sparkdl.collective.coordinator_protocol import (
     MAX_FRAME_BYTES,
     MAX_VALUE_BYTES,
     Operation,
@@ -27,6 +24,9 @@ from sparkdl.collective.messages import (
     pack,
     unpack,
 )
+from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.dialing import connect_authenticated
+from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.rendezvous import PrefixRendezvous, time_for_answers_s
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 

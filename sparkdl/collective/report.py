@@ -10,9 +10,11 @@ time is that in which all ranks were there.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective.telemetry import Place, label_places
 
 if TYPE_CHECKING:
     from sparkdl.collective.telemetry import Measured
@@ -32,7 +34,7 @@ class OperationReport:
 
     Attributes:
         process_set: name of the communicator.
-        world_size: how many ranks it has.
+        ranks: its ranks, by their numbers in the world.
         operation: the contract's method.
         count: how many there were.
         num_failed: how many failed besides.
@@ -45,7 +47,7 @@ class OperationReport:
     """
 
     process_set: str
-    world_size: int
+    ranks: tuple[int, ...]
     operation: str
     count: int
     num_failed: int
@@ -54,6 +56,16 @@ class OperationReport:
     waiting_s: float
     queued_s: float
     exposed_s: float
+
+    @property
+    def place(self) -> Place:
+        """The process set."""
+        return Place(self.process_set, self.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the process set has."""
+        return len(self.ranks)
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -80,9 +92,9 @@ class OperationReport:
         return self.exposed_s / self.busy_s if self.busy_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """All attributes but the process set's and the operation's name."""
+        """All attributes but the process set and the operation's name."""
         values = asdict(self)
-        for name in ("process_set", "world_size", "operation"):
+        for name in ("process_set", "ranks", "operation"):
             del values[name]
         for name in ("algorithm_bandwidth", "bus_bandwidth", "waiting_share", "exposed_share"):
             values[name] = getattr(self, name)
@@ -95,15 +107,22 @@ class LateRank:
 
     Attributes:
         process_set: name of the communicator.
-        rank: in that communicator.
+        ranks: its ranks, by their numbers in the world.
+        rank: its number in the world.
         count: for how many operations it came last.
         waited_s: for how long this rank waited for it.
     """
 
     process_set: str
+    ranks: tuple[int, ...]
     rank: int
     count: int
     waited_s: float
+
+    @property
+    def place(self) -> Place:
+        """The process set."""
+        return Place(self.process_set, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +130,7 @@ class CommunicationReport:
     """What one rank saw of its communication. ``str()`` gives :meth:`as_table`.
 
     Attributes:
-        rank: whose report it is.
+        rank: whose report it is, by its number in the world: the first communicator, of which process sets were made.
         seconds: the time that it is about.
         operations: by process set and operation.
         late_ranks: the ranks of its host that this rank waited for, worst first.
@@ -123,25 +142,36 @@ class CommunicationReport:
     late_ranks: tuple[LateRank, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Nested by process set and operation; times in seconds, bandwidths in bytes per second."""
+        """Nested by process set and operation; times in seconds, bandwidths in bytes per second.
+
+        Process sets that share a name are told apart by their ranks.
+        """
+        labels = self._labels()
         process_sets: dict[str, Any] = {}
         for row in self.operations:
-            place = process_sets.setdefault(
-                row.process_set, {"world_size": row.world_size, "operations": {}, "late_ranks": {}}
+            process_set = process_sets.setdefault(
+                labels[row.place],
+                {
+                    "world_size": row.world_size,
+                    "ranks": list(row.ranks),
+                    "operations": {},
+                    "late_ranks": {},
+                },
             )
-            place["operations"][row.operation] = row.as_dict()
+            process_set["operations"][row.operation] = row.as_dict()
         for late in self.late_ranks:
             found = {"count": late.count, "waited_s": late.waited_s}
-            process_sets[late.process_set]["late_ranks"][late.rank] = found
+            process_sets[labels[late.place]]["late_ranks"][late.rank] = found
         return {"rank": self.rank, "seconds": self.seconds, "process_sets": process_sets}
 
     def as_metrics(self, prefix: str = "communication") -> dict[str, float]:
         """Metrics for MLflow: ``communication/world/allreduce/bus_gb_per_s`` and the like, all of them finite."""
         metrics: dict[str, float] = {}
+        labels = self._labels()
         for row in self.operations:
             # Of the signs that all of MLflow's stores take; a slash makes a group of charts.
             place = "/".join(
-                re.sub(r"[^\w.\- ]", "_", part) for part in (prefix, row.process_set, row.operation)
+                re.sub(r"[^\w.\- ]", "_", part) for part in (prefix, labels[row.place], row.operation)
             )
             metrics |= {
                 f"{place}/count": float(row.count),
@@ -156,24 +186,32 @@ class CommunicationReport:
 
     def as_table(self) -> str:
         """Lines for people: a row per process set and operation, and who came last."""
-        rows = [_cells(row) for row in self.operations]
+        labels = self._labels()
+        rows = [_cells(row, labels[row.place]) for row in self.operations]
         busy_s = sum(row.busy_s for row in self.operations)
         exposed_s = sum(row.exposed_s for row in self.operations)
         title = f"Communication of rank {self.rank} took {busy_s:.3g} s of {self.seconds:.3g} s"
         lines = [f"{title}, {exposed_s:.3g} s not hidden behind computation", format_columns(_HEADER, rows)]
-        return "\n".join(lines + format_late_ranks(self.late_ranks))
+        return "\n".join(lines + format_late_ranks(self.late_ranks, labels))
 
     __str__ = as_table
+
+    def _labels(self) -> dict[Place, str]:
+        return label_places(row.place for row in self.operations)
 
 
 def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> CommunicationReport:
     """The report of what was measured on a rank."""
     late_ranks = [
         LateRank(
-            process_set=place.name, rank=late.rank, count=late.num_operations, waited_s=late.waited_ns / 1e9
+            process_set=found.place.name,
+            ranks=found.place.ranks,
+            rank=found.place.ranks[late.rank],
+            count=late.num_operations,
+            waited_s=late.waited_ns / 1e9,
         )
-        for place in measured
-        for late in place.lateness.values()
+        for found in measured
+        for late in found.lateness.values()
         if late.num_operations
     ]
     return CommunicationReport(
@@ -181,8 +219,8 @@ def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> Comm
         seconds=seconds,
         operations=tuple(
             OperationReport(
-                process_set=place.name,
-                world_size=place.world_size,
+                process_set=found.place.name,
+                ranks=found.place.ranks,
                 operation=totals.kind,
                 count=totals.num_operations,
                 num_failed=totals.num_failed,
@@ -192,39 +230,39 @@ def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> Comm
                 queued_s=totals.queued_ns / 1e9,
                 exposed_s=totals.exposed_ns / 1e9,
             )
-            for place in measured
-            for totals in place.totals.values()
+            for found in measured
+            for totals in found.totals.values()
         ),
         late_ranks=tuple(sorted(late_ranks, key=lambda late: -late.waited_s)),
     )
 
 
-def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int = 2) -> str:
-    """Lines of columns, the first ``num_left`` aligned to the left and the others to the right."""
+def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, the first two aligned to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column < num_left else cell.rjust(width)
+            cell.ljust(width) if column < 2 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in (header, *rows)
     )
 
 
-def format_late_ranks(late_ranks: Sequence[LateRank]) -> list[str]:
+def format_late_ranks(late_ranks: Sequence[LateRank], labels: Mapping[Place, str]) -> list[str]:
     """Lines that say who came last; none if nobody did."""
     if not late_ranks:
         return []
     rows = [
-        (late.process_set, f"rank {late.rank}", f"{late.count:,}", f"{late.waited_s * 1e3:,.1f}")
+        (labels[late.place], f"rank {late.rank}", f"{late.count:,}", f"{late.waited_s * 1e3:,.1f}")
         for late in late_ranks
     ]
     return ["", format_columns(("process set", "came last", "times", "ms waited for"), rows)]
 
 
-def _cells(row: OperationReport) -> tuple[str, ...]:
+def _cells(row: OperationReport, label: str) -> tuple[str, ...]:
     return (
-        row.process_set,
+        label,
         row.operation,
         f"{row.count:,}" if not row.num_failed else f"{row.count:,} + {row.num_failed:,} failed",
         f"{row.bytes / (1 << 20):,.3f}",

@@ -15,7 +15,7 @@ from sparkdl.collective.stalls import warn_of_stall
 
 if TYPE_CHECKING:
     from sparkdl import _native
-    from sparkdl.collective.telemetry import Watched
+    from sparkdl.collective.communicator import Communicator
 
 
 class StallWatcher:
@@ -32,7 +32,7 @@ class StallWatcher:
         self._num_watched = 0
         threading.Thread(target=self._run, name="sparkdl-stalls", daemon=True).start()
 
-    def watch(self, communicator: Watched, monitor: _native.Monitor) -> None:
+    def watch(self, communicator: Communicator, monitor: _native.Monitor) -> None:
         """Report the stalls that ``monitor`` has, as long as ``communicator`` lives."""
         with self._lock:
             self._num_watched += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkdl.errors import ParamError
@@ -107,8 +107,3 @@ def warn_of_stall(name: str, rank: int, operation: str, waited_s: float, who: st
         name,
         who,
     )
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``"rank 3"``, ``"ranks 1, 3"``."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sparkdl.collective.monitor import Arrival, Lateness, OperationRecord, OperationTotals
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,36 +22,53 @@ if TYPE_CHECKING:
 
 
 class Watched(Protocol):
-    """As much of a communicator as can be measured."""
+    """As much of a communicator as can be measured.
+
+    Attributes:
+        name: what it is called.
+        world_ranks: its ranks, by their numbers in the first communicator of the family.
+        monitor: what tells of its operations.
+    """
 
     name: str
+    world_ranks: tuple[int, ...]
     monitor: Monitor
 
-    @property
-    def rank(self) -> int:
-        """Number of this rank in the communicator."""
 
-    @property
-    def world_size(self) -> int:
-        """How many ranks it has."""
+class Place(NamedTuple):
+    """What tells communicators of a family apart: process sets of different ranks may have the same name.
+
+    Attributes:
+        name: of the communicator.
+        ranks: its ranks, by their numbers in the first communicator of the family.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def label_places(places: Iterable[Place]) -> dict[Place, str]:
+    """What to call each place: its name, and its ranks where another one has that name, too."""
+    known = set(places)
+    num_named = Counter(place.name for place in known)
+    return {
+        place: place.name if num_named[place.name] == 1 else f"{place.name} of {name_ranks(place.ranks)}"
+        for place in known
+    }
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """What was measured of the communicators of one name: there may have been several, one after another.
+    """What was measured of the communicators of one place: there may have been several, one after another.
 
     Attributes:
-        name: of the communicator.
-        world_size: how many ranks it has.
-        rank: of this rank in it.
+        place: of the communicators.
         totals: by kind of operation.
         lateness: by rank of the communicator.
         arrivals: at the latest operations of the communicator that is open.
     """
 
-    name: str
-    world_size: int
-    rank: int
+    place: Place
     totals: dict[str, OperationTotals] = field(default_factory=dict)
     lateness: dict[int, Lateness] = field(default_factory=dict)
     arrivals: list[Arrival] = field(default_factory=list)
@@ -67,16 +85,16 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Recorded:
-    """What the communicators of one name did while a recording ran: the latest of it, and how much had to go.
+    """What the communicators of one place did while a recording ran: the latest of it, and how much had to go.
 
     Attributes:
-        name: of the communicators.
+        place: of the communicators.
         records: their operations.
         num_dropped: how many earlier operations are not there.
         marks: the latest of what :meth:`Telemetry.mark` was told, and when, in nanoseconds.
     """
 
-    name: str
+    place: Place
     records: list[OperationRecord] = field(default_factory=list)
     num_dropped: int = 0
     marks: deque[tuple[int, str]] = field(default_factory=deque)
@@ -93,9 +111,9 @@ class Telemetry:
         self._lock = threading.RLock()
         self._members: dict[int, _Member] = {}
         self._num_members = 0
-        self._gone: dict[str, Measured] = {}
-        self._recorded: dict[str, Recorded] = {}
-        self._news: dict[str, Recorded] | None = None
+        self._gone: dict[Place, Measured] = {}
+        self._recorded: dict[Place, Recorded] = {}
+        self._news: dict[Place, Recorded] | None = None
         self._max_records = 0
         self._is_recording = False
         self._since = time.monotonic()
@@ -118,9 +136,9 @@ class Telemetry:
             reset: count from zero again afterwards.
         """
         with self._lock:
-            found: dict[str, Measured] = {}
+            found: dict[Place, Measured] = {}
             for gone in self._gone.values():
-                found[gone.name] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
+                found[gone.place] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
             for member in list(self._members.values()):
                 member.tell(found)
                 if reset:
@@ -154,10 +172,11 @@ class Telemetry:
         with self._lock:
             if self._is_recording:
                 now_ns = time.monotonic_ns()
-                for place in self._places(name):
-                    place.marks.append((now_ns, what))
-                    if len(place.marks) > self._max_records:
-                        place.marks.popleft()
+                for place in {member.place for member in self._members.values() if member.place.name == name}:
+                    for recorded in self._recorded_at(place):
+                        recorded.marks.append((now_ns, what))
+                        if len(recorded.marks) > self._max_records:
+                            recorded.marks.popleft()
 
     def take_news(self) -> list[Recorded]:
         """What was written down since this was called last; :meth:`stop_recording` gives it again."""
@@ -187,37 +206,33 @@ class Telemetry:
 
     def _collect(self, member: _Member) -> None:
         records, num_dropped = member.monitor.take_records()
-        for place in self._places(member.name):
-            place.records += map(OperationRecord._make, records)
-            excess = max(0, len(place.records) - self._max_records)
-            del place.records[:excess]
-            place.num_dropped += num_dropped + excess
+        for recorded in self._recorded_at(member.place):
+            recorded.records += map(OperationRecord._make, records)
+            excess = max(0, len(recorded.records) - self._max_records)
+            del recorded.records[:excess]
+            recorded.num_dropped += num_dropped + excess
 
-    def _places(self, name: str) -> list[Recorded]:
-        """Where is written down what communicators of a name do."""
+    def _recorded_at(self, place: Place) -> list[Recorded]:
+        """Where is written down what the communicators of a place do."""
         kept = [self._recorded] if self._news is None else [self._recorded, self._news]
-        return [places.setdefault(name, Recorded(name=name)) for places in kept]
+        return [places.setdefault(place, Recorded(place=place)) for places in kept]
 
 
 class _Member:
     """One communicator, whose monitor counts on where the reports begin anew."""
 
     def __init__(self, communicator: Watched) -> None:
-        self.name = communicator.name
-        self.world_size = communicator.world_size
-        self.rank = communicator.rank
+        self.place = Place(communicator.name, communicator.world_ranks)
         self.monitor = communicator.monitor
         self._totals_before: dict[str, OperationTotals] = {}
         self._lateness_before: dict[int, Lateness] = {}
         self._since_ns = 0
 
-    def tell(self, found: dict[str, Measured]) -> None:
-        fresh = Measured(name=self.name, world_size=self.world_size, rank=self.rank)
-        place = found.setdefault(self.name, fresh)
-        place.world_size, place.rank = self.world_size, self.rank
+    def tell(self, found: dict[Place, Measured]) -> None:
+        measured = found.setdefault(self.place, Measured(place=self.place))
         totals = [self._since_reset(more) for more in map(OperationTotals._make, self.monitor.totals())]
         lateness = map(Lateness._make, self.monitor.lateness())
-        place.add(
+        measured.add(
             (more for more in totals if more.num_operations or more.num_failed),
             (
                 late.minus(self._lateness_before.get(late.rank, Lateness(late.rank, 0, 0)))
@@ -225,7 +240,7 @@ class _Member:
             ),
         )
         arrivals = map(Arrival._make, self.monitor.arrivals())
-        place.arrivals = [arrival for arrival in arrivals if arrival.time_ns >= self._since_ns]
+        measured.arrivals = [arrival for arrival in arrivals if arrival.time_ns >= self._since_ns]
 
     def reset(self) -> None:
         self._totals_before = {more[0]: OperationTotals._make(more) for more in self.monitor.totals()}

@@ -21,8 +21,10 @@ from sparkdl.collective.clock_offset import SharedClock, measure_offset
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.live_timeline import LiveTimeline
 from sparkdl.collective.rendezvous import PrefixRendezvous
+from sparkdl.collective.telemetry import label_places
 from sparkdl.collective.trace_events import describe_rank, operation_events
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
@@ -63,7 +65,7 @@ class Timeline:
         self._rendezvous = PrefixRendezvous(aside.rendezvous, f"{aside.name}/{self._begin_ns}")
         is_live = is_live and aside.rank == 0
         telemetry.start_recording(max_events, has_news=is_live)
-        self._live = LiveTimeline(path, telemetry, self._begin_ns) if is_live else None
+        self._live = LiveTimeline(path, telemetry, self._world_rank(0), self._begin_ns) if is_live else None
 
     def stop(self, *, timeout_s: float | None = None) -> None:
         """End the recording and write the file; collective.
@@ -91,6 +93,9 @@ class Timeline:
         finally:
             self._aside.close()
 
+    def _world_rank(self, rank: int) -> int:
+        return self._aside.world_ranks[rank]
+
     def _raise_together(self, problem: str, timeout_s: float | None) -> None:
         """Raise rank 0's problem on every rank."""
         text = broadcast_bytes(
@@ -104,11 +109,12 @@ class Timeline:
             # What began before the timeline is shown from its beginning.
             return max(0, clock.to_shared(time_ns) - self._begin_ns) / 1000
 
-        rank = self._aside.rank
+        rank = self._world_rank(self._aside.rank)
+        labels = label_places(part.place for part in recorded)
         seen = {
             "events": describe_rank(rank, f"rank {rank} on {socket.gethostname()}", recorded)
             + operation_events(rank, recorded, microseconds),
-            "dropped": {place.name: place.num_dropped for place in recorded if place.num_dropped},
+            "dropped": {labels[part.place]: part.num_dropped for part in recorded if part.num_dropped},
             "clock_error_us": clock.error_ns / 1000,
         }
         return zlib.compress(json.dumps(seen, separators=(",", ":")).encode(), level=1)
@@ -129,13 +135,14 @@ class Timeline:
         if problem:
             raise ParamError(f"the timeline cannot be written to {self._path}: {problem}")
         if missing:
-            logger.warning("The timeline %s is without ranks %s: %s", self._path, sorted(missing), error)
+            ranks = [self._world_rank(rank) for rank in sorted(missing)]
+            logger.warning("The timeline %s is without %s: %s", self._path, name_ranks(ranks), error)
 
     def _write(self, gathered: list[bytes], missing: dict[int, str]) -> str:
         """Write the file; what was wrong if that is not possible."""
         present = [rank for rank in range(self._aside.world_size) if rank not in missing]
         seen = {
-            f"rank {rank}": json.loads(zlib.decompress(part))
+            f"rank {self._world_rank(rank)}": json.loads(zlib.decompress(part))
             for rank, part in zip(present, gathered, strict=True)
         }
         events = [event for part in seen.values() for event in part["events"]]
@@ -144,7 +151,7 @@ class Timeline:
             "start_time_since_epoch_in_micros": self._begin_epoch_us,
             "clock_error_us": {rank: part["clock_error_us"] for rank, part in seen.items()},
             "dropped": dropped,
-            "missing": {f"rank {rank}": why for rank, why in missing.items()},
+            "missing": {f"rank {self._world_rank(rank)}": why for rank, why in missing.items()},
         }
         if dropped:
             logger.warning(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.collective.telemetry import label_places
+
 if TYPE_CHECKING:
     from sparkdl.collective.monitor import OperationRecord
     from sparkdl.collective.telemetry import Recorded
@@ -30,8 +32,9 @@ def describe_rank(rank: int, label: str, recorded: Sequence[Recorded]) -> list[E
         _metadata("process_name", rank, 0, name=label),
         _metadata("process_sort_index", rank, 0, sort_index=rank),
     ]
-    for thread, communicator in enumerate(recorded, start=1):
-        events.append(_metadata("thread_name", rank, thread, name=communicator.name))
+    labels = label_places(part.place for part in recorded)
+    for thread, part in enumerate(recorded, start=1):
+        events.append(_metadata("thread_name", rank, thread, name=labels[part.place]))
         events.append(_metadata("thread_sort_index", rank, thread, sort_index=thread))
     return events
 
@@ -47,16 +50,18 @@ def operation_events(
         microseconds: from a time of this rank to one of the file.
     """
     events: list[Event] = []
-    for thread, communicator in enumerate(recorded, start=1):
+    labels = label_places(part.place for part in recorded)
+    for thread, part in enumerate(recorded, start=1):
         place = {"pid": rank, "tid": thread}
-        if communicator.num_dropped and communicator.records:
-            first = microseconds(communicator.records[0].begun_ns)
-            name = f"{communicator.num_dropped} earlier operations were dropped"
+        if part.num_dropped and part.records:
+            first = microseconds(part.records[0].begun_ns)
+            name = f"{part.num_dropped} earlier operations were dropped"
             events.append({"ph": "i", "name": name, "ts": first, "s": "t", **place})
-        for time_ns, what in communicator.marks:
+        for time_ns, what in part.marks:
             events.append({"ph": "i", "name": what, "ts": microseconds(time_ns), "s": "t", **place})
-        for record in communicator.records:
-            events += _events_of(record, communicator.name, place, microseconds)
+        for record in part.records:
+            last = part.place.ranks[record.last] if record.last >= 0 else -1
+            events += _events_of(record._replace(last=last), labels[part.place], place, microseconds)
     return events
 
 

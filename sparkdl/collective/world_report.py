@@ -18,6 +18,7 @@ from sparkdl.collective.report import (
     format_late_ranks,
     make_report,
 )
+from sparkdl.collective.telemetry import Place, label_places
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
@@ -49,13 +50,14 @@ class WorldReport:
 
     def as_table(self) -> str:
         """Lines for people: a row per process set and operation, and who came last."""
-        rows: defaultdict[tuple[str, str], list[tuple[int, OperationReport]]] = defaultdict(list)
+        rows: defaultdict[tuple[Place, str], list[tuple[int, OperationReport]]] = defaultdict(list)
         for report in self.reports:
             for row in report.operations:
-                rows[row.process_set, row.operation].append((report.rank, row))
-        cells = [_cells(seen) for seen in rows.values()]
+                rows[row.place, row.operation].append((report.rank, row))
+        labels = label_places(place for place, _ in rows)
+        cells = [_cells(seen, labels[place]) for (place, _), seen in rows.items()]
         lines = [f"Communication of {len(self.reports)} ranks", format_columns(_HEADER, cells)]
-        return "\n".join(lines + format_late_ranks(self.late_ranks))
+        return "\n".join(lines + format_late_ranks(self.late_ranks, labels))
 
     __str__ = as_table
 
@@ -71,19 +73,18 @@ def gather_world_report(communicator: Observed, aside: Communicator) -> WorldRep
     offset = measure_offset(aside)
     clock = SharedClock(first=offset, last=offset)
     mine = {
-        "report": asdict(make_report(communicator.rank, measured, seconds)),
+        "report": asdict(make_report(communicator.world_ranks[communicator.rank], measured, seconds)),
         "clock_error_ns": clock.error_ns,
-        "arrivals": {
-            place.name: {
-                "rank": place.rank,
-                "world_size": place.world_size,
+        "arrivals": [
+            {
+                "place": found.place,
                 "times_ns": {
-                    str(arrival.sequence): clock.to_shared(arrival.time_ns) for arrival in place.arrivals
+                    str(arrival.sequence): clock.to_shared(arrival.time_ns) for arrival in found.arrivals
                 },
             }
-            for place in measured
-            if place.arrivals
-        },
+            for found in measured
+            if found.arrivals
+        ],
     }
     gathered = gather_bytes(aside, json.dumps(mine).encode(), root=0, name="communication report")
     if not gathered:
@@ -98,60 +99,64 @@ def _report_from(values: Mapping[str, Any]) -> CommunicationReport:
     return CommunicationReport(
         rank=values["rank"],
         seconds=values["seconds"],
-        operations=tuple(OperationReport(**row) for row in values["operations"]),
-        late_ranks=tuple(LateRank(**late) for late in values["late_ranks"]),
+        operations=tuple(
+            OperationReport(**{**row, "ranks": tuple(row["ranks"])}) for row in values["operations"]
+        ),
+        late_ranks=tuple(
+            LateRank(**{**late, "ranks": tuple(late["ranks"])}) for late in values["late_ranks"]
+        ),
     )
 
 
 def _from_waits(reports: Sequence[CommunicationReport]) -> list[LateRank]:
     """What ranks of one host saw of each other."""
-    seen: defaultdict[tuple[str, int], list[LateRank]] = defaultdict(list)
+    seen: defaultdict[tuple[Place, int], list[LateRank]] = defaultdict(list)
     for report in reports:
         for late in report.late_ranks:
-            seen[late.process_set, late.rank].append(late)
+            seen[late.place, late.rank].append(late)
     return [
         LateRank(
-            process_set=process_set,
+            process_set=place.name,
+            ranks=place.ranks,
             rank=rank,
             count=max(late.count for late in sightings),
             waited_s=sum(late.waited_s for late in sightings) / len(sightings),
         )
-        for (process_set, rank), sightings in seen.items()
+        for (place, rank), sightings in seen.items()
     ]
 
 
 def _from_arrivals(seen: Sequence[Mapping[str, Any]]) -> list[LateRank]:
     """Who came last to the operations that all ranks of a process set remember, by the shared clock."""
     error_ns = max(part["clock_error_ns"] for part in seen)
-    places: defaultdict[str, dict[int, dict[str, int]]] = defaultdict(dict)
-    complete = {}
+    places: defaultdict[Place, dict[int, dict[str, int]]] = defaultdict(dict)
     for part in seen:
-        for name, place in part["arrivals"].items():
-            places[name][place["rank"]] = place["times_ns"]
-            complete[name] = place["world_size"]
-    counts: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for name, ranks in places.items():
-        if len(ranks) < max(2, complete[name]):
+        for arrivals in part["arrivals"]:
+            name, ranks = arrivals["place"]
+            places[Place(name, tuple(ranks))][part["report"]["rank"]] = arrivals["times_ns"]
+    counts: defaultdict[tuple[Place, int], list[float]] = defaultdict(list)
+    for place, by_rank in places.items():
+        if len(by_rank) < max(2, len(place.ranks)):
             continue
-        for sequence in set.intersection(*map(set, ranks.values())):
-            times = sorted((times_ns[sequence], rank) for rank, times_ns in ranks.items())
+        for sequence in set.intersection(*map(set, by_rank.values())):
+            times = sorted((times_ns[sequence], rank) for rank, times_ns in by_rank.items())
             (last_ns, last), others = times[-1], times[:-1]
             if last_ns - others[-1][0] > error_ns:
                 waits = [last_ns - time_ns for time_ns, _ in others]
-                counts[name, last].append(sum(waits) / len(waits) / 1e9)
+                counts[place, last].append(sum(waits) / len(waits) / 1e9)
     return [
-        LateRank(process_set=name, rank=rank, count=len(waits), waited_s=sum(waits))
-        for (name, rank), waits in counts.items()
+        LateRank(process_set=place.name, ranks=place.ranks, rank=rank, count=len(waits), waited_s=sum(waits))
+        for (place, rank), waits in counts.items()
     ]
 
 
-def _cells(seen: Sequence[tuple[int, OperationReport]]) -> tuple[str, ...]:
+def _cells(seen: Sequence[tuple[int, OperationReport]], label: str) -> tuple[str, ...]:
     least_rank, least = min(seen, key=lambda item: item[1].waiting_share)
     most_rank, most = max(seen, key=lambda item: item[1].waiting_share)
     rows = [row for _, row in seen]
     busy_s = sum(row.busy_s for row in rows)
     return (
-        rows[0].process_set,
+        label,
         rows[0].operation,
         f"{max(row.count for row in rows):,}",
         f"{busy_s / len(rows) * 1e3:,.1f}",

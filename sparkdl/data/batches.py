@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from sparkdl.data.shuffle_order import Indices, ShuffleOrder
 
+_BLOCK_BYTES = 1 << 20
+
 
 def cut_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
     """Cut blocks into batches of ``batch_size`` rows, the last one with what remains.
@@ -40,7 +42,7 @@ def shuffled_blocks(
         num_taken: rows that left before.
 
     Yields:
-        Blocks in memory of their own, of ``order.rows_per_draw`` rows but the first and the last.
+        Blocks in memory of their own, of :func:`rows_at_once` rows or fewer.
     """
     queue = _RowQueue(iter(blocks))
     point = order.start_at(num_taken)
@@ -50,16 +52,28 @@ def shuffled_blocks(
     empty = empty[np.argsort(point.positions[empty], kind="stable")]
     buffer = layout.allocate(order.size + order.num_last)
     _fill(buffer, empty, queue)
+    step = rows_at_once(layout, order)
     slots, offset, following = point.slots, point.offset, order.draws_after(point.draws_done + 1)
     for _ in range(point.draws_done, order.num_draws):
-        leaving = take_rows(buffer, slots[offset:])
-        _fill(buffer, slots, queue)
-        yield leaving
+        _fill(buffer, slots[:offset], queue)
+        for start in range(offset, len(slots), step):
+            leaving = take_rows(buffer, slots[start : start + step])
+            _fill(buffer, slots[start : start + step], queue)
+            yield leaving
         slots, offset = next(following), 0
     if not is_last:
         _fill(buffer, np.arange(order.size, order.size + order.num_last), queue)
-    for start in range(offset, len(slots), order.rows_per_draw):
-        yield take_rows(buffer, slots[start : start + order.rows_per_draw])
+    for start in range(offset, len(slots), step):
+        yield take_rows(buffer, slots[start : start + step])
+
+
+def rows_at_once(layout: BlockLayout, order: ShuffleOrder) -> int:
+    """Return how many rows leave the shuffle buffer as one block: those of a draw, or of 1 MiB where that is less.
+
+    A power of two, as draws are. Larger blocks would be new memory from the system every time.
+    """
+    fitting = _BLOCK_BYTES // max(1, layout.row_bytes)
+    return min(order.rows_per_draw, 1 << max(0, fitting.bit_length() - 1))
 
 
 def _slots_but(taken: Indices, size: int) -> Indices:

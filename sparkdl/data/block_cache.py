@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class BlockCache:
         hits: how often a block was there.
     """
 
-    def __init__(self, kind: Literal["memory", "disk"], limit_bytes: int, folder: str | None = None) -> None:
+    def __init__(self, kind: str, limit_bytes: int, folder: str | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._blocks: dict[int, Block] = {}
         self._lock = threading.Lock()

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Block: TypeAlias = list[npt.NDArray[Any]]
 """Arrays of equally many rows, in the order of the layout's groups."""
 
-_ROWS_PACKED_AT_ONCE = 4096  # of 28 floats, what stays in the processor's second cache
-
 
 @dataclass(frozen=True)
 class _Group:
@@ -176,9 +174,6 @@ def _matrix(name: str, field: Sequence[Column]) -> tuple[Column, ...]:
 
 def _pack_scalars(table: pa.Table, columns: Sequence[Column]) -> npt.NDArray[Any]:
     matrix = np.empty((table.num_rows, len(columns)), columns[0].dtype)
-    arrays = [to_numpy(table.column(column.name), column) for column in columns]
-    for start in range(0, table.num_rows, _ROWS_PACKED_AT_ONCE):
-        part = matrix[start : start + _ROWS_PACKED_AT_ONCE]
-        for index, array in enumerate(arrays):
-            part[:, index] = array[start : start + _ROWS_PACKED_AT_ONCE]
+    for index, column in enumerate(columns):
+        matrix[:, index] = to_numpy(table.column(column.name), column)
     return matrix

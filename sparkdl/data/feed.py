@@ -11,11 +11,11 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from sparkdl.data.batches import cut_batches, shuffled_blocks
+from sparkdl.data.batches import cut_batches, rows_at_once, shuffled_blocks
 from sparkdl.data.block_cache import BlockCache
 from sparkdl.data.blocks import BlockLayout
 from sparkdl.data.course import Course
@@ -116,7 +116,7 @@ class ParquetFeed:
         row_filter: Any = None,
         transform: Any = None,
         communicator: Communicator | None = None,
-        cache: Literal["memory", "disk"] | None = None,
+        cache: str | None = None,
         cache_limit_bytes: int = 4 << 30,
         cache_folder: str | None = None,
         read_timeout_s: float = 600.0,
@@ -305,8 +305,10 @@ class ParquetFeed:
             return iter(reader)
         order = plan.order(self._rank, num_rows, self._buffer_rows)
         blocks = shuffled_blocks(iter(reader), self._layout, order, taken)
-        bytes_ahead = self._read_ahead_bytes // 4 // max(1, order.rows_per_draw * self._layout.row_bytes)
-        ahead = ReadAhead(blocks, min(_MAX_SHUFFLED_AHEAD, max(1, bytes_ahead)), "sparkdl-shuffler")
+        blocks_ahead = (
+            self._read_ahead_bytes // 4 // max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
+        )
+        ahead = ReadAhead(blocks, min(_MAX_SHUFFLED_AHEAD, max(1, blocks_ahead)), "sparkdl-shuffler")
         stack.callback(ahead.close)
         stack.callback(reader.close)  # first, as the shuffler may be waiting for it
         return iter(ahead)

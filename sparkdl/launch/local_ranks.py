@@ -23,16 +23,18 @@ from sparkdl.collective import (
     Deadline,
     PmiServer,
     RendezvousClient,
+    check_timeout,
+    check_transport,
     new_secret,
     pmi_environment,
     uses_mpi,
 )
 from sparkdl.collective.job import Job
 from sparkdl.collective.membership import FAILURE_KEY
-from sparkdl.collective.stalls import name_ranks
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended
 from sparkdl.launch.output_relay import OutputRelay
+from sparkdl.topology import name_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ class LocalRanks:
         on_line: gets what they print, from a thread for each rank and stream.
 
     Raises:
-        ParamError: if there is to be no rank.
+        ParamError: if there is to be no rank, or no communicator can be opened with these choices.
         LaunchError: when entered, if there is no such program.
     """
 
@@ -97,6 +99,8 @@ class LocalRanks:
     ) -> None:
         if num_ranks < 1:
             raise ParamError(f"{num_ranks} ranks are too few; start 1 or more")
+        check_transport(transport, wire)
+        check_timeout(timeout_s)
         self._command = list(command)
         self._num_ranks = num_ranks
         self._transport, self._wire, self._timeout_s = transport, wire, timeout_s

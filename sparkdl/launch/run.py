@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective import check_transport, new_secret
+from sparkdl.collective import check_timeout, check_transport, new_secret
 from sparkdl.errors import LaunchError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
@@ -76,6 +76,8 @@ def run_on_ranks(
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
     """
     check_transport(transport, wire)
+    check_timeout(start_timeout_s, "start_timeout_s")
+    check_timeout(operation_timeout_s, "operation_timeout_s")
     payload = pickle_call(function, args, kwargs)
     session = spark or _active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank)

@@ -31,6 +31,7 @@ from sparkdl.collective.hierarchy import open_hierarchy
 from sparkdl.collective.nccl_opening import find_shared_gpus, open_nccl_group
 from sparkdl.collective.opening import is_hierarchical
 from sparkdl.errors import ParamError
+from sparkdl.topology import name_ranks
 from sparkdl.torch.gpu_lane import GpuLane
 from sparkdl.torch.hierarchical_tensors import HierarchicalTensors
 from sparkdl.torch.nccl_tensors import NcclTensors
@@ -113,14 +114,14 @@ def choose_road(
     if without:
         if road == "auto":
             return None
-        raise ParamError(f"cuda={road!r} needs a GPU on every rank, but ranks {without} see none")
+        raise ParamError(f"cuda={road!r} needs a GPU on every rank, but {name_ranks(without)} cannot see one")
     shared = find_shared_gpus(gpus)
     if road == "auto" and is_hierarchical:
         road = "hierarchical"
     if road == "auto":
         return "host" if shared else "torch"
     if shared and road != "host":
-        who = "; ".join(f"ranks {ranks} share GPU {gpu}" for gpu, ranks in shared.items())
+        who = "; ".join(f"{name_ranks(ranks)} share GPU {gpu}" for gpu, ranks in shared.items())
         raise ParamError(
             f"cuda={road!r} needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or use"
             " cuda='host'."

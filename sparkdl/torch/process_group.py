@@ -34,7 +34,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     Args:
         communicator: open, of the group's ranks in the group's order.
         store: the group's c10d store.
-        rendezvous: where sub-groups find each other; the same store, or what lies below it.
+        rendezvous: where process sets find each other; the same store, or what lies below it.
         timeout_s: deadline of a collective that names none.
         owns_communicator: ``shutdown`` closes the communicator.
         base_store: the store below ``store``, to be kept as long as the group, or None.

@@ -35,7 +35,7 @@ _given: list[tuple[Communicator, Rendezvous, RendezvousStore]] = []
 
 _num_inits: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
-# What worlds were asked to serve CUDA tensors by, and their sub-groups with them; None to leave CUDA alone.
+# What worlds were asked to serve CUDA tensors by, and their process sets with them; None to leave CUDA alone.
 _cuda_roads: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary()
 
 
@@ -59,8 +59,9 @@ def init_process_group(
             a rank of, as ``sparkdl run``, ``mpiexec`` or ``torchrun`` started it.
         timeout_s: deadline of a collective that names none, 300 s by default.
         cuda: whether CUDA tensors are to travel, too, or by what: ``"auto"``, which True stands for, ``"torch"``,
-            ``"sparkdl"`` or ``"host"``; see :mod:`sparkdl.torch.accelerator`. Finding out a rank's GPU initializes
-            CUDA there and takes hundreds of MiB of its memory; False leaves the GPUs alone. The same on every rank.
+            ``"sparkdl"``, ``"hierarchical"`` or ``"host"``; see :mod:`sparkdl.torch.accelerator`. Finding out a rank's
+            GPU initializes CUDA there and takes hundreds of MiB of its memory; False leaves the GPUs alone. The same on
+            every rank.
 
     Raises:
         ParamError: if torch.distributed is initialized already, ``cuda`` cannot be had, or no communicator is given
@@ -96,7 +97,7 @@ def init_process_group(
 
 
 def destroy_process_group() -> None:
-    """End torch.distributed on this rank and close what its sub-groups opened; idempotent."""
+    """End torch.distributed on this rank and close what its process sets opened; idempotent."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -154,6 +155,7 @@ def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicato
         # A group is a process set of the communicator below: measured and watched together with it.
         stall_check=parent.stall_check if parent is not None else None,
         telemetry=parent.telemetry if parent is not None else None,
+        world_ranks=options.global_ranks_in_group or None,  # none for the default group
     )
 
 

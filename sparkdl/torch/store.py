@@ -2,7 +2,7 @@
 
 Runs on the *rank*. ``RendezvousStore`` lets torch.distributed keep its keys at our coordinator, which
 authenticates its clients, so that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a
-store that torch already has: that of a sub-group, or what ``init_process_group("sparkdl", ...)`` was given.
+store that torch already has: that of a process set, or what ``init_process_group("sparkdl", ...)`` was given.
 """
 
 from __future__ import annotations

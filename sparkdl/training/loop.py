@@ -93,6 +93,7 @@ def _train(
         shuffle=spec.shuffle,
         seed=spec.seed,
         num_threads=spec.num_reader_threads,
+        cache=spec.cache,
     )
     with feed, single_rows_allowed(module):
         progress = ProgressReporter(

@@ -58,6 +58,9 @@ class TrainingSpec:
     shuffle: bool = True
     """Whether each epoch has its own order of rows."""
 
+    cache: str | None = None
+    """``"memory"`` or ``"disk"``: where ranks keep decoded rows after the first epoch, as the feed does."""
+
     device: str = "cpu"
     """``"cpu"`` or ``"cuda"``. There is no fallback from one to the other."""
 

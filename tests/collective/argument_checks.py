@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +41,19 @@ def _bad_arguments(communicator: Communicator) -> None:
         lambda: communicator.alltoall(np.ones(world_size), np.ones(world_size, np.float32)),
         lambda: communicator.allreduce_group([three, np.ones(3, np.float32)]),
     ]
+    for timeout_s in (0, -1.0, math.nan, math.inf):
+        bad += [
+            lambda timeout_s=timeout_s: communicator.allreduce(three, timeout_s=timeout_s),
+            lambda timeout_s=timeout_s: communicator.barrier_async(timeout_s=timeout_s),
+        ]
+        if world_size > 1:
+            peer = (rank + 1) % world_size
+            bad += [
+                lambda timeout_s=timeout_s, peer=peer: communicator.send(three, to=peer, timeout_s=timeout_s),
+                lambda timeout_s=timeout_s, peer=peer: communicator.recv(
+                    three, source=peer, timeout_s=timeout_s
+                ),
+            ]
     _all_refused(communicator, bad)
 
 

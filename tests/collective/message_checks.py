@@ -49,8 +49,8 @@ def _tags_do_not_wait_for_each_other(communicator: Communicator) -> None:
     if communicator.rank == 0:
         late = communicator.recv_async(np.zeros(1), source=1, tag=1)
         communicator.send(np.full(3, 7.0), to=1, tag=2)
-        communicator.send(np.full(3, 8.0), to=1, tag=0)
         assert not late.done()
+        communicator.send(np.full(3, 8.0), to=1, tag=0)
         late.wait()
     elif communicator.rank == 1:
         array = np.zeros(3)

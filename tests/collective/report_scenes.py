@@ -109,4 +109,21 @@ def failing(communicator: Communicator) -> Outcome:
     return {"count": row.count, "failed": row.num_failed, "bytes": row.bytes}
 
 
-SCENES = {"counted": counted, "late": late, "hidden": hidden, "failing": failing}
+def namesakes(communicator: Communicator) -> Outcome:
+    """Two process sets that have the same name, in one of which a rank comes late."""
+    for number, ranks in enumerate(([0, 1], [1, 2]), start=1):
+        pair = communicator.split(ranks, "pair")
+        if pair is None:
+            continue
+        with pair:
+            pair.barrier()
+            for _ in range(number * NUM_NAPS):
+                if number == 2:
+                    _nap(communicator)
+                pair.allreduce(np.ones(10))
+    world = communicator.gather_report()
+    own = communicator.report().as_dict()["process_sets"]
+    return {"own": own} | ({} if world is None else {"world": world.as_dict(), "table": str(world)})
+
+
+SCENES = {"namesakes": namesakes, "counted": counted, "late": late, "hidden": hidden, "failing": failing}

@@ -95,7 +95,8 @@ def test_exception_inside_with_aborts_the_other_ranks() -> None:
 
 def test_operation_that_misses_its_deadline_fails_everywhere_and_says_what_it_was() -> None:
     first, *others = seen("late rank")
-    assert "CommunicatorTimeoutError" in first["kinds"], first
+    # What it told the others may come back before the wait has seen it.
+    assert {"CommunicatorTimeoutError", "CommunicatorAbortedError"} & set(first["kinds"]), first
     said = "allreduce of 3 float64 on 'late rank/nccl' was not complete on GPU 0 within 0.5 s"
     assert said in first["message"]
     assert first["seconds"] < 5.0
@@ -114,7 +115,7 @@ def test_wait_that_is_too_short_can_be_repeated() -> None:
 def test_opening_that_hangs_ends_at_its_deadline_and_leaves_the_communicator_usable() -> None:
     for outcome in seen("hangs"):
         assert "CommunicatorTimeoutError" in outcome["kinds"], outcome
-        assert "NCCL did not open within 1.5 s: ranks [0, 1, 2] were still waiting" in outcome["message"]
+        assert "NCCL did not open within 1.5 s: ranks 0, 1, 2 still waited" in outcome["message"]
         assert "NCCL_SOCKET_IFNAME" in outcome["message"]
         assert outcome["seconds"] < 5.0
         assert outcome["communicator"] is None
@@ -151,7 +152,7 @@ def test_operation_that_nccl_refuses_on_one_rank_fails_on_all() -> None:
 def test_ranks_that_share_a_gpu_are_told_so_before_nccl_is_asked() -> None:
     for outcome in seen("shared gpu"):
         assert "ParamError" in outcome["kinds"], outcome
-        assert "ranks [0, 2] share GPU-abababab-abab-abab-abab-ababababab03" in outcome["message"]
+        assert "ranks 0, 2 share GPU-abababab-abab-abab-abab-ababababab03" in outcome["message"]
 
 
 def test_gpu_that_is_not_there_is_named_with_its_rank() -> None:

@@ -131,6 +131,29 @@ def test_straggler_is_named_with_how_often_it_was_last(world: str) -> None:
 
 
 @worlds
+def test_process_sets_that_share_a_name_are_told_apart_by_the_worlds_ranks(world: str) -> None:
+    outcomes = [outcome["namesakes"] for outcome in played(world)]
+    seen = [
+        {label: found["operations"]["allreduce"]["count"] for label, found in outcome["own"].items()}
+        for outcome in outcomes
+    ]
+    assert seen == [
+        {"namesakes/pair": NUM_NAPS},
+        {
+            "namesakes/pair of ranks 0, 1": NUM_NAPS,
+            "namesakes/pair of ranks 1, 2": 2 * NUM_NAPS,
+        },
+        {"namesakes/pair": 2 * NUM_NAPS},
+    ]
+    worst = outcomes[0]["world"]["late_ranks"][0]
+    assert (worst["process_set"], worst["ranks"], worst["rank"]) == ("namesakes/pair", (1, 2), LATE_RANK)
+    assert re.search(
+        rf"namesakes/pair of ranks 1, 2 +allreduce +{2 * NUM_NAPS} .*\(rank 1\) .*\(rank 2\)",
+        outcomes[0]["table"],
+    )
+
+
+@worlds
 def test_gathering_leaves_the_report_as_it_was(world: str) -> None:
     for outcome in played(world):
         before, after = (outcome["late"][name]["process_sets"] for name in ("own", "after"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +58,15 @@ def test_missing_ranks_and_the_tensor_are_named_on_every_rank_that_waits(world: 
             assert warning.startswith(f"Rank {rank} has waited ")
             assert "allreduce 'weights' of 5 float32" in warning
             assert f"on 'warned': {who} had not joined" in warning
+
+
+def test_warning_reads_as_the_documentation_shows_it() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
+    shown = re.search(r"## Stalls.*?```\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+    warning = played("shm")[0]["warned"]["warnings"][0]
+    at_60_s = re.sub(r"waited \S+ s", "waited 60 s", warning).replace("'warned'", "'world'")
+    assert at_60_s == " ".join(shown[1].split())
 
 
 @worlds

@@ -30,6 +30,7 @@ CASES = {
     "a loss per row": (37, {"loss": nn.CrossEntropyLoss(reduction="none")}),
     "weighted classes": (37, {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))}),
     "an ignored class": (37, {"loss": nn.CrossEntropyLoss(ignore_index=1)}),
+    "cached rows": (33, {"cache": "disk"}),
     "weighted rows": (33, {"weight": "w"}),
     "regression": (37, {"loss": nn.MSELoss(), "label": "target", "label_dtype": "float32"}),
 }
@@ -86,6 +87,7 @@ def test_history_counts_every_row_once_and_is_the_same_on_all_ranks(trained):
         assert [record.rows for record in first] == [dataset.num_rows] * 2
         assert [record.epoch for record in first] == [1, 2]
         assert all(math.isfinite(record.loss) and record.rows_per_s > 0 for record in first)
+        assert all(0 < record.data_wait_share < 1 for record in first)
 
 
 def test_only_rank_0_reports_and_names_every_epoch(trained):

@@ -269,7 +269,7 @@ def test_bad_arguments_are_named_with_their_values(alone: _native.Communicator) 
         alone.allgather(np.zeros(4), np.zeros(5))
     with pytest.raises(ParamError, match="array is float32, out is float64"):
         alone.reduce_scatter(np.zeros(4, np.float32), np.zeros(4))
-    with pytest.raises(ParamError, match="timeout_s must be positive, got 0"):
+    with pytest.raises(ParamError, match="timeout_s must be a positive number of seconds, got 0"):
         alone.barrier(timeout_s=0)
     assert alone.failure is None
     alone.close()

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -130,9 +131,9 @@ class CommunicatorObject {
  private:
   double Check(const Request& request, Timeout timeout_s) const {
     const double seconds = timeout_s.value_or(core_->timeout_s());
-    if (!(seconds > 0)) {
-      RaiseIfError(Status(StatusCode::kInvalidArgument,
-                          "timeout_s must be positive, got " + std::to_string(seconds)));
+    if (!(seconds > 0 && std::isfinite(seconds))) {
+      RaiseInvalid("timeout_s must be a positive number of seconds, got " +
+                   std::to_string(seconds));
     }
     RaiseIfError(core_->Validate(request.operation));
     return seconds;

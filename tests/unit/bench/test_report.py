@@ -10,9 +10,10 @@ import pytest
 from sparkdl.bench import allreduce, step
 from sparkdl.bench.contest import Case, Measured
 from sparkdl.bench.plot import plot_bandwidth, plot_steps
-from sparkdl.bench.report import format_table, format_time, percentile, write_report
+from sparkdl.bench.report import format_time, percentile, write_report
 from sparkdl.bench.sizes import format_size, parse_size
 from sparkdl.bench.traffic import bytes_moved
+from sparkdl.collective.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
 CASES = allreduce.make_cases("1KiB,1MiB", "")
@@ -77,7 +78,7 @@ def test_table_says_how_much_faster_ours_are() -> None:
 
 
 def test_columns_of_a_table_are_as_wide_as_their_widest_cell() -> None:
-    assert format_table(["a", "bb", "c"], [["long", "x", "12345"]]) == "a     bb      c\nlong  x   12345"
+    assert format_columns(["a", "bb", "c"], [["long", "x", "12345"]]) == "a     bb      c\nlong  x   12345"
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,37 @@ def test_mpi_is_advised_where_it_drives_the_fabric_faster() -> None:
     assert advice.seconds["mpi"] < advice.seconds["native"]
 
 
-def test_a_measured_link_can_turn_the_advice() -> None:
-    assert advise(["a", "b"], fabric="infiniband", has_mpi=True, rates={"link": 25e9}).transport == "auto"
+def test_measured_tcp_can_turn_the_advice() -> None:
+    assert advise(["a", "b"], fabric="infiniband", has_mpi=True, rates={"tcp": 25e9}).transport == "auto"
+
+
+def test_measured_link_leaves_a_fabric_ahead_of_tcp() -> None:
+    on_cpus = advise(["a", "b"], fabric="infiniband", has_mpi=True, rates={"link": 20e9})
+    assert on_cpus.transport == "mpi"
+    on_gpus = advise(TWO_BY_TWO, gpus_per_host=2, fabric="infiniband", rates={"link": 20e9})
+    assert on_gpus.transport == "auto"
+    assert on_gpus.seconds["auto"] < on_gpus.seconds["hierarchical"]
+
+
+def test_each_rate_counts_for_what_it_was_measured_of() -> None:
+    arguments = {"gpus_per_host": 2, "fabric": "infiniband", "num_bytes": 10**9}
+    assumed = advise(TWO_BY_TWO, **arguments).seconds
+    by_tcp = advise(TWO_BY_TWO, **arguments, rates={"tcp": 1e9}).seconds
+    assert (by_tcp["auto"], by_tcp["hierarchical"]) == (assumed["auto"], pytest.approx(1.0))
+    both = advise(TWO_BY_TWO, **arguments, rates={"tcp": 1e9, "link": 10e9}).seconds
+    assert both["hierarchical"] == by_tcp["hierarchical"]
+    assert both["auto"] == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize("fabric", ["infiniband", "efa"])
+def test_nobody_is_told_that_nccl_has_no_more_than_tcp_where_there_is_a_fabric(fabric: str) -> None:
+    advice = advise(TWO_BY_TWO, gpus_per_host=2, fabric=fabric, rates={"tcp": 100e9, "link": 1e9})
+    assert advice.transport == "hierarchical"
+    assert not any("no more than TCP" in reason for reason in advice.reasons)
+
+
+def test_mpi_is_not_said_to_drive_ethernet() -> None:
+    assert advise(["a", "b"], has_mpi=True).transport == "auto"
 
 
 def test_elastic_ranks_never_get_mpi() -> None:
@@ -47,7 +76,7 @@ def test_elastic_ranks_never_get_mpi() -> None:
 @pytest.mark.parametrize(
     ("fabric", "has_mpi", "elastic", "transport", "reason"),
     [
-        ("ethernet", False, False, "hierarchical", "unauthenticated"),
+        ("ethernet", False, False, "hierarchical", "TCP once per byte"),
         ("infiniband", True, False, "auto", "without the host"),
         ("efa", True, False, "hierarchical-mpi", "MPI, which drives efa"),
         ("efa", True, True, "hierarchical", "TCP once per byte"),
@@ -66,9 +95,9 @@ def test_hosts_with_gpus_get_nccl_inside_and_what_drives_the_fabric_across(
 
 
 def test_slow_links_are_weighed_against_copies_to_host_memory() -> None:
-    slow = advise(TWO_BY_TWO, gpus_per_host=2, num_bytes=400, rates={"link": 100.0})
+    slow = advise(TWO_BY_TWO, gpus_per_host=2, num_bytes=400, rates={"tcp": 100.0})
     assert slow.seconds["hierarchical"] == slow.seconds["auto"] == pytest.approx(2 * 1 / 2 * 400 / 100)
-    fast = advise(TWO_BY_TWO, gpus_per_host=2, num_bytes=400, rates={"link": 1e12})
+    fast = advise(TWO_BY_TWO, gpus_per_host=2, num_bytes=400, rates={"tcp": 1e12})
     assert fast.seconds["hierarchical"] > fast.seconds["auto"]
 
 
@@ -85,7 +114,7 @@ def test_more_ranks_than_gpus_is_said() -> None:
 
 
 def test_a_ring_estimate_is_the_formula() -> None:
-    advice = advise(["a", "b", "c"], num_bytes=300, rates={"link": 100.0})
+    advice = advise(["a", "b", "c"], num_bytes=300, rates={"tcp": 100.0})
     assert advice.seconds["native"] == pytest.approx(2 * 2 / 3 * 300 / 100)
     assert advice.transport in TRANSPORTS
 
@@ -101,7 +130,7 @@ def test_advice_can_be_read() -> None:
     [
         ({"hosts": []}, "hosts is empty"),
         ({"hosts": ["a"], "fabric": "token ring"}, "'token ring' is unknown"),
-        ({"hosts": ["a"], "rates": {"disk": 1.0}}, "may have 'link' and 'memory'"),
+        ({"hosts": ["a"], "rates": {"disk": 1.0}}, "may have 'link', 'tcp' and 'memory'"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:

@@ -66,6 +66,15 @@ def test_integer_average_is_rounded_toward_zero(total: int, average: int) -> Non
     assert out.tolist() == [average]
 
 
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7])
+def test_integer_average_keeps_its_sign_at_the_ends_of_the_range(divisor: int) -> None:
+    ends = np.iinfo(np.int64)
+    totals = [ends.min, ends.min + 1, -1, 0, 1, ends.max - 1, ends.max]
+    out = np.zeros(len(totals), np.int64)
+    narrow_into(out, np.array(totals), "int64", "avg", divisor)
+    assert out.tolist() == [abs(total) // divisor * (1 if total > 0 else -1) for total in totals]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "uint64"])
 def test_integers_are_scaled_as_float64_and_rounded_toward_zero(dtype: str) -> None:
     values = np.array([7, 8, 100]).astype(dtype)

@@ -6,7 +6,7 @@ import pytest
 
 from sparkdl.collective.monitor import Lateness, OperationTotals
 from sparkdl.collective.report import OperationReport, make_report
-from sparkdl.collective.telemetry import Measured
+from sparkdl.collective.telemetry import Measured, Place
 
 
 def row(
@@ -14,7 +14,7 @@ def row(
 ) -> OperationReport:
     return OperationReport(
         process_set="world",
-        world_size=world_size,
+        ranks=tuple(range(world_size)),
         operation=operation,
         count=10,
         num_failed=0,
@@ -59,7 +59,7 @@ def test_operations_that_were_not_timed_have_no_rate() -> None:
 
 
 def measured() -> Measured:
-    place = Measured(name="world/a set", world_size=2, rank=0)
+    place = Measured(place=Place("world/a set", (0, 3)))
     place.add(
         [OperationTotals("allreduce", 3, 1, 2**20, 2_000_000, 0, 0, 1_000_000)], [Lateness(1, 2, 500_000)]
     )
@@ -74,7 +74,7 @@ def test_report_reads_as_a_table() -> None:
         "world/a set  allreduce  3 + 1 failed  1.000  2.0     0.524     0.524       0%      50%",
         "",
         "process set  came last  times  ms waited for",
-        "world/a set  rank 1         2            0.5",
+        "world/a set  rank 3         2            0.5",
     ]
 
 
@@ -82,8 +82,8 @@ def test_report_reads_as_a_dict() -> None:
     report = make_report(0, [measured()], 12.0).as_dict()
     assert report["seconds"] == 12.0
     place = report["process_sets"]["world/a set"]
-    assert place["world_size"] == 2
-    assert place["late_ranks"] == {1: {"count": 2, "waited_s": 0.0005}}
+    assert (place["world_size"], place["ranks"]) == (2, [0, 3])
+    assert place["late_ranks"] == {3: {"count": 2, "waited_s": 0.0005}}
     assert place["operations"]["allreduce"]["num_failed"] == 1
     assert place["operations"]["allreduce"]["exposed_share"] == 0.5
 

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sparkdl.collective.operation_monitor import OperationMonitor
-from sparkdl.collective.telemetry import Telemetry
+from sparkdl.collective.telemetry import Place, Telemetry, label_places
 
 
 @dataclass(eq=False)
@@ -13,8 +13,7 @@ class Actor:
     """Has operations, with nobody."""
 
     name: str
-    world_size: int = 2
-    rank: int = 0
+    world_ranks: tuple[int, ...] = (0, 1)
     monitor: OperationMonitor = field(default_factory=OperationMonitor)
 
     def act(self, kind: str = "barrier", num_bytes: int = 0) -> None:
@@ -31,8 +30,8 @@ def watched(telemetry: Telemetry, name: str) -> Actor:
 def counts(telemetry: Telemetry, *, reset: bool = False) -> dict[str, dict[str, int]]:
     measured, _ = telemetry.measure(reset=reset)
     return {
-        place.name: {kind: totals.num_operations for kind, totals in place.totals.items()}
-        for place in measured
+        found.place.name: {kind: totals.num_operations for kind, totals in found.totals.items()}
+        for found in measured
     }
 
 
@@ -73,7 +72,7 @@ def test_recording_takes_in_communicators_that_come_and_go() -> None:
         del process_set
         gc.collect()
     world.act()
-    recorded = {place.name: place for place in telemetry.stop_recording()}
+    recorded = {part.place.name: part for part in telemetry.stop_recording()}
     assert len(recorded["set"].records) == 4
     assert recorded["set"].num_dropped == 2
     assert len(recorded["world"].records) == 1
@@ -100,3 +99,27 @@ def test_news_are_told_once_and_again_at_the_end() -> None:
     assert [mark[1] for mark in recorded.marks] == ["mark 0", "mark 1"]
     telemetry.mark("world", "too late")
     assert telemetry.stop_recording()[0].marks == deque()
+
+
+def test_process_sets_of_one_name_and_other_ranks_are_measured_and_recorded_apart() -> None:
+    telemetry = Telemetry()
+    pairs = [Actor("pair", (0, 1)), Actor("pair", (0, 2))]
+    for pair in pairs:
+        telemetry.watch(pair)
+    telemetry.start_recording(8)
+    pairs[0].act()
+    pairs[1].act()
+    pairs[1].act()
+    first, second = Place("pair", (0, 1)), Place("pair", (0, 2))
+    measured, _ = telemetry.measure()
+    assert {found.place: found.totals["barrier"].num_operations for found in measured} == {
+        first: 1,
+        second: 2,
+    }
+    recorded = {part.place: len(part.records) for part in telemetry.stop_recording()}
+    assert recorded == {first: 1, second: 2}
+    assert label_places([first, second, Place("world", (0, 1, 2))]) == {
+        first: "pair of ranks 0, 1",
+        second: "pair of ranks 0, 2",
+        Place("world", (0, 1, 2)): "world",
+    }

@@ -6,8 +6,10 @@ import pytest
 
 from sparkdl.collective.clock_offset import ClockOffset, SharedClock
 from sparkdl.collective.monitor import OperationRecord
-from sparkdl.collective.telemetry import Recorded
+from sparkdl.collective.telemetry import Place, Recorded
 from sparkdl.collective.trace_events import describe_rank, operation_events
+
+WORLD = Place("world", (0, 1, 2, 3))
 
 
 def record(**changes: object) -> OperationRecord:
@@ -29,7 +31,7 @@ def record(**changes: object) -> OperationRecord:
 
 
 def events_of(*records: OperationRecord, num_dropped: int = 0) -> list[dict[str, object]]:
-    recorded = [Recorded(name="world", records=list(records), num_dropped=num_dropped)]
+    recorded = [Recorded(place=WORLD, records=list(records), num_dropped=num_dropped)]
     return operation_events(2, recorded, lambda time_ns: time_ns / 1000)
 
 
@@ -57,7 +59,7 @@ def test_operation_that_waits_for_nobody_is_all_transfer() -> None:
 
 
 def test_marks_stand_in_the_thread_of_their_communicator() -> None:
-    place = Recorded(name="world", marks=deque([(4_000, "CYCLE_START")]))
+    place = Recorded(place=WORLD, marks=deque([(4_000, "CYCLE_START")]))
     mark = {"ph": "i", "name": "CYCLE_START", "ts": 4.0, "s": "t", "pid": 2, "tid": 1}
     assert operation_events(2, [place], lambda time_ns: time_ns / 1000) == [mark]
 
@@ -76,7 +78,9 @@ def test_dropped_operations_are_said_where_they_are_missing() -> None:
 
 
 def test_process_and_threads_have_names() -> None:
-    names = describe_rank(2, "rank 2 on host", [Recorded(name="world"), Recorded(name="world/pair")])
+    names = describe_rank(
+        2, "rank 2 on host", [Recorded(place=WORLD), Recorded(place=Place("world/pair", (0, 1)))]
+    )
     named = {(event["name"], event["tid"]): event["args"] for event in names}
     assert named["process_name", 0] == {"name": "rank 2 on host"}
     assert named["thread_name", 2] == {"name": "world/pair"}

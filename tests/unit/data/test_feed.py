@@ -120,13 +120,16 @@ def test_writing_into_a_batch_changes_no_later_epoch(write_dataset: WriteDataset
         np.testing.assert_array_equal(next(feed.epoch(0))["id"], np.arange(10))
 
 
-def test_leaving_an_epoch_early_ends_its_threads(write_dataset: WriteDataset) -> None:
+@pytest.mark.parametrize(("shuffle", "kinds"), [(False, {"reader"}), (True, {"reader", "shuffler"})])
+def test_leaving_an_epoch_early_ends_its_threads(
+    write_dataset: WriteDataset, shuffle: bool, kinds: set[str]
+) -> None:
     dataset = write_dataset([[5] * 200])
-    feed = ParquetFeed(dataset, columns=["id"], rank=0, world_size=1, batch_size=2, shuffle=False)
+    feed = ParquetFeed(dataset, columns=["id"], batch_size=2, shuffle=shuffle, shuffle_buffer_rows=50)
     batches = feed.epoch(0)
     next(batches)
-    readers = [thread for thread in threading.enumerate() if thread.name.startswith("sparkdl-reader")]
-    assert readers
+    readers = [thread for thread in threading.enumerate() if thread.name.startswith("sparkdl-")]
+    assert {thread.name.split("-")[1].split("_")[0] for thread in readers} == kinds
     batches.close()
     for thread in readers:
         thread.join(10)

@@ -135,6 +135,11 @@ def test_a_cache_keeps_what_its_limit_allows_and_says_so_once(
     ]
 
 
+def test_a_cache_of_another_kind_is_refused(write_dataset: WriteDataset) -> None:
+    with pytest.raises(ParamError, match="cache must be 'memory', 'disk' or None, got 'ram'"):
+        ParquetFeed(write_dataset([[5]]), batch_size=7, cache="ram")
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("cache", [None, "memory"])
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -64,6 +64,8 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         TorchEstimator(batchsize=3)
     with pytest.raises(TypeError, match="'fast' is none of 'auto', 'native'"):
         make_estimator(transport="fast")
+    with pytest.raises(TypeError, match="'yes' is none of 'off', 'memory', 'disk'"):
+        make_estimator(cache="yes")
 
 
 @pytest.mark.parametrize(

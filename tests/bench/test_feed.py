@@ -1,0 +1,115 @@
+"""``sparkdl bench feed`` end to end, on a hundredth of the rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkdl.bench import feed
+from sparkdl.bench.contest import Case, Measured
+from sparkdl.bench.feed_contenders import CONTENDERS
+from sparkdl.bench.feed_files import Table, write_table
+from sparkdl.bench.feed_trials import FeedTrial
+from sparkdl.errors import ParamError
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    feed.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.slow  # fifteen processes that import torch
+@pytest.mark.timeout(600)
+def test_run_measures_every_contender_at_every_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    assert feed.run(parse("--scale", "0.01", "--seconds", "0.01", "--json", str(path))) == 0
+    report = json.loads(path.read_text())
+    assert report["benchmark"] == "feed"
+    assert not report["missing"]
+    found = {(row["case"], row["contender"]) for row in report["rows"]}
+    assert found == {
+        (case, contender)
+        for case in feed.DEFAULT_CASES
+        for contender in feed.LIBRARIES
+        if not (contender == "arrow" and "shuffled" in case)
+    }
+    for row in report["rows"]:
+        assert 0 < row["median_s"] <= row["p90_s"]
+        assert 0 <= row["data_wait_share"] <= 1
+        assert row["repetitions"] >= 5
+    assert "sparkdl is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("contender", list(CONTENDERS))
+@pytest.mark.parametrize(
+    "table",
+    [
+        Table(num_rows=100, num_floats=3, rows_per_group=20),
+        Table(num_rows=100, list_length=4, rows_per_group=20),
+    ],
+)
+@pytest.mark.parametrize("shuffle_rows", [0, 30])
+def test_every_contender_reads_every_row(
+    tmp_path: Path, contender: str, table: Table, shuffle_rows: int
+) -> None:
+    settings = write_table(tmp_path / "files", table, 1.0)
+    trial = FeedTrial(contender, {**settings, "shuffle_rows": shuffle_rows, "trains": False})
+    for _ in range(2):
+        trial.run(1)
+        trial.check()
+    batch = next(iter(CONTENDERS[contender]({**settings, "shuffle_rows": shuffle_rows})()))
+    assert batch[0].shape[1] == (3 if table.num_floats else 4)
+
+
+def test_a_contender_that_loses_rows_or_reads_other_ones_is_found_out(tmp_path: Path) -> None:
+    settings = write_table(tmp_path / "files", Table(num_rows=100, num_floats=3, rows_per_group=20), 1.0)
+    case = {**settings, "shuffle_rows": 0, "trains": False}
+    trial = FeedTrial("arrow", {**case, "num_rows": 101})
+    trial.run(1)
+    with pytest.raises(AssertionError, match="100 rows were read of 101"):
+        trial.check()
+    trial = FeedTrial("torch", {**case, "sum": settings["sum"] * 1.01})
+    trial.run(1)
+    with pytest.raises(AssertionError, match="adds up to"):
+        trial.check()
+
+
+def test_rows_hold_shares_memory_and_ratios() -> None:
+    case = Case(
+        name="28 floats",
+        settings={"num_rows": 100, "num_floats": 28, "list_length": 0, "shuffle_rows": 10},
+    )
+    found = {
+        "sparkdl": Measured(
+            times=[1.0, 3.0, 2.0], results=[[{"peak_bytes": 7, "waited_s": [0.5, 0.3, 0.2]}]]
+        ),
+        "arrow": Measured(times=[4.0], results=[[{"peak_bytes": 9, "waited_s": [4.0]}]]),
+    }
+    ours, other = feed.make_rows([case], {"28 floats": found})
+    assert (ours["median_s"], ours["rows_per_s"], ours["peak_bytes"]) == (2.0, 50.0, 7)
+    assert ours["data_wait_share"] == pytest.approx(0.1)
+    assert ours["bound_bytes"] == feed.READ_AHEAD_BYTES + 10 * 28 * 4
+    assert ours["ratio"] == {"arrow": 2.0}
+    assert other["bound_bytes"] is None
+    assert "0.50x" in feed.format_rows([ours, other])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--against", "pandas"), "--against pandas is unknown"),
+        (("--cases", "29 floats"), "--cases 29 floats is unknown"),
+        (("--seconds", "0"), "use more than 0"),
+        (("--scale", "0"), "use more than 0"),
+        (("--json", "nowhere/x.json"), "there is no such folder"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_first(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        feed.run(parse(*arguments))

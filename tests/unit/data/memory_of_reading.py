@@ -1,0 +1,33 @@
+"""Reads a dataset through in a process of its own, and prints the rows read and the peak of its memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import sparkdl.data.petastorm.reader  # noqa: F401 - loaded before memory is looked at
+from sparkdl.data import ParquetDataset, ParquetFeed, scan_dataset
+
+
+def memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def main(folder: str, repeats: int, options: dict[str, object]) -> None:
+    once = scan_dataset(folder)
+    # The row groups of the files again and again: much to read, little to write.
+    dataset = ParquetDataset(url=once.url, columns=once.columns, row_groups=once.row_groups * repeats)
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    rows, total = 0, 0.0
+    with ParquetFeed(dataset, **options) as feed:
+        for batch in feed:
+            rows += len(batch["x"])
+            total += float(batch["x"][:, 0].sum())
+    print(json.dumps({"rows": rows, "sum": total, "peak_bytes": memory("VmHWM") - before}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))

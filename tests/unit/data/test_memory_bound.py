@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MIB = 1 << 20
+FLOATS = 1024
+ROWS_PER_GROUP = 2048  # 8 MiB
+NUM_GROUPS = 16
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """128 MiB whose first float of every row is 1."""
+    values = np.random.default_rng(0).random((ROWS_PER_GROUP * NUM_GROUPS, FLOATS), dtype=np.float32)
+    values[:, 0] = 1
+    offsets = np.arange(len(values) + 1, dtype=np.int32) * FLOATS
+    table = pa.table({"x": pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=ROWS_PER_GROUP, compression="none")
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("gib", [0.5, pytest.param(10, marks=pytest.mark.slow)])
+def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
+    folder: Path, gib: float, shuffle: bool
+) -> None:
+    repeats = int(gib * 8)
+    buffer_rows = 8192  # 32 MiB
+    options = {
+        "batch_size": 256,
+        "shuffle": shuffle,
+        "shuffle_buffer_rows": buffer_rows,
+        "read_ahead_bytes": 64 * MIB,
+    }
+    script = Path(__file__).with_name("memory_of_reading.py")
+    answer = subprocess.run(
+        [sys.executable, str(script), str(folder), str(repeats), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    found = json.loads(answer.stdout)
+    num_rows = ROWS_PER_GROUP * NUM_GROUPS * repeats
+    assert found["rows"] == num_rows
+    assert found["sum"] == num_rows
+    bound = 64 * MIB + (buffer_rows * FLOATS * 4 if shuffle else 0)
+    assert found["peak_bytes"] <= bound + 200 * MIB

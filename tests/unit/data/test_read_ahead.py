@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+
+import pytest
+
+from sparkdl.data.read_ahead import ReadAhead
+
+
+def counting(made: list[int], stop: int, closed: threading.Event) -> Generator[int, None, None]:
+    try:
+        for number in range(stop):
+            made.append(number)
+            yield number
+    finally:
+        closed.set()
+
+
+def test_items_come_in_their_order_and_the_source_is_closed() -> None:
+    closed = threading.Event()
+    ahead = ReadAhead(counting([], 100, closed), 3, "test")
+    assert list(ahead) == list(range(100))
+    assert closed.wait(10)
+    ahead.close()
+
+
+def test_no_more_items_are_made_ahead_than_may_wait() -> None:
+    made: list[int] = []
+    closed = threading.Event()
+    ahead = ReadAhead(counting(made, 100, closed), 2, "test")
+    for taken in range(5):
+        assert next(ahead) == taken
+        assert len(made) <= taken + 1 + 2 + 1  # those that wait, and one in the thread's hand
+    ahead.close()
+    assert closed.is_set()
+    assert len(made) <= 8
+
+
+def test_an_error_comes_where_its_item_would_have_come() -> None:
+    def failing() -> Generator[int, None, None]:
+        yield 1
+        yield 2
+        raise ValueError("no third")
+
+    ahead = ReadAhead(failing(), 5, "test")
+    assert [next(ahead), next(ahead)] == [1, 2]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no third"):
+            next(ahead)
+    ahead.close()
+
+
+def test_closing_ends_a_thread_that_waits_for_room() -> None:
+    closed = threading.Event()
+    ahead = ReadAhead(counting([], 100, closed), 1, "reader under test")
+    assert next(ahead) == 0
+    ahead.close()
+    assert closed.is_set()
+    assert not any(thread.name == "reader under test" for thread in threading.enumerate())

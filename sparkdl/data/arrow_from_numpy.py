@@ -5,6 +5,7 @@ Runs on the reader threads of every *rank*; the way back is :func:`sparkdl.data.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ def to_arrow(values: npt.ArrayLike | Sequence[Any], column: Column) -> pa.Array:
     Raises:
         DataError: if a value is missing, has another shape, or is of another kind.
     """
+    if column.kind == "ragged":
+        return _ragged(list(values), column)  # type: ignore[arg-type]
     if column.dtype == "object":  # strings and the like, which NumPy has no types of
         return pa.array(list(values))  # type: ignore[arg-type]
     rows = _stacked(values, column)
@@ -36,6 +39,25 @@ def to_arrow(values: npt.ArrayLike | Sequence[Any], column: Column) -> pa.Array:
     for length in reversed(column.shape):
         array = pa.FixedSizeListArray.from_arrays(array, length)
     return array
+
+
+def _ragged(rows: list[Any], column: Column) -> pa.Array:
+    """Return arrays that differ in their first dimension alone, as lists."""
+    if None in column.lengths[1:]:
+        return pa.array(rows)
+    inner = tuple(length for length in column.lengths[1:] if length is not None)
+    for number, row in enumerate(rows):
+        if row is None or np.ndim(row) != len(column.lengths) or np.shape(row)[1:] != inner:
+            found = "no value" if row is None else f"a value of the shape {np.shape(row)}"
+            raise DataError(
+                f"Column {column.name!r} has {found} in row {number} of those that were read; all must have the shape "
+                f"{column.lengths}."
+            )
+    dtype = column.element[1]
+    elements = np.concatenate([np.empty((0, *inner), dtype), *rows])
+    as_numbers = dataclasses.replace(column, kind="number", dtype=dtype, shape=inner, lengths=())
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), to_arrow(elements, as_numbers))
 
 
 def _stacked(values: npt.ArrayLike | Sequence[Any], column: Column) -> npt.NDArray[Any]:

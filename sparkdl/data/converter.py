@@ -49,7 +49,8 @@ def make_spark_converter(
             None leaves them as they are.
 
     Returns:
-        The converter. The files stay until :meth:`SparkDatasetConverter.delete`, or the end of a ``with`` block.
+        The converter. The files stay until :meth:`SparkDatasetConverter.delete`, or the end of a ``with`` block; a
+        DataFrame of equal rows shares them until then. A plain read of Parquet files is used where it lies, and stays.
 
     Raises:
         ParamError: if ``dtype`` is neither.
@@ -68,7 +69,7 @@ def make_spark_converter(
         vector_dtype=dtype or "float64",
         row_group_bytes=parquet_row_group_size_bytes,
     )
-    return SparkDatasetConverter(dataset)
+    return SparkDatasetConverter(dataset, is_written=dataset.url.startswith(f"{store.url}/"))
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,11 @@ class SparkDatasetConverter:
 
     Attributes:
         dataset: the Parquet files, for :class:`sparkdl.data.ParquetFeed` too.
+        is_written: whether the files were written for it, so that it may delete them.
     """
 
     dataset: ParquetDataset
+    is_written: bool = False
 
     def __len__(self) -> int:
         return self.dataset.num_rows
@@ -179,14 +182,15 @@ class SparkDatasetConverter:
         )
 
     def delete(self) -> None:
-        """Remove the files; doing so again does nothing (*driver*).
+        """Remove the files that were written; doing so again does nothing (*driver*).
 
         What others read just now stays, and so do files that were not copied, as the DataFrame was nothing but them.
 
         Raises:
             StoreError: if they cannot be removed.
         """
-        remove_unless_used(self.dataset.url)
+        if self.is_written:
+            remove_unless_used(self.dataset.url)
 
     def __enter__(self) -> SparkDatasetConverter:
         return self

@@ -60,6 +60,16 @@ def test_dtype_none_leaves_numbers_as_they_are_and_float64_widens_them(
 
 
 @pytest.mark.any_spark_will_do
+def test_a_plain_read_of_parquet_files_is_used_where_it_lies_and_stays(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.range(7).write.parquet(f"{tmp_path}/theirs")
+    with make_spark_converter(spark.read.parquet(f"{tmp_path}/theirs"), tmp_path / "store") as converter:
+        assert converter.cache_dir_url == f"file://{tmp_path}/theirs"
+    assert spark.read.parquet(f"{tmp_path}/theirs").count() == 7
+
+
+@pytest.mark.any_spark_will_do
 def test_what_cannot_be_fed_or_written_is_an_error_at_once(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ParamError, match="dtype must be 'float32', 'float64' or None, got 'float16'"):
         make_spark_converter(spark.range(3), tmp_path, dtype="float16")

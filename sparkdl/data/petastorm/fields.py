@@ -42,8 +42,7 @@ def columns_of(schema: Any, known: Iterable[Column] = ()) -> tuple[tuple[Column,
             continue
         reason = _obstacle(field)
         if reason is None:
-            dtype = np.dtype(field.numpy_dtype).name
-            columns.append(Column(name=field.name, dtype=dtype, shape=tuple(field.shape or ())))
+            columns.append(_column_of(field))
         else:
             unusable[field.name] = reason
     return tuple(columns), unusable
@@ -54,11 +53,25 @@ def _obstacle(field: Any) -> str | None:
         kind = np.dtype(field.numpy_dtype).kind
     except TypeError:
         kind = "O"
+    if kind == "U" and not field.shape:
+        return None
     if kind not in _KINDS:
         name = getattr(field.numpy_dtype, "__name__", field.numpy_dtype)
         return f"its type is {name}; have a TransformSpec make numbers of it"
-    if None in tuple(field.shape or ()):
+    if None in tuple(field.shape or ())[1:]:
         return (
-            f"its shape {tuple(field.shape)} is not fixed; have a TransformSpec give it one with edit_fields"
+            f"its shape {tuple(field.shape)} varies in more than the first dimension; have a TransformSpec give it "
+            "another with edit_fields"
         )
     return None
+
+
+def _column_of(field: Any) -> Column:
+    dtype, shape = np.dtype(field.numpy_dtype), tuple(field.shape or ())
+    if dtype.kind == "U":
+        return Column(name=field.name, dtype="object", kind="string")
+    if None in shape:
+        return Column(
+            name=field.name, dtype="object", kind="ragged", lengths=shape, element=("number", dtype.name)
+        )
+    return Column(name=field.name, dtype=dtype.name, shape=shape)

@@ -33,7 +33,7 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     Its function takes all of ``columns``; arrays are cells with their shape. It may not change the number or order of
     the rows: a ``row_filter`` leaves rows out before any rank counts on them.
     """
-    given, unusable = columns_of(transform_schema(schema_of(columns), spec), _untouched(columns, spec))
+    given, unusable = columns_of(transform_schema(schema_of(columns), spec), untouched(columns, spec))
 
     def apply(table: pa.Table, names: Sequence[str]) -> pa.Table:
         frame = pd.DataFrame({column.name: _cells(table, column) for column in columns})
@@ -56,7 +56,8 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     )
 
 
-def _untouched(columns: Sequence[Column], spec: Any) -> list[Column]:
+def untouched(columns: Sequence[Column], spec: Any) -> list[Column]:
+    """Return the columns that a ``TransformSpec`` does not describe anew."""
     edited = {field[0] for field in spec.edit_fields}
     return [column for column in columns if column.name not in edited]
 

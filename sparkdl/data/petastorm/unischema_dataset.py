@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from sparkdl.data.footers import scan_dataset
 from sparkdl.data.petastorm.codecs import decode_values
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of
-from sparkdl.data.petastorm.transform import call_function, missing_result_error
+from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
 from sparkdl.data.preparation import Preparation
 from sparkdl.data.row_filter import RowFilter, Values
 from sparkdl.errors import DataError
@@ -60,7 +60,11 @@ class UnischemaDataset(ParquetDataset):
         """
         schema = _unpickle(self.pickled_schema, self.url)
         spec = transform
-        given, unusable = columns_of(schema if spec is None else transform_schema(schema, spec))
+        given, unusable = (
+            columns_of(schema, self.columns)
+            if spec is None
+            else columns_of(transform_schema(schema, spec), untouched(self.columns, spec))
+        )
         wanted_names = [column.name for column in given] if names is None else names
         is_changed = spec is not None and spec.func is not None
         fields = [name for name in schema.fields if is_changed or name in wanted_names]
@@ -105,9 +109,14 @@ def find_unischema_dataset(url: str) -> UnischemaDataset | None:
     if pickled is None:
         return None
     columns, _ = columns_of(_unpickle(pickled, url))
-    plain = scan_dataset(url, [])
+    # What a decoded object takes is not known before; as it lies in the files is near enough for a bound of bytes.
+    plain = scan_dataset(url, [column.name for column in columns if column.dtype == "object"])
+    sizes = {column.name: column.object_bytes for column in plain.columns}
     return UnischemaDataset(
-        url=plain.url, columns=columns, row_groups=plain.row_groups, pickled_schema=pickled
+        url=plain.url,
+        columns=tuple(replace(column, object_bytes=sizes.get(column.name, 0)) for column in columns),
+        row_groups=plain.row_groups,
+        pickled_schema=pickled,
     )
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from petastorm.predicates import in_lambda, in_pseudorandom_split, in_set  # iso
 from petastorm.transform import TransformSpec, edit_field  # isort: skip
 
 FED = ["id", "score", "matrix", "packed", "image"]
+OBJECTS = ["points", "name"]
 
 
 @pytest.fixture
@@ -48,6 +50,10 @@ def test_images_arrays_and_scalars_are_decoded_as_they_were_written(scenes: str)
         Column(name="matrix", dtype="float32", shape=(2, 3)),
         Column(name="packed", dtype="uint8", shape=(4,)),
         Column(name="image", dtype="uint8", shape=(5, 4, 3)),
+        Column(
+            name="points", dtype="object", kind="ragged", lengths=(None, 2), element=("number", "float32")
+        ),
+        Column(name="name", dtype="object", kind="string"),
     )
     for name in FED:
         expected = np.stack([scene(number)[name] for number in range(12)])
@@ -55,8 +61,15 @@ def test_images_arrays_and_scalars_are_decoded_as_they_were_written(scenes: str)
         assert rows[name].dtype == expected.dtype
 
 
-def test_all_fields_of_a_fixed_shape_come_by_default(scenes: str) -> None:
-    assert list(read(scenes)) == FED
+def test_strings_and_arrays_of_varying_length_are_objects(scenes: str) -> None:
+    rows = read(scenes)
+    assert list(rows) == [*FED, *OBJECTS], "all fields come by default"
+    for number in range(12):
+        expected = scene(number)
+        assert rows["name"][number] == expected["name"]
+        np.testing.assert_array_equal(rows["points"][number], expected["points"])
+        assert rows["points"][number].dtype == np.float32
+        assert rows["points"][number].shape == expected["points"].shape
 
 
 @pytest.mark.parametrize(
@@ -111,11 +124,17 @@ def test_a_transform_takes_and_returns_decoded_rows_as_in_make_reader(scenes: st
     assert rows["number"].tolist() == list(range(12))
 
 
-def test_what_has_no_fixed_shape_or_is_no_number_says_so_when_it_is_asked_for(scenes: str) -> None:
-    with pytest.raises(DataError, match=r"'points' cannot be fed: its shape \(None, 2\) is not fixed"):
-        ParquetFeed(scenes, columns=["points"], batch_size=2)
-    with pytest.raises(DataError, match="'name' cannot be fed: its type is str_; have a TransformSpec"):
-        ParquetFeed(scenes, columns=["name"], batch_size=2)
+def test_what_cannot_be_fed_says_so_when_it_is_asked_for(scenes: str) -> None:
+    spec = TransformSpec(
+        edit_fields=[edit_field("price", Decimal, ()), edit_field("cloud", np.int8, (2, None))]
+    )
+    with pytest.raises(DataError, match="'price' cannot be fed: its type is Decimal; have a TransformSpec"):
+        ParquetFeed(scenes, columns=["price"], batch_size=2, transform=spec)
+    with pytest.raises(DataError, match=r"'cloud' cannot be fed: its shape \(2, None\) varies in more than"):
+        ParquetFeed(scenes, columns=["cloud"], batch_size=2, transform=spec)
+
+
+def test_a_field_that_there_is_not_is_named(scenes: str) -> None:
     with pytest.raises(DataError, match="no column 'nose'"):
         ParquetFeed(scenes, columns=["nose"], batch_size=2)
     with pytest.raises(DataError, match="no column 'nose'"):

@@ -36,6 +36,8 @@ class DataParallel(nn.Module):
     Gradients lie in memory that the ranks share, if all are on one host. ``zero_grad(set_to_none=False)`` leaves
     them there; where they were set to None, autograd makes new ones, which cost one copy.
 
+    Until :meth:`close` it acts on whatever backward pass reaches the module's parameters.
+
     Args:
         module: on the CPU, of the same architecture on every rank.
         communicator: open over the ranks; stays the caller's.
@@ -72,8 +74,7 @@ class DataParallel(nn.Module):
         # pass alone.
         self._held: list[DataParallel] = []
         take = partial(_call, WeakMethod(self._take), self._held)
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(take)
+        self._hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output."""
@@ -83,6 +84,12 @@ class DataParallel(nn.Module):
         if self._broadcasts_buffers and self._averages and self.training:
             _broadcast(list(self.module.buffers()), self._communicator)
         return self.module(*args, **kwargs)
+
+    def close(self) -> None:
+        """Leave the module's gradients to itself from now on, so that it may be wrapped again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._held.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

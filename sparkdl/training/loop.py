@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,9 +77,10 @@ def _train(
     torch.set_num_threads(spec.num_threads or _cores_per_rank(communicator))
     device = _choose_device(spec, communicator)
     module = spec.model.to(device).train()
+    wrapped = _distribute(module, spec, communicator, device)
     step = TrainingStep(
         spec,
-        module=_distribute(module, spec, communicator, device),
+        module=wrapped,
         loss=_loss_on(spec.loss, device),
         optimizer=make_optimizer(spec.optimizer, module),
         communicator=communicator,
@@ -95,7 +97,9 @@ def _train(
         num_threads=spec.num_reader_threads,
         cache=spec.cache,
     )
-    with feed, single_rows_allowed(module):
+    with feed, single_rows_allowed(module), ExitStack() as stack:
+        if isinstance(wrapped, DataParallel):
+            stack.callback(wrapped.close)  # the module may be trained again
         progress = ProgressReporter(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,

@@ -185,6 +185,21 @@ def claim_a_wrapper_that_nobody_keeps_lasts_until_the_backward_pass_is_over() ->
     assert module.weight.grad.item() == (world_size() - 1) / 2
 
 
+def claim_a_module_can_be_wrapped_again_once_its_wrapper_is_closed() -> None:
+    module = model()
+    first = wrap(module)
+    loss = loss_of(first, batch(rank(), 0))
+    first.close()
+    second = wrap(module)
+    loss_of(second, batch(rank(), 0)).backward()
+    check_gradients(module, reference_gradients(world_size(), 0))
+    second.close()
+    module.zero_grad()
+    own = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
+    loss.backward()
+    check_gradients(module, dict(zip(dict(module.named_parameters()), own, strict=True)))
+
+
 def claim_a_module_that_is_dropped_goes_with_its_gradients() -> None:
     wrapped = wrap(model())
     loss_of(wrapped, joined_batch(2, 0)).backward()

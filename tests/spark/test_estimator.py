@@ -87,7 +87,7 @@ def test_transform_gives_null_for_null_and_takes_empty_partitions(fitted, frame)
 def test_transform_names_rows_of_another_length(fitted, frame):
     _, model, _ = fitted
     short = frame.withColumn("image", F.slice("image", 1, 3))
-    with pytest.raises(Exception, match=r"'image' has arrays of 3 to 3 elements; all must have 4"):
+    with pytest.raises(Exception, match=r"'image' has arrays of 3 elements; all must have 4"):
         model.transform(short).collect()
     with pytest.raises(DataError, match="There is no column 'image'"):
         model.transform(frame.drop("image"))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sparkdl.collective import Coordinator, RendezvousClient, new_secret, open_communicator
+from sparkdl.collective import Coordinator, RendezvousClient, StallCheck, new_secret, open_communicator
 from sparkdl.collective.membership import _DEPARTURES, _Membership
 
 SECRET = new_secret()
@@ -23,7 +23,13 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Membership]]:
     def join(rank: int) -> _Membership:
         clients[rank].post_if_lost(_DEPARTURES, str(rank).encode())
         communicator = open_communicator(
-            rendezvous=clients[rank], rank=rank, world_size=2, secret=SECRET, transport="tcp", timeout_s=20.0
+            rendezvous=clients[rank],
+            rank=rank,
+            world_size=2,
+            secret=SECRET,
+            transport="tcp",
+            timeout_s=20.0,
+            stall_check=StallCheck(warn_after_s=None),  # no thread that outlives the test
         )
         return _Membership(clients[rank], communicator, coordinator if rank == 0 else None)
 

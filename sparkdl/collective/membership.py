@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -21,20 +22,23 @@ from sparkdl.collective.job import Job
 from sparkdl.collective.opening import open_communicator
 from sparkdl.collective.rendezvous import post
 from sparkdl.collective.rendezvous_client import RendezvousClient
-from sparkdl.errors import CommunicatorError
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sparkdl.collective.communicator import Communicator
 
+logger = logging.getLogger(__name__)
+
 FAILURE_KEY = "job/failure"
 """Where the rank that failed first tells its launcher why, as JSON of ``rank``, ``host`` and ``error``."""
 
 _DEPARTURES = "job/departures"
 _CONNECT_TIMEOUT_S = 60.0
-_FAREWELL_TIMEOUT_S = 30.0
 _SHORT_FAREWELL_S = 5.0
+"""How long a rank that failed waits for the others, which it has aborted."""
 
 
 def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
@@ -42,7 +46,8 @@ def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
 
     Args:
         job: which one.
-        coordinator: of the job, if it lives in this process; closed after the last rank has left.
+        coordinator: of the job, if it lives in this process, which then ends after the last rank has left, or after the
+            job's timeout.
 
     Raises:
         ConnectionError: if the coordinator cannot be reached.
@@ -52,7 +57,7 @@ def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
         job.coordinator, job.secret, timeout_s=min(job.timeout_s, _CONNECT_TIMEOUT_S)
     )
     try:
-        client.post_if_lost(_DEPARTURES, b"lost")
+        client.post_if_lost(_DEPARTURES, str(job.rank).encode())
         communicator = open_communicator(
             rendezvous=client.prefix("ranks"),
             rank=job.rank,
@@ -132,7 +137,7 @@ class _Membership:
         with contextlib.suppress(CommunicatorError):
             self._communicator.close()
         with contextlib.suppress(CommunicatorError):
-            self._depart(_FAREWELL_TIMEOUT_S if failure is None else _SHORT_FAREWELL_S)
+            self._depart(self._communicator.timeout_s if failure is None else _SHORT_FAREWELL_S)
         self._client.close()
         if self._coordinator is not None:
             self._coordinator.close()
@@ -146,9 +151,18 @@ class _Membership:
 
     def _depart(self, timeout_s: float) -> None:
         self._client.post_if_lost(_DEPARTURES, b"")
-        post(self._client, _DEPARTURES, b"left")
+        post(self._client, _DEPARTURES, str(self._communicator.rank).encode())
         if self._coordinator is None:
             return
-        deadline = Deadline(timeout_s)
-        for number in range(1, self._communicator.world_size + 1):
-            self._client.get(f"{_DEPARTURES}/{number}", deadline.remaining_s())
+        deadline, missing = Deadline(timeout_s), set(range(self._communicator.world_size))
+        try:
+            for number in range(1, self._communicator.world_size + 1):
+                missing.discard(int(self._client.get(f"{_DEPARTURES}/{number}", deadline.remaining_s())))
+        except CommunicatorTimeoutError:
+            logger.warning(
+                "The coordinator ends with rank %d, %.3g s after its program; %s had not left the job, and can find no"
+                " other ranks any more.",
+                self._communicator.rank,
+                timeout_s,
+                name_ranks(sorted(missing)),
+            )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.collective.claims import JOIN, Claim, last_joined
 from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.message_monitor import BothMonitors
 from sparkdl.collective.mpi_agreement import MpiAgreement
 from sparkdl.collective.mpi_library import (
     check_places,
@@ -72,11 +73,18 @@ class MpiCommunicator(MpiReductions, MpiMovements):
             position=lambda: self._num_joined,
         )
         self._operations = OperationMonitor()
-        self.monitor = self._operations
         self._timing = OperationTiming()
         """Of the operation that has its turn."""
         self._turns = Turns(opening.name, self._operations.blocked)
-        self._messages = MpiMessages(comm, opening.name, check=self._check, fail=self._fail)
+        self._messages = MpiMessages(
+            comm,
+            opening.name,
+            check=self._check,
+            fail=self._fail,
+            stall_check=opening.stall_check,
+            world_ranks=opening.world_ranks,
+        )
+        self.monitor = BothMonitors(self._operations, self._messages.monitor)
 
     @property
     def transport(self) -> str:

@@ -13,7 +13,6 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +20,13 @@ import numpy as np
 from sparkdl.collective.deadline import Deadline, check_timeout
 from sparkdl.collective.device_array import DeviceArray
 from sparkdl.collective.envelopes import check_peer, compare, envelope_of
-from sparkdl.collective.flat_buffers import FlatBuffer, flatten
+from sparkdl.collective.flat_buffers import FlatBuffer, flatten, item_bytes
+from sparkdl.collective.message_monitor import MessageMonitor
 from sparkdl.collective.mpi_device import DeviceBuffer
 from sparkdl.collective.mpi_library import is_cuda_aware, library_name, load_mpi
 from sparkdl.collective.mpi_operations import for_mpi, pieces, written_by_mpi
+from sparkdl.collective.pending_message import check_stall
+from sparkdl.collective.stalls import StallTimer
 from sparkdl.collective.turns import FutureHandle
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError, ParamError
 
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from sparkdl.collective.communicator import Array
+    from sparkdl.collective.message_monitor import MessageTiming
     from sparkdl.collective.mpi_operations import Steps
+    from sparkdl.collective.stalls import StallCheck
 
 _SPIN_S = 0.02
 _SHORT_NAP_S = 2e-4
@@ -49,6 +53,8 @@ class _Message:
     peer: int
     steps: Steps
     timeout_s: float
+    timing: MessageTiming
+    stall: StallTimer | None = None
     future: Future[None] = field(default_factory=Future)
     request: MPI.Request | None = None
     deadline: Deadline | None = None
@@ -62,6 +68,11 @@ class MpiMessages:
         name: of the communicator, for errors.
         check: raises if the communicator has failed.
         fail: makes it fail.
+        stall_check: when an end that the other does not join is reported.
+        world_ranks: numbers of the ranks in the world, for these reports.
+
+    Attributes:
+        monitor: tells of the messages.
     """
 
     def __init__(
@@ -71,10 +82,14 @@ class MpiMessages:
         *,
         check: Callable[[object], None],
         fail: Callable[[CommunicatorError], None],
+        stall_check: StallCheck,
+        world_ranks: tuple[int, ...],
     ) -> None:
         self._comm = comm
         self._name = name
         self._check, self._fail = check, fail
+        self._stall_check, self._world_ranks = stall_check, world_ranks
+        self.monitor = MessageMonitor()
         self._mpi = load_mpi()
         highest = comm.Get_attr(self._mpi.TAG_UB)
         assert isinstance(highest, int), "MPI defines it for every communicator"
@@ -89,13 +104,13 @@ class MpiMessages:
         """Queue a message to rank ``to``; see the contract."""
         buffer = self._buffer_of(array)
         what = f"send of {buffer.data.size} {buffer.dtype} to rank {to} with tag {tag}"
-        return self._queue("send", to, tag, what, partial(self._send, buffer, to, tag), timeout_s)
+        return self._queue("send", buffer, to, tag, what, timeout_s)
 
     def recv(self, array: Array, source: int, tag: int, timeout_s: float) -> FutureHandle:
         """Queue the arrival of a message of rank ``source``; see the contract."""
         buffer = self._buffer_of(array, writes=True)
         what = f"recv of {buffer.data.size} {buffer.dtype} from rank {source} with tag {tag}"
-        return self._queue("recv", source, tag, what, partial(self._recv, buffer, source, tag), timeout_s)
+        return self._queue("recv", buffer, source, tag, what, timeout_s)
 
     def close(self) -> None:
         """Wait for what is on its way, and end the thread."""
@@ -106,25 +121,34 @@ class MpiMessages:
             self._thread.join()
 
     def _queue(
-        self, direction: str, peer: int, tag: int, what: str, begin: Callable[[], Steps], timeout_s: float
+        self,
+        kind: str,
+        buffer: FlatBuffer | DeviceBuffer,
+        peer: int,
+        tag: int,
+        what: str,
+        timeout_s: float,
     ) -> FutureHandle:
         check_peer(peer, self._comm.Get_rank(), self._comm.Get_size())
         check_timeout(timeout_s)
         if not 0 <= tag <= self._max_tag:
             raise ParamError(f"tag {tag} is outside 0 to {self._max_tag}, which this MPI library allows")
         self._check(what)
-        message = _Message(what=what, peer=peer, steps=begin(), timeout_s=timeout_s)
+        num_bytes = buffer.data.size * item_bytes(buffer.dtype)
+        timing = self.monitor.begin(kind, tag=tag, num_bytes=num_bytes, dtype=buffer.dtype)
+        steps = (self._send if kind == "send" else self._recv)(buffer, peer, tag, timing)
+        message = _Message(what=what, peer=peer, steps=steps, timeout_s=timeout_s, timing=timing)
         with self._news:
             if self._closed:
                 raise CommunicatorError(f"{what}: communicator {self._name!r} is closed")
-            self._lines.setdefault((direction, peer, tag), deque()).append(message)
+            self._lines.setdefault((kind, peer, tag), deque()).append(message)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._serve, name=f"sparkdl-mpi-messages-{self._name}", daemon=True
                 )
                 self._thread.start()
             self._news.notify()
-        return FutureHandle(message.future)
+        return FutureHandle(message.future, self.monitor.blocked)
 
     def _buffer_of(self, array: Array, *, writes: bool = False) -> FlatBuffer | DeviceBuffer:
         if not isinstance(array, DeviceArray):
@@ -133,24 +157,26 @@ class MpiMessages:
             raise ParamError(f"{library_name()} does not take arrays in GPU memory; copy them to the host")
         return DeviceBuffer(array)
 
-    def _send(self, buffer: FlatBuffer | DeviceBuffer, to: int, tag: int) -> Steps:
+    def _send(self, buffer: FlatBuffer | DeviceBuffer, to: int, tag: int, timing: MessageTiming) -> Steps:
         mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
         yield self._comm.Isend(mine, to, 2 * tag)
         yield self._comm.Irecv(theirs, to, 2 * tag + 1)
         compare(mine, theirs, source=self._comm.Get_rank(), to=to, tag=tag)
+        timing.both_here()
         whole = buffer.unread if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
         for piece in pieces(whole):
             yield self._comm.Isend(piece, to, 2 * tag)
 
-    def _recv(self, buffer: FlatBuffer | DeviceBuffer, source: int, tag: int) -> Steps:
+    def _recv(self, buffer: FlatBuffer | DeviceBuffer, source: int, tag: int, timing: MessageTiming) -> Steps:
         mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
         yield self._comm.Irecv(theirs, source, 2 * tag)
         yield self._comm.Isend(mine, source, 2 * tag + 1)
         compare(theirs, mine, source=source, to=self._comm.Get_rank(), tag=tag)
+        timing.both_here()
         with self._written(buffer) as whole:
             for piece in pieces(whole):
                 yield self._comm.Irecv(piece, source, 2 * tag)
@@ -204,7 +230,7 @@ class MpiMessages:
 
     def _step(self, message: _Message) -> bool:
         if message.deadline is None:
-            message.deadline = Deadline(message.timeout_s)
+            message.deadline, message.stall = Deadline(message.timeout_s), StallTimer(self._stall_check)
             message.request = next(message.steps)
         assert message.request is not None
         self._check(message.what)
@@ -217,6 +243,9 @@ class MpiMessages:
                 f"{message.what} on {self._name!r} was not complete within {message.timeout_s:g} s:"
                 f" rank {message.peer} has not answered"
             )
+        if message.stall is not None and not message.timing.is_ready:
+            rank, peer = (self._world_ranks[end] for end in (self._comm.Get_rank(), message.peer))
+            check_stall(message.stall, self._stall_check, self._name, message.what, rank=rank, peer=peer)
         return has_moved
 
     def _give_up(self, key: tuple[str, int, int], line: deque[_Message], failure: CommunicatorError) -> None:
@@ -232,6 +261,7 @@ class MpiMessages:
             message = line.popleft()
             if not line:
                 del self._lines[key]
+        message.timing.end(is_ok=error is None)
         if error is None:
             message.future.set_result(None)
         else:

@@ -17,6 +17,7 @@ import numpy as np
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.connections import connect_rings
 from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.message_monitor import BothMonitors
 from sparkdl.collective.point_to_point import Messages
 from sparkdl.collective.rendezvous import PrefixRendezvous
 from sparkdl.collective.segment import SegmentError, open_segment
@@ -52,12 +53,12 @@ class NativeCommunicator(Communicator):
     ) -> None:
         super().__init__(opening, topology)
         self._core = core
-        self.monitor = core.monitor
         if opening.stall_check.warn_after_s is not None:
             stall_watcher().watch(self, core.monitor)
         self._memory = memory
         self._num_arenas = 0
         self._messages = Messages(self, opening.own_rendezvous)
+        self.monitor = BothMonitors(core.monitor, self._messages.monitor)
 
     @property
     def transport(self) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparkdl.collective.monitor import OperationTotals
 from sparkdl.errors import MismatchError, ParamError
 from tests.collective.references import inputs, wrap
 
@@ -59,6 +62,53 @@ def _tags_do_not_wait_for_each_other(communicator: Communicator) -> None:
         communicator.recv(array, source=0, tag=0)
         assert array[0] == 8.0
         communicator.send(np.ones(1), to=0, tag=1)
+
+
+def _many_tags(communicator: Communicator) -> None:
+    """However many tags there are, in whatever order, they take no more threads and descriptors than one."""
+    if communicator.rank > 1:
+        return
+    peer, tags = 1 - communicator.rank, list(range(200))
+    _swap(communicator, peer, [0])
+    before = _threads_and_descriptors()
+    _swap(communicator, peer, tags)
+    assert _threads_and_descriptors() == before
+
+
+def _swap(communicator: Communicator, peer: int, tags: list[int]) -> None:
+    """Send to a rank what it expects in the reverse order, and get the same from it."""
+    arrays = {tag: np.zeros(3) for tag in tags}
+    handles = [communicator.send_async(np.full(3, float(tag)), to=peer, tag=tag) for tag in tags]
+    handles += [communicator.recv_async(arrays[tag], source=peer, tag=tag) for tag in reversed(tags)]
+    for handle in handles:
+        handle.wait()
+    assert all(array.tolist() == [float(tag)] * 3 for tag, array in arrays.items())
+
+
+def _threads_and_descriptors() -> tuple[int, int]:
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def _messages_are_counted(communicator: Communicator) -> None:
+    if communicator.rank > 1:
+        return
+    before = _totals(communicator)
+    for _ in range(3):
+        if communicator.rank == 0:
+            communicator.send(np.ones(10), to=1, tag=9)
+        else:
+            communicator.recv(np.ones(10), source=0, tag=9)
+    kind = ("send", "recv")[communicator.rank]
+    count, num_bytes = (
+        now - then for now, then in zip(_totals(communicator)[kind], before[kind], strict=True)
+    )
+    assert (count, num_bytes) == (3, 240)
+
+
+def _totals(communicator: Communicator) -> dict[str, tuple[int, int]]:
+    told = map(OperationTotals._make, communicator.monitor.totals())
+    found = {totals.kind: (totals.num_operations, totals.bytes) for totals in told}
+    return {"send": (0, 0), "recv": (0, 0), **found}
 
 
 def _beside_collectives(communicator: Communicator) -> None:
@@ -132,6 +182,8 @@ MESSAGE_CHECKS: dict[str, Callable[[Communicator], None]] = {
     "messages around the ring": _in_worlds_of_two(_around_the_ring),
     "messages in order of sending": _in_worlds_of_two(_in_order_of_sending),
     "tags do not wait for each other": _in_worlds_of_two(_tags_do_not_wait_for_each_other),
+    "many tags": _in_worlds_of_two(_many_tags),
+    "messages are counted": _in_worlds_of_two(_messages_are_counted),
     "messages beside collectives": _in_worlds_of_two(_beside_collectives),
     "mismatch of a message": _in_worlds_of_two(_mismatch),
     "impossible peers are refused": _impossible_peers_are_refused,

@@ -41,7 +41,31 @@ def play(environment: RankEnvironment, hosts: Sequence[int], stay_away: Sequence
         with environment.open(name=name, host_of_rank=tuple(hosts), stall_check=check) as communicator:
             communicator.barrier()
             outcomes[name] = scene(environment, communicator, 0 if stays_away else num_waiting)
-    return outcomes
+    waits = next(rank for rank in range(environment.world_size) if rank not in stay_away)
+    return {**outcomes, "message": _late_message(environment, hosts, waits, stay_away[0])}
+
+
+def _late_message(environment: RankEnvironment, hosts: Sequence[int], waits: int, late: int) -> Outcome:
+    """In a process set of two, whose numbers there are others, one waits for a message of the other."""
+    check = StallCheck(warn_after_s=WARN_S)
+    with (
+        environment.open(name="message", host_of_rank=tuple(hosts), stall_check=check) as communicator,
+        logged_warnings() as warnings,
+    ):
+        pair = communicator.split([late, waits], "pair")
+        if pair is None:
+            return {"warnings": warnings}
+        with pair:
+            if communicator.rank == late:
+                environment.rendezvous.get("message is missed", 20.0)
+                pair.send(np.ones(5), to=1, tag=7)
+                return {"warnings": warnings}
+            array = np.zeros(5)
+            handle = pair.recv_async(array, source=0, tag=7)
+            assert eventually(lambda: len(warnings) > 0, timeout_s=20.0)
+            environment.rendezvous.set("message is missed", b"")
+            handle.wait()
+            return {"warnings": warnings, "sum": float(array.sum())}
 
 
 def warned(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
@@ -84,7 +108,11 @@ def silent(environment: RankEnvironment, communicator: Communicator, num_waiting
 
 
 def idle(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
-    """An idle communicator takes no time of the processor."""
+    """An idle communicator takes no time of the processor, also when there were messages."""
+    if communicator.rank < 2:
+        handle = communicator.send_async(np.ones(5), to=1 - communicator.rank)
+        communicator.recv(np.ones(5), source=1 - communicator.rank)
+        handle.wait()
     before = resource.getrusage(resource.RUSAGE_SELF)
     threading.Event().wait(1.0)
     after = resource.getrusage(resource.RUSAGE_SELF)

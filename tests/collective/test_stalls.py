@@ -93,6 +93,21 @@ def test_nobody_is_warned_who_did_not_ask_for_it(world: str) -> None:
 
 
 @worlds
+def test_message_that_does_not_come_is_reported_by_the_ranks_of_the_world(world: str) -> None:
+    late = WORLDS[world][2][0]
+    waits = next(rank for rank in played(world) if rank not in WORLDS[world][2])
+    for rank, outcome in played(world).items():
+        if rank != waits:
+            assert outcome["message"]["warnings"] == []
+            continue
+        assert outcome["message"]["sum"] == 5.0
+        warning = outcome["message"]["warnings"][0]
+        assert warning.startswith(f"Rank {waits} has waited ")
+        assert "in recv of 5 float64 from rank 0 with tag 7 on 'message/pair'" in warning
+        assert f"rank {late} had not joined" in warning
+
+
+@worlds
 def test_idle_communicator_uses_no_processor_time(world: str) -> None:
     for outcome in played(world).values():
         assert outcome["idle"]["seconds"] < 0.1

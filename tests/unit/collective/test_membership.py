@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sparkdl.collective import Coordinator, RendezvousClient, StallCheck, new_secret, open_communicator
+from sparkdl.collective.membership import _DEPARTURES, _Membership
+
+SECRET = new_secret()
+
+
+@pytest.fixture
+def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Membership]]:
+    """Two ranks of this process, the first of which has the coordinator."""
+    monkeypatch.delattr(sys, "last_value", raising=False)  # pytest's, of tests that failed
+    coordinator = Coordinator(secret=SECRET, world_size=2, host="127.0.0.1")
+    clients = [RendezvousClient.connect(coordinator.address, SECRET, 10.0) for _ in range(2)]
+
+    def join(rank: int) -> _Membership:
+        clients[rank].post_if_lost(_DEPARTURES, str(rank).encode())
+        communicator = open_communicator(
+            rendezvous=clients[rank],
+            rank=rank,
+            world_size=2,
+            secret=SECRET,
+            transport="tcp",
+            timeout_s=20.0,
+            stall_check=StallCheck(warn_after_s=None),  # no thread that outlives the test
+        )
+        return _Membership(clients[rank], communicator, coordinator if rank == 0 else None)
+
+    with ThreadPoolExecutor() as pool:
+        yield list(pool.map(join, range(2)))
+    for client in clients:
+        client.close()
+    coordinator.close()
+
+
+def test_coordinator_outlives_the_last_rank(members: list[_Membership]) -> None:
+    first, last = members
+    with ThreadPoolExecutor() as pool:
+        leaving = pool.submit(first.leave)
+        last._client.get(f"{_DEPARTURES}/1", 10.0)
+        assert last._client.add("still served", 1) == 1
+        assert not leaving.done()
+        last.leave()
+        leaving.result(10.0)
+
+
+def test_coordinator_that_ends_before_the_last_rank_names_it(
+    members: list[_Membership], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, last = members
+    first._communicator.timeout_s = 0.2
+    with caplog.at_level(logging.WARNING):
+        first.leave()
+    (record,) = caplog.records
+    assert "rank 1 had not left the job" in record.getMessage()
+    last.leave()
+
+
+def test_rank_that_died_is_not_waited_for(
+    members: list[_Membership], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, last = members
+    last._client._sock.shutdown(2)  # as if the process had died
+    first.leave()
+    assert not [record for record in caplog.records if "had not left" in record.getMessage()]
+    last.leave()

@@ -30,6 +30,7 @@ class BlendedFeed:
     Args:
         feeds: by name the feeds, such as one :class:`~sparkdl.data.ParquetFeed` for each dataset; on every rank
             the same ones with its own ``rank``. Each shuffles by its own seed, and anew in each of its epochs.
+            All their epochs are given whole, from the first one: where a feed stood of itself does not matter.
         weights: by the same names positive numbers; only their ratios matter.
         batch_size: rows per batch and rank, drawn row by row; the feeds then need the same columns. With None
             every batch comes as a whole from one feed, the same feed on all ranks; columns may differ, and

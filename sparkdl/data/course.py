@@ -64,6 +64,12 @@ class Course:
             plan = plan.after(stretch, world_size)
         self._resumed = progress.epoch, Leg(plan=plan, num_taken=num_taken, stretches=stretches)
 
+    def seek(self, epoch: int, num_taken: int) -> None:
+        """Have an epoch begin after so many rows of each rank, all others being whole; what it resumed is forgotten."""
+        self._resumed = None
+        if num_taken:
+            self._resumed = epoch, Leg(plan=self._whole(epoch, self._here.world_size), num_taken=num_taken)
+
     def progress(self, epoch: int, num_given: int) -> Progress:
         """Return how far the ranks have come when each was given so many rows of an epoch's leg."""
         leg = self.leg(epoch)

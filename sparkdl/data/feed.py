@@ -259,6 +259,19 @@ class ParquetFeed:
         self._course.resume(progress)
         self._epoch, self._given = progress.epoch, 0
 
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Begin an epoch at one of its batches, without reading those before; it becomes the current epoch.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            step: number of the batch, from 0, among the ``steps_per_epoch`` of the whole epoch, as this feed's ranks
+                and batch size divide it. What was resumed before, or sought, is forgotten.
+        """
+        if not 0 <= step < self.steps_per_epoch:
+            raise ParamError(f"An epoch has {self.steps_per_epoch} batches, counted from 0; got step {step}.")
+        self.set_epoch(epoch)
+        self._course.seek(epoch, step * self._batch_size)
+
     def close(self) -> None:
         """End the reader threads; epochs that are under way cannot go on. Calling it again does nothing."""
         self._closed = True

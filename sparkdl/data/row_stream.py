@@ -30,21 +30,15 @@ class Feed(Protocol):
 
 
 @runtime_checkable
-class ResumableFeed(Feed, Protocol):
+class SeekableFeed(Feed, Protocol):
     """A feed that can begin in the middle of an epoch without reading what comes before."""
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that :meth:`state` is about."""
-
-    def state(self, given: int | None = None) -> dict[str, Any]:
-        """Return where the feed stands when ``given`` batches of the epoch were used."""
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Have :meth:`epoch` begin at a batch of the whole epoch; where it began before is forgotten."""
 
 
 class RowStream:
-    """Hands out the rows of a feed's epochs 0, 1, 2, ... one after the other.
+    """Hands out the rows of a feed's epochs 0, 1, 2, ... one after the other, all of them whole.
 
     Args:
         name: what error messages call the feed.
@@ -104,7 +98,7 @@ class RowStream:
     def seek(self, position: dict[str, int]) -> None:
         """Go to a position that :meth:`position` returned.
 
-        A feed that can resume skips what comes before it; of others it is read and left out.
+        A feed that can seek skips what comes before it; of others it is read and left out.
 
         Raises:
             DataError: if the feed has fewer rows than that.
@@ -112,9 +106,7 @@ class RowStream:
         self.close()
         self.epoch, self.step, self.row = position["epoch"], 0, 0
         skipped = position["step"] - 1
-        if skipped > 0 and isinstance(self.feed, ResumableFeed) and skipped < self.feed.steps_per_epoch:
-            self.feed.set_epoch(self.epoch)
-            self.feed.resume(self.feed.state(skipped))
+        if skipped > 0 and isinstance(self.feed, SeekableFeed) and skipped < self.feed.steps_per_epoch:
             self.step = skipped
         while self.step < position["step"] and not self._next_batch():
             pass
@@ -137,6 +129,9 @@ class RowStream:
     def _next_batch(self) -> bool:
         """Go to the next batch, or to the beginning of the next epoch; return whether it is the latter."""
         if self._batches is None:
+            if isinstance(self.feed, SeekableFeed):
+                # Steps count from the beginning of the epoch, wherever the feed was told to begin before.
+                self.feed.seek(self.epoch, self.step)
             self._batches = iter(self.feed.epoch(self.epoch))
         self._batch, self.row = next(self._batches, None), 0
         if self._batch is not None:

@@ -190,6 +190,38 @@ def test_a_blend_of_parquet_feeds_resumes_without_reading_what_came_before(
             assert begun + [batch["id"].tolist() for batch in resumed] == expected
 
 
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_one_blend_resumes_again_and_again_forwards_and_backwards(
+    write_dataset: WriteDataset, batch_size: int | None
+) -> None:
+    dataset = write_dataset([[10, 3], [20]])
+
+    def blend() -> BlendedFeed:
+        feeds = {
+            "a": ParquetFeed(dataset, columns=["id"], batch_size=5, seed=1),
+            "b": ParquetFeed(dataset, columns=["id"], batch_size=6, shuffle=False),
+        }
+        return BlendedFeed(feeds, {"a": 2, "b": 1}, batch_size=batch_size, num_steps=20)
+
+    with blend() as whole:
+        states, expected = [whole.state()], []
+        for batch in whole:
+            expected.append(batch["id"].tolist())
+            states.append(whole.state())
+    with blend() as resumed:
+        for taken in (5, 5, 7, 3, 19, 12, 0, 5):
+            resumed.resume(states[taken])
+            found = [batch["id"].tolist() for batch in islice(resumed, 3)]
+            assert found == expected[taken : taken + 3]
+
+
+def test_a_blend_begins_with_whole_epochs_wherever_its_feed_stood(write_dataset: WriteDataset) -> None:
+    feed = ParquetFeed(write_dataset([[10, 3], [20]]), columns=["id"], batch_size=5, shuffle=False)
+    feed.seek(0, 3)
+    with BlendedFeed({"a": feed}, {"a": 1}, num_steps=7) as blend:
+        assert [row for batch in blend for row in batch["id"].tolist()] == list(range(33))
+
+
 def test_what_comes_before_the_resumed_row_is_not_read(write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[10], [10], [10]])
 

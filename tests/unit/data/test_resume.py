@@ -19,7 +19,7 @@ from sparkdl.data import ParquetDataset, ParquetFeed, scan_dataset
 from sparkdl.data.course import Course
 from sparkdl.data.epoch_plan import as_indices
 from sparkdl.data.feed_state import Progress
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
@@ -257,3 +257,24 @@ def test_a_state_of_something_else_is_refused_and_the_difference_named(write_dat
         ParquetFeed(dataset, columns=["id"], batch_size=10).resume({"epoch": 3})
     with pytest.raises(DataError, match="version 9"):
         ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "version": 9})
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_feed_seeks_to_any_batch_of_the_whole_epoch_whatever_it_resumed_before(
+    write_dataset: WriteDataset, shuffle: bool
+) -> None:
+    dataset = write_dataset([[25, 4], [25]])
+    with ParquetFeed(dataset, columns=["id"], batch_size=10, shuffle=shuffle) as feed:
+        feed.set_epoch(1)
+        states, expected = [feed.state()], []
+        for batch in feed:
+            expected.append(batch["id"].tolist())
+            states.append(feed.state())
+        feed.resume(states[2])
+        for step in (4, 1, 0, 5, 1):
+            feed.seek(1, step)
+            assert len(feed) == 6 - step
+            assert feed.state() == states[step]
+            assert [batch["id"].tolist() for batch in feed] == expected[step:]
+        with pytest.raises(ParamError, match="has 6 batches, counted from 0; got step 6"):
+            feed.seek(1, 6)

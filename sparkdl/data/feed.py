@@ -88,7 +88,8 @@ class ParquetFeed:
             files that are removed when the feed is closed. Neither changes the order of the rows.
         cache_limit_bytes: what the cache takes at most; what does not fit is read again, and that is logged once.
         cache_folder: where the cache's files go; by default the system's folder for temporary files.
-        read_timeout_s: seconds to wait for one row group before the read is given up.
+        read_timeout_s: seconds to wait for one row group before the read is given up, also while rows that pass the
+            filter are counted.
 
     Attributes:
         dataset: what is read.
@@ -148,6 +149,7 @@ class ParquetFeed:
         self._num_threads, self._read_timeout_s = num_threads, read_timeout_s
         self._read_ahead_bytes = read_ahead_bytes
         self._footers = FooterCache()
+        self._files: WatchedFiles | None = None
         self._row_counts = self._count_rows(communicator)
         self._num_rows = sum(self._row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise once rows are filtered
@@ -159,7 +161,6 @@ class ParquetFeed:
         self._epoch = 0
         self._given = 0
         self._readers: set[ShardReader] = set()
-        self._files: WatchedFiles | None = None
         self._closed = False
         self.waited_s = 0.0
 
@@ -293,7 +294,14 @@ class ParquetFeed:
             return self.dataset.row_counts
         from sparkdl.data.petastorm.reader import kept_rows_counter
 
-        count = kept_rows_counter(self.dataset, self._filter, self._footers)
+        count = kept_rows_counter(
+            self.dataset,
+            self._filter,
+            footers=self._footers,
+            files=self._watched_files(),
+            num_threads=self._num_threads,
+            timeout_s=self._read_timeout_s,
+        )
         counts = count_rows(len(self.dataset.row_groups), count, communicator)
         if not sum(counts):
             raise DataError(
@@ -329,10 +337,7 @@ class ParquetFeed:
     def _open_reader(self, shard: list[Part]) -> ShardReader:
         # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
         from sparkdl.data.petastorm.reader import ShardReader
-        from sparkdl.data.petastorm.watched_files import WatchedFiles
 
-        if self._files is None:
-            self._files = WatchedFiles(open_location(self.dataset.url).open_file)
         return ShardReader(
             self.dataset,
             self._layout,
@@ -347,8 +352,15 @@ class ParquetFeed:
             cache=self._cache,
             copies_cached=not self._shuffle,
             preparation=self._preparation,
-            files=self._files,
+            files=self._watched_files(),
         )
+
+    def _watched_files(self) -> WatchedFiles:
+        from sparkdl.data.petastorm.watched_files import WatchedFiles
+
+        if self._files is None:
+            self._files = WatchedFiles(open_location(self.dataset.url).open_file)
+        return self._files
 
 
 def _check_numbers(**numbers: int) -> None:

@@ -6,7 +6,7 @@ dataset is sharded exactly like any other. Runs on every *rank*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,13 +90,15 @@ def as_row_filter(given: Any) -> RowFilter | None:
 
 
 def count_rows(
-    num_row_groups: int, count: Callable[[int], int], communicator: Communicator | None
+    num_row_groups: int,
+    count: Callable[[Iterable[int]], Iterable[int]],
+    communicator: Communicator | None,
 ) -> tuple[int, ...]:
     """Return how many rows of every row group pass, each counted by one rank. Collective with a communicator.
 
     Args:
         num_row_groups: how many there are.
-        count: reads one of them and counts.
+        count: reads some of them and counts the rows of each, in the order in which they are given.
         communicator: open over all ranks; without one this rank counts all.
 
     Raises:
@@ -104,13 +106,14 @@ def count_rows(
             with that rank.
     """
     if communicator is None or communicator.world_size == 1:
-        return tuple(count(row_group) for row_group in range(num_row_groups))
+        return tuple(count(range(num_row_groups)))
     # The last places say which ranks failed, so that all of them stop here together.
     counts = np.zeros(num_row_groups + communicator.world_size, np.int64)
     failure: Exception | None = None
     try:
-        for row_group in range(communicator.rank, num_row_groups, communicator.world_size):
-            counts[row_group] = count(row_group)
+        mine = range(communicator.rank, num_row_groups, communicator.world_size)
+        for row_group, number in zip(mine, count(mine), strict=True):
+            counts[row_group] = number
     except Exception as error:
         failure = error
         counts[num_row_groups + communicator.rank] = 1

@@ -9,9 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.daemon_threads import DaemonThreads
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
@@ -19,7 +20,7 @@ install()
 from petastorm.workers_pool import EmptyResultError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 _POLL_S = 0.02
 _LIVENESS_S = 0.5
@@ -48,7 +49,7 @@ class OrderedThreadPool:
         self._bytes_of = bytes_of
         self._bytes_taken = 0
         self._timeout_s = timeout_s
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="sparkdl-reader")
+        self._threads = DaemonThreads(num_threads, "sparkdl-reader")
         self._submitted: queue.Queue[tuple[Future[list[Any]], dict[str, Any]]] = queue.Queue()
         self._ready: list[Any] = []
         self._thread = threading.local()
@@ -64,11 +65,7 @@ class OrderedThreadPool:
         num_bytes = self._bytes_of(request)
         if not self._budget.take(num_bytes):
             return
-        try:
-            self._submitted.put((self._executor.submit(self._process, request, num_bytes), request))
-        except RuntimeError:
-            if not self._stopped.is_set():
-                raise
+        self._submitted.put((self._threads.submit(self._process, request, num_bytes), request))
 
     def get_results(self) -> Any:
         """Return the next result.
@@ -92,7 +89,8 @@ class OrderedThreadPool:
             except queue.Empty:
                 if is_last:
                     raise EmptyResultError from None
-                self._check_deadline(deadline, "the next row group")
+                if time.monotonic() > deadline:
+                    raise timeout_error("the next row group", self._timeout_s) from None
                 continue
             self._ready = self._await(future, request, deadline)
             self._bytes_taken = self._bytes_of(request) // 2
@@ -103,12 +101,12 @@ class OrderedThreadPool:
         """Ask the threads to end; row groups that nobody waits for are not read."""
         self._stopped.set()
         self._budget.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
         self._ventilator.stop()
 
     def join(self) -> None:
         """Wait for the threads to end, each after the row group that it is reading."""
-        self._executor.shutdown(wait=True)
+        self._threads.join()
 
     @property
     def diagnostics(self) -> dict[str, int]:
@@ -129,7 +127,8 @@ class OrderedThreadPool:
     def _await(self, future: Future[list[Any]], request: dict[str, Any], deadline: float) -> list[Any]:
         while not wait([future], timeout=_LIVENESS_S).done:
             self._check_running()
-            self._check_deadline(deadline, f"row group {request['piece_index']} of the dataset")
+            if time.monotonic() > deadline:
+                raise timeout_error(_row_group(request["piece_index"]), self._timeout_s)
         if future.cancelled():
             self._check_running()
         return future.result()
@@ -138,12 +137,36 @@ class OrderedThreadPool:
         if self._stopped.is_set():
             raise DataError("The feed was closed while an epoch was being read.")
 
-    def _check_deadline(self, deadline: float, what: str) -> None:
-        if time.monotonic() > deadline:
-            raise DataError(
-                f"Reading {what} took longer than {self._timeout_s:.0f} s. See whether the Store can be "
-                "reached, or raise read_timeout_s."
-            )
+
+def results_in_order(
+    function: Callable[[int], int], row_groups: Iterable[int], *, num_threads: int, timeout_s: float
+) -> Iterator[int]:
+    """Call a function for row groups in reader threads, and yield its results in their order.
+
+    Raises:
+        DataError: if one takes longer than the timeout; whatever the function raises is raised as it is.
+    """
+    threads = DaemonThreads(num_threads, "sparkdl-counter")
+    try:
+        futures = [(row_group, threads.submit(function, row_group)) for row_group in row_groups]
+        for row_group, future in futures:
+            if not wait([future], timeout=timeout_s).done:
+                raise timeout_error(_row_group(row_group), timeout_s)
+            yield future.result()
+    finally:
+        threads.stop()
+
+
+def timeout_error(what: str, timeout_s: float) -> DataError:
+    """Return the error of a read that took too long."""
+    return DataError(
+        f"Reading {what} took longer than {timeout_s:g} s. See whether the Store can be reached, or raise "
+        "read_timeout_s."
+    )
+
+
+def _row_group(number: int) -> str:
+    return f"row group {number} of the dataset"
 
 
 class _ByteBudget:

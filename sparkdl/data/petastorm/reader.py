@@ -13,7 +13,7 @@ import numpy as np
 from sparkdl.data.filesystems import Location, open_location
 from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
-from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool
+from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool, results_in_order
 from sparkdl.data.petastorm.planned_piece import PlannedPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
 from sparkdl.data.petastorm.watched_files import WatchedFiles
@@ -26,7 +26,7 @@ from petastorm.unischema import Unischema, UnischemaField
 from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdl.data.block_cache import BlockCache
     from sparkdl.data.blocks import Block, BlockLayout
@@ -159,19 +159,36 @@ class ShardReader(Reader):
 
 
 def kept_rows_counter(
-    dataset: ParquetDataset, row_filter: RowFilter, footers: FooterCache
-) -> Callable[[int], int]:
-    """Return a function that reads a row group's columns of a filter and counts the rows that pass it."""
+    dataset: ParquetDataset,
+    row_filter: RowFilter,
+    *,
+    footers: FooterCache,
+    files: WatchedFiles,
+    num_threads: int,
+    timeout_s: float,
+) -> Callable[[Iterable[int]], Iterator[int]]:
+    """Return a function that reads row groups' columns of a filter and counts the rows of each that pass it.
+
+    Args:
+        dataset: the dataset.
+        row_filter: which rows count.
+        footers: keeps footers of files.
+        files: notices when files change between counting and the readers that are given the same.
+        num_threads: threads that read row groups.
+        timeout_s: seconds to wait for one row group.
+    """
     location = open_location(dataset.url)
 
     def count(row_group: int) -> int:
-        piece = _piece(dataset, location, row_group, location.open_file, footers)
+        piece = _piece(dataset, location, row_group, files.open, footers)
         try:
             return len(row_filter.rows_kept(piece.read(columns=list(row_filter.columns))))
         except Exception as error:
             raise reading_error(error, piece, row_filter.columns) from error
 
-    return count
+    return lambda row_groups: results_in_order(
+        count, row_groups, num_threads=num_threads, timeout_s=timeout_s
+    )
 
 
 def _piece(

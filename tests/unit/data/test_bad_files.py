@@ -214,6 +214,15 @@ def test_counting_for_a_row_filter_names_the_damaged_column_too(dataset: Parquet
         ParquetFeed(dataset, batch_size=64, row_filter=RowFilter(["x"], lambda values: values["x"] > 0.5))
 
 
+def test_a_file_written_again_after_its_rows_were_counted_is_noticed(dataset: ParquetDataset) -> None:
+    with ParquetFeed(
+        dataset, batch_size=64, row_filter=RowFilter(["id"], lambda values: values["id"] >= 0)
+    ) as feed:
+        write(Path(dataset.url) / SECOND, table_of(7 * ROWS))
+        with pytest.raises(FileChangedError, match=r"part-1\.parquet, row group \d failed: it was written"):
+            list(feed.epoch(0))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read_is_not_called_damaged(dataset: ParquetDataset) -> None:
     (Path(dataset.url) / SECOND).chmod(0)

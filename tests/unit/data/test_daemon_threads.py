@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from sparkdl.data.daemon_threads import DaemonThreads
+
+STORE_THAT_NEVER_ANSWERS = """
+import threading
+import fsspec
+from sparkdl.data import Column, ParquetDataset, ParquetFeed, RowFilter
+from sparkdl.data.dataset import RowGroup
+from sparkdl.errors import DataError
+
+class Silent(fsspec.get_filesystem_class("memory")):
+    protocol = "silent"
+    cachable = False
+
+    def open(self, path, mode="rb", **options):
+        threading.Event().wait()
+
+fsspec.register_implementation("silent", Silent)
+groups = tuple(RowGroup(path="a.parquet", index=index, num_rows=5) for index in range(3))
+dataset = ParquetDataset(url="silent://a", columns=(Column(name="id", dtype="int64"),), row_groups=groups)
+row_filter = RowFilter(["id"], lambda values: values["id"] > 0)
+for options in ({"row_filter": row_filter}, {}):
+    try:
+        list(ParquetFeed(dataset, batch_size=5, shuffle=False, read_timeout_s=0.2, **options))
+    except DataError as error:
+        print(error)
+"""
+
+
+def test_a_process_ends_though_reads_and_counts_of_a_store_never_do() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", STORE_THAT_NEVER_ANSWERS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+    told = "Reading row group 0 of the dataset took longer than 0.2 s."
+    assert [line[: len(told)] for line in finished.stdout.splitlines()] == [told, told]
+
+
+def test_calls_begin_in_their_order_and_give_results_and_errors() -> None:
+    threads, called = DaemonThreads(1, "test"), []
+    futures = [threads.submit(called.append, number) for number in range(50)]
+    failing = threads.submit(int, "no number")
+    assert [future.result(10) for future in futures] == [None] * 50
+    assert called == list(range(50))
+    with pytest.raises(ValueError, match="no number"):
+        failing.result(10)
+    threads.stop()
+    threads.join()
+
+
+def test_stopping_lets_the_call_under_way_end_and_cancels_all_others() -> None:
+    threads, begun, released = DaemonThreads(1, "test"), threading.Event(), threading.Event()
+
+    def call() -> bool:
+        begun.set()
+        return released.wait(10)
+
+    futures = [threads.submit(call) for _ in range(3)]
+    assert begun.wait(10)
+    threads.stop()
+    threads.join(timeout_s=0.0)  # does not wait for it
+    assert [future.cancelled() for future in [*futures, threads.submit(call)]] == [False, True, True, True]
+    released.set()
+    threads.join()
+    assert futures[0].result(0)
+    with pytest.raises(CancelledError):
+        futures[1].result(0)
+
+
+def test_threads_end_with_who_forgets_to_stop_them() -> None:
+    threads = DaemonThreads(2, "forgotten")
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith("forgotten")]
+    assert len(mine) == 2
+    del threads
+    gc.collect()
+    for thread in mine:
+        thread.join(10)
+        assert not thread.is_alive()

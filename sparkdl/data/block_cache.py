@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class BlockCache:
         self._limit_bytes = limit_bytes
         self._blocks: dict[int, Block] = {}
         self._lock = threading.Lock()
+        self._writing: set[int] = set()
+        self._closed = False
         self._is_full = False
         self._folder = Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=folder)) if kind == "disk" else None
         self.num_bytes = 0
@@ -61,45 +63,54 @@ class BlockCache:
         return self._keep(row_group, block)
 
     def close(self) -> None:
-        """Forget the blocks and remove the files; calling it again does nothing."""
+        """Forget the blocks, keep no more, and remove the files; calling it again does nothing.
+
+        Where a thread is writing a file, it removes them when it has done so.
+        """
         with self._lock:
+            self._closed = True
             self._blocks.clear()
             self.num_bytes = 0
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # mapped files live on until nobody holds a batch
+        self._remove_if_closed()
 
     def _keep(self, row_group: int, block: Block) -> Block:
         size = num_bytes(block)
         with self._lock:
             if row_group in self._blocks:
                 return self._blocks[row_group]
-            if self.num_bytes + size > self._limit_bytes:
-                fits = False
-            else:
-                fits = True
+            if self._closed or row_group in self._writing:
+                return block
+            fits = self.num_bytes + size <= self._limit_bytes
+            if fits:
                 self.num_bytes += size
+                self._writing.add(row_group)
         if not fits:
             self._say_once(
                 f"it holds {self.num_bytes >> 20} of {self._limit_bytes >> 20} MiB, and what does not fit is read "
                 "again in every epoch; raise cache_limit_bytes to keep more"
             )
             return block
-        if self._folder is not None:
-            try:
-                block = [
-                    _on_disk(array, self._folder / f"{row_group}-{index}.npy")
-                    for index, array in enumerate(block)
-                ]
-            except OSError as error:
-                with self._lock:
-                    self.num_bytes -= size
-                self._say_once(
-                    f"{self._folder} cannot be written ({error}); row groups are read again instead"
-                )
-                return block
+        kept = None
+        try:
+            kept = block if self._folder is None else _on_disk(block, self._folder, row_group)
+        except OSError as error:
+            self._say_once(f"{self._folder} cannot be written ({error}); row groups are read again instead")
+        finally:
+            with self._lock:
+                self._writing.discard(row_group)
+                if not self._closed:
+                    if kept is None:
+                        self.num_bytes -= size
+                    else:
+                        self._blocks[row_group] = kept
+            self._remove_if_closed()
+        return block if kept is None else kept
+
+    def _remove_if_closed(self) -> None:
         with self._lock:
-            self._blocks[row_group] = block
-        return block
+            remove = self._closed and not self._writing
+        if remove and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # mapped files live on until nobody holds a batch
 
     def _say_once(self, what: str) -> None:
         with self._lock:
@@ -108,6 +119,10 @@ class BlockCache:
             logger.warning("The feed's cache does not keep all: %s.", what)
 
 
-def _on_disk(array: np.ndarray[Any, Any], path: Path) -> np.ndarray[Any, Any]:
-    np.save(path, array)
-    return np.load(path, mmap_mode="r") if array.size else array
+def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
+    arrays: Block = []
+    for index, array in enumerate(block):
+        path = folder / f"{row_group}-{index}.npy"
+        np.save(path, array)
+        arrays.append(np.load(path, mmap_mode="r") if array.size else array)
+    return arrays

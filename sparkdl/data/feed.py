@@ -161,6 +161,7 @@ class ParquetFeed:
         self._epoch = 0
         self._given = 0
         self._readers: set[ShardReader] = set()
+        self._shufflers: set[ReadAhead[Block]] = set()
         self._closed = False
         self.waited_s = 0.0
 
@@ -254,7 +255,9 @@ class ParquetFeed:
             state: what :meth:`state` returned on any rank.
 
         Raises:
-            DataError: if the state is of another dataset, seed or row filter, or of another kind of order.
+            DataError: if the state is of another dataset or seed, of another kind of order, or of a row filter that
+                other numbers of rows of the row groups pass. Another filter that as many rows of each pass is not
+                noticed.
         """
         progress = from_json(state, self._identity)
         self._course.resume(progress)
@@ -274,10 +277,15 @@ class ParquetFeed:
         self._course.seek(epoch, step * self._batch_size)
 
     def close(self) -> None:
-        """End the reader threads; epochs that are under way cannot go on. Calling it again does nothing."""
+        """End all threads but those that a Store keeps waiting; epochs that are under way cannot go on.
+
+        Calling it again does nothing.
+        """
         self._closed = True
         for reader in list(self._readers):
             reader.close()
+        for shuffler in list(self._shufflers):  # which may have waited for their readers
+            shuffler.close()
         if self._cache is not None:
             self._cache.close()
 
@@ -330,6 +338,8 @@ class ParquetFeed:
             self._read_ahead_bytes // 4 // max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
         )
         ahead = ReadAhead(blocks, min(_MAX_SHUFFLED_AHEAD, max(1, blocks_ahead)), "sparkdl-shuffler")
+        self._shufflers.add(ahead)
+        stack.callback(self._shufflers.discard, ahead)
         stack.callback(ahead.close)
         stack.callback(reader.close)  # first, as the shuffler may be waiting for it
         return iter(ahead)

@@ -10,6 +10,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from sparkdl.errors import DataError
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
@@ -55,7 +57,8 @@ class ReadAhead(Generic[Item]):
     def close(self) -> None:
         """Ask the thread to end after the item that it is making, and wait for it.
 
-        Whatever the items wait for must end before: close the reader first.
+        Whatever the items wait for must end before: close the reader first. Items that wait can still be taken; those
+        that were not made are a :class:`~sparkdl.errors.DataError`.
         """
         with self._changed:
             self._closed = True
@@ -69,7 +72,8 @@ class ReadAhead(Generic[Item]):
                     while len(self._waiting) >= self._max_items and not self._closed:
                         self._changed.wait()
                     if self._closed:
-                        return
+                        # Not an end, which would pass for that of the items.
+                        raise DataError("The feed was closed while an epoch was being read.")
                     self._waiting.append(item)
                     self._changed.notify()
         except BaseException as error:  # raised where the items are taken

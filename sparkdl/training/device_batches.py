@@ -7,7 +7,7 @@ tensors can lie over their memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,9 @@ Arrays = Mapping[str, "npt.NDArray[Any]"]
 _BATCHES_AHEAD = 2
 
 
-def batches_for(device: torch.device, batches: Generator[Arrays, None, None]) -> Iterator[Batch]:
-    """Return the batches as a step on the device takes them, in their order."""
-    return _on_gpu(device, batches) if device.type == "cuda" else iter(batches)
+def batches_for(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
+    """Return the batches as a step on the device takes them, in their order; whoever leaves off closes them."""
+    return _on_gpu(device, batches) if device.type == "cuda" else batches
 
 
 def _on_gpu(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:

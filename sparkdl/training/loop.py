@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,12 +120,13 @@ def _run_epoch(
 ) -> EpochRecord:
     meter = EpochMeter(epoch, step.device)
     steps = feed.steps_per_epoch
-    batches = batches_for(step.device, feed.epoch(epoch - 1))
-    for index, batch in enumerate(meter.time_waits(batches), start=1):
-        rows_of_step = sum(feed.rows_in_step(index - 1))
-        result = step.run(batch, rows_of_step=rows_of_step, epoch=epoch, step=index, steps=steps)
-        meter.add(result.loss_mean, result.weight, result.rows)
-        progress.step(epoch=epoch, step=index, rows=rows_of_step, meter=meter)
+    # A step that fails leaves them to its traceback, with the threads that make them.
+    with closing(batches_for(step.device, feed.epoch(epoch - 1))) as batches:
+        for index, batch in enumerate(meter.time_waits(batches), start=1):
+            rows_of_step = sum(feed.rows_in_step(index - 1))
+            result = step.run(batch, rows_of_step=rows_of_step, epoch=epoch, step=index, steps=steps)
+            meter.add(result.loss_mean, result.weight, result.rows)
+            progress.step(epoch=epoch, step=index, rows=rows_of_step, meter=meter)
     record = meter.close(communicator)
     progress.epoch(record)
     return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 
 import numpy as np
@@ -26,3 +27,20 @@ def test_batches_arrive_on_the_gpu_in_order_and_whole() -> None:
         assert (batch["y"] == number).all()
         assert batch["y"].dtype == torch.int64
     assert number == 49
+
+
+def test_closing_batches_early_ends_the_thread_that_copies_and_what_it_copies_from() -> None:
+    closed = threading.Event()
+
+    def arrays() -> Generator[dict[str, np.ndarray], None, None]:
+        try:
+            while True:
+                yield {"x": np.zeros(1000, np.float32)}
+        finally:
+            closed.set()
+
+    batches = batches_for(torch.device("cuda", 0), arrays())
+    next(batches)
+    batches.close()
+    assert closed.is_set()
+    assert not any(thread.name == "sparkdl-device-copies" for thread in threading.enumerate())

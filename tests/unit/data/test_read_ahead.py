@@ -6,6 +6,7 @@ from collections.abc import Generator
 import pytest
 
 from sparkdl.data.read_ahead import ReadAhead
+from sparkdl.errors import DataError
 
 
 def counting(made: list[int], stop: int, closed: threading.Event) -> Generator[int, None, None]:
@@ -57,4 +58,6 @@ def test_closing_ends_a_thread_that_waits_for_room() -> None:
     assert next(ahead) == 0
     ahead.close()
     assert closed.is_set()
+    with pytest.raises(DataError, match="closed while an epoch was being read"):
+        list(ahead)
     assert not any(thread.name == "reader under test" for thread in threading.enumerate())

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparkdl.data import ParquetFeed
+from sparkdl.training.loop import _run_epoch
+from sparkdl.training.progress import ProgressReporter
+
+
+class _FailingStep:
+    device = torch.device("cpu")
+
+    def run(self, batch: dict[str, Any], **numbers: int) -> None:
+        raise ValueError(f"failed in step {numbers['step']} with {len(batch['y'])} rows")
+
+
+class _RecordingFeed(ParquetFeed):
+    ended = False
+
+    def epoch(self, epoch: int) -> Generator[dict[str, np.ndarray], None, None]:
+        try:
+            yield from super().epoch(epoch)
+        finally:
+            self.ended = True
+
+
+def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_held(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"y": np.arange(2000)}), tmp_path / "a.parquet", row_group_size=10)
+    with _RecordingFeed(tmp_path, batch_size=4, shuffle_buffer_rows=50) as feed:
+        progress = ProgressReporter(lambda event: None, epochs=1, steps_per_epoch=feed.steps_per_epoch)
+        with pytest.raises(ValueError, match="failed in step 1 with 4 rows") as raised:
+            _run_epoch(1, feed, _FailingStep(), progress, None)
+        assert raised.value.__traceback__ is not None
+        assert feed.ended
+        assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

@@ -48,6 +48,7 @@ def test_a_dataframe_becomes_batches_of_tensors_and_is_deleted_again(
     assert not any(Path(url.removeprefix("file://")).exists() for url in converter.file_urls)
 
 
+@pytest.mark.any_spark_will_do
 def test_dtype_none_leaves_numbers_as_they_are_and_float64_widens_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

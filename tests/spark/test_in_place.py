@@ -44,11 +44,13 @@ def test_a_plain_read_is_not_copied(spark: SparkSession, folder: Path, store: St
         dataset.delete()
 
 
+@pytest.mark.any_spark_will_do
 def test_only_the_files_that_spark_reads_are_read(spark: SparkSession, folder: Path, store: Store) -> None:
     some = sorted(str(path) for path in folder.glob("*.parquet"))[:2]
     assert materialize(spark.read.parquet(*some), ["x"], store).num_rows == 200
 
 
+@pytest.mark.any_spark_will_do
 @pytest.mark.parametrize(
     "expressions",
     [
@@ -67,6 +69,7 @@ def test_what_computes_or_renames_is_copied(
     assert dataset.url.startswith(store.url) == (expressions[0] != "struct(x).x as x")
 
 
+@pytest.mark.any_spark_will_do
 def test_filters_limits_samples_caches_and_partitions_are_copied(
     spark: SparkSession, folder: Path, store: Store
 ) -> None:
@@ -82,6 +85,7 @@ def test_filters_limits_samples_caches_and_partitions_are_copied(
     cached.unpersist()
 
 
+@pytest.mark.any_spark_will_do
 def test_nulls_and_lengths_are_checked_in_place_as_well(
     spark: SparkSession, folder: Path, tmp_path: Path, store: Store
 ) -> None:
@@ -96,6 +100,7 @@ def test_nulls_and_lengths_are_checked_in_place_as_well(
         materialize(bad, ["pair"], store, numbers_only=True)
 
 
+@pytest.mark.any_spark_will_do
 def test_a_delta_table_is_copied_as_its_log_says_which_rows_are_valid(
     spark: SparkSession, folder: Path, tmp_path: Path, store: Store
 ) -> None:

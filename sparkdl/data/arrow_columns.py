@@ -105,9 +105,19 @@ def to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]:
     copy otherwise (booleans, which Arrow packs in bits; several chunks).
 
     Raises:
-        DataError: if there are nulls, lists of another length, or elements of another type than the column
-            says.
+        DataError: if there are nulls, lists of another length, elements of another type than the column
+            says, or timestamps that microseconds in 64 bits do not reach.
     """
+    try:
+        return _to_numpy(array, column)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"Column {column.name!r} of the type {array.type} cannot be given as {_describe(column)}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
+def _to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]:
     values = (
         array.chunk(0)
         if array.num_chunks == 1
@@ -134,6 +144,8 @@ def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.gen
     if column.kind == "date":
         return np.asarray(values.cast(pa.date32()).cast(pa.int32())).astype(column.dtype)
     if column.kind == "timestamp":
+        if values.type.unit == "ns":
+            return (np.asarray(values.cast(pa.int64())) // 1000).view(column.dtype)
         return np.array(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())).view(column.dtype)
     objects = np.empty(len(values), dtype=object)
     objects[:] = values.to_pylist()

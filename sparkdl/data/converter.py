@@ -6,13 +6,14 @@ there. pyspark is imported inside the functions of the driver, torch where a loa
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
-from sparkdl.data.materialization import ROW_GROUP_BYTES, materialize
+from sparkdl.data.materialization import ROW_GROUP_BYTES, obtain_dataset
 from sparkdl.data.spark_columns import is_vector, quoted
 from sparkdl.data.store import Store
 from sparkdl.errors import ParamError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from sparkdl.data.dataset import ParquetDataset
+    from sparkdl.data.uses import FolderUse
 
 PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
 """Petastorm's Spark setting for where converters write; it holds here too."""
@@ -49,8 +51,9 @@ def make_spark_converter(
             None leaves them as they are.
 
     Returns:
-        The converter. The files stay until :meth:`SparkDatasetConverter.delete`, or the end of a ``with`` block; a
-        DataFrame of equal rows shares them until then. A plain read of Parquet files is used where it lies, and stays.
+        The converter. The files stay until :meth:`SparkDatasetConverter.delete`, the end of a ``with`` block, or the
+        end of this process, whatever others clean up or delete; a DataFrame of equal rows shares them until then. A
+        plain read of Parquet files is used where it lies, and stays.
 
     Raises:
         ParamError: if ``dtype`` is neither.
@@ -62,14 +65,14 @@ def make_spark_converter(
     if parent_cache_dir_url is None:
         parent_cache_dir_url = df.sparkSession.conf.get(PARENT_CACHE_DIR_URL_CONF, None)
     store = Store.default() if parent_cache_dir_url is None else Store(parent_cache_dir_url)
-    dataset = materialize(
+    obtained = obtain_dataset(
         df if dtype is None else _with_precision(df, dtype),
         df.columns,
         store,
         vector_dtype=dtype or "float64",
         row_group_bytes=parquet_row_group_size_bytes,
     )
-    return SparkDatasetConverter(dataset, is_written=dataset.url.startswith(f"{store.url}/"))
+    return SparkDatasetConverter(obtained.dataset, is_written=obtained.is_written, use=obtained.use)
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,15 @@ class SparkDatasetConverter:
     Attributes:
         dataset: the Parquet files, for :class:`sparkdl.data.ParquetFeed` too.
         is_written: whether the files were written for it, so that it may delete them.
+        use: keeps the files from being removed by others; only the driver's converter has it.
     """
 
     dataset: ParquetDataset
     is_written: bool = False
+    use: FolderUse | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SparkDatasetConverter, (self.dataset, self.is_written)
 
     def __len__(self) -> int:
         return self.dataset.num_rows
@@ -189,6 +197,8 @@ class SparkDatasetConverter:
         Raises:
             StoreError: if they cannot be removed.
         """
+        if self.use is not None:
+            self.use.end()
         if self.is_written:
             remove_unless_used(self.dataset.url)
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.data.filesystems import open_location
-from sparkdl.errors import DataError, StoreError
+from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +31,9 @@ class Column:
     Attributes:
         name: name as in the DataFrame.
         dtype: NumPy name of the elements as the feed gives them: ``bool``, ``int8`` to ``int64``, ``uint8`` to
-            ``uint64``, ``float16`` to ``float64``; ``datetime64[D]`` for dates, ``datetime64[us]`` for timestamps;
-            ``object`` for what NumPy has no type of: ``str``, ``bytes``, :class:`decimal.Decimal`, and arrays whose
-            length differs from row to row.
+            ``uint64``, ``float16`` to ``float64``; ``datetime64[D]`` for dates, ``datetime64[us]`` for timestamps
+            (nanoseconds are rounded down); ``object`` for what NumPy has no type of: ``str``, ``bytes``,
+            :class:`decimal.Decimal`, and arrays whose length differs from row to row.
         shape: ``()`` for a scalar, ``(k,)`` for a vector or array of length k, longer for nested arrays. Ragged
             arrays and images are objects, with the shape ``()``.
         kind: what the elements are: ``number`` (booleans too), ``string``, ``binary``, ``decimal``, ``date``,
@@ -134,34 +133,6 @@ class ParquetDataset:
     def filter_of(self, row_filter: RowFilter) -> RowFilter:
         """Return a filter of values as users see them as one of values as they lie in the files."""
         return row_filter
-
-    def delete(self) -> None:
-        """Remove the files, if this set was written by a Store; doing so again does nothing (*driver*).
-
-        Others who read the same set lose it too; :meth:`sparkdl.data.Store.cleanup` leaves what is being read.
-
-        Raises:
-            StoreError: if the folder holds no manifest of sparkdl, so that it is somebody else's data, or
-                cannot be removed.
-        """
-        location = open_location(self.url)
-        filesystem, path = location.filesystem, location.path
-        manifest = f"{path}/{MANIFEST_NAME}"
-        try:
-            if not filesystem.exists(path):
-                return
-            if not filesystem.exists(manifest):
-                raise StoreError(
-                    f"{self.url} was not written by sparkdl (no {MANIFEST_NAME}); it is not deleted."
-                )
-            filesystem.rm(manifest)  # first, so that a set that is half gone is never read
-            filesystem.rm(path, recursive=True)
-        except FileNotFoundError:
-            return  # somebody else deleted it meanwhile
-        except StoreError:
-            raise
-        except Exception as error:
-            raise StoreError(f"The dataset {self.url} cannot be deleted: {error}") from error
 
 
 def missing_column_error(name: str, available: Sequence[str]) -> DataError:

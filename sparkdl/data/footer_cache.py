@@ -15,6 +15,11 @@ import pyarrow.parquet as pq
 
 _TAIL_BYTES = 8  # the length of the footer in four, and "PAR1"
 _MAX_BYTES = 32 << 20
+_READING: dict[str, Any] = {
+    "page_checksum_verification": True,
+    # Timestamps of Spark 2 and Hive; as nanoseconds, years after 2262 would wrap around.
+    "coerce_int96_timestamp_unit": "us",
+}
 
 
 class FooterCache:
@@ -47,8 +52,8 @@ class FooterCache:
             kept = self._footers.get(path)
             if kept is not None and kept[0] == raw:
                 self._footers.move_to_end(path)
-                return pq.ParquetFile(source, metadata=kept[1], page_checksum_verification=True)
-        file = pq.ParquetFile(source, page_checksum_verification=True)
+                return pq.ParquetFile(source, metadata=kept[1], **_READING)
+        file = pq.ParquetFile(source, **_READING)
         self._keep(path, raw, file.metadata)
         return file
 

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 from sparkdl.data.arrow_columns import describe_type, shape_of_first_row
 from sparkdl.data.dataset import Column, ParquetDataset, RowGroup, missing_column_error
 from sparkdl.data.filesystems import Location, absolute_url, open_location
+from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
+from sparkdl.data.petastorm.reading_errors import reading_error
 from sparkdl.errors import CorruptFileError, DataError, FileVanishedError
 
 if TYPE_CHECKING:
@@ -96,18 +98,20 @@ def _read_footer(location: Location, path: str) -> _Footer:
     try:
         with location.open_file(f"{location.path}/{path}") as file:
             metadata = pq.read_metadata(file)
+        schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError as error:
         raise FileVanishedError(
             f"The Parquet file {location.path}/{path} was there when the folder was listed, and is gone now. Wait "
             "until whoever writes to the folder is done."
         ) from error
-    except pa.ArrowInvalid as error:
-        raise CorruptFileError(
-            f"The Parquet file {location.path}/{path} cannot be read: {error}. Write it again."
-        ) from error
     except Exception as error:
+        # Errors of a filesystem have a number; those without one are Arrow's, of a footer that makes no sense.
+        if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
+            why = " ".join(str(error).split()).rstrip(".")
+            raise CorruptFileError(
+                f"The Parquet file {location.path}/{path} cannot be read: {why}. Write it again."
+            ) from error
         raise DataError(f"The Parquet file {location.path}/{path} cannot be read: {error}") from error
-    schema = metadata.schema.to_arrow_schema()
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     leaves = {}
     for name in schema.names:
@@ -188,11 +192,14 @@ def _shapes_of_first_row(
     try:
         with (
             location.open_file(f"{location.path}/{first.path}") as source,
-            pq.ParquetFile(source) as file,
+            pq.ParquetFile(source, page_checksum_verification=True) as file,
         ):
             batch = next(file.iter_batches(batch_size=1, row_groups=[first.index], columns=list(names)))
     except Exception as error:
-        raise DataError(f"The Parquet file {location.path}/{first.path} cannot be read: {error}") from error
+        piece = ParquetDatasetPiece(
+            f"{location.path}/{first.path}", location.open_file, row_group=first.index
+        )
+        raise reading_error(error, piece, names) from error
     table = pa.Table.from_batches([batch])
     return {name: shape_of_first_row(table.column(name)) for name in names}
 

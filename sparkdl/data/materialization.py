@@ -21,6 +21,7 @@ from sparkdl.data.merging import merge_small_files
 from sparkdl.data.plan_key import plan_key
 from sparkdl.data.row_writer import REPORT_SCHEMA, WrittenFile, write_partition
 from sparkdl.data.spark_columns import array_depth, check_types, is_vector, quoted
+from sparkdl.data.store import use_if_removable
 from sparkdl.data.validate import check_census, common_length, no_rows_error
 from sparkdl.data.value_census import ColumnCensus
 from sparkdl.errors import DataError, ParamError, StoreError
@@ -70,9 +71,20 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class _Obtained:
+class Obtained:
+    """A dataset, and what keeps it from being removed.
+
+    Attributes:
+        dataset: the rows.
+        use: keeps the folder until its end, which the receiver brings about; None for files of others, which
+            nothing of sparkdl removes.
+        is_written: whether the rows were copied to the Store, now or earlier.
+        is_shared: whether another DataFrame of equal rows gets the same copy.
+    """
+
     dataset: ParquetDataset
-    use: FolderUse | None = None
+    use: FolderUse | None
+    is_written: bool = True
     is_shared: bool = True
 
 
@@ -112,9 +124,15 @@ def materialize(
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
     """
-    fields = check_types(df.schema, columns, numbers_only=numbers_only)
-    request = _Request(df, fields, store, vector_dtype, row_group_bytes, numbers_only)
-    obtained = _obtain(request, in_place=in_place)
+    obtained = obtain_dataset(
+        df,
+        columns,
+        store,
+        vector_dtype=vector_dtype,
+        row_group_bytes=row_group_bytes,
+        numbers_only=numbers_only,
+        in_place=in_place,
+    )
     if obtained.use is not None:
         obtained.use.end()
     return obtained.dataset
@@ -136,19 +154,37 @@ def use_materialized(
     Rows that nobody else can ask for, as those of a random sample, are removed at the end of the block, and so is
     everything in a Store that keeps nothing (``keep_for=timedelta(0)``).
     """
-    fields = check_types(df.schema, columns, numbers_only=numbers_only)
-    request = _Request(df, fields, store, vector_dtype, row_group_bytes, numbers_only)
-    obtained = _obtain(request, in_place=in_place)
+    obtained = obtain_dataset(
+        df,
+        columns,
+        store,
+        vector_dtype=vector_dtype,
+        row_group_bytes=row_group_bytes,
+        numbers_only=numbers_only,
+        in_place=in_place,
+    )
     try:
         yield obtained.dataset
     finally:
         if obtained.use is not None:
             obtained.use.end()
-            if not obtained.is_shared or not store.keep_for:
-                _remove(obtained.dataset)
+        if obtained.is_written and not (obtained.is_shared and store.keep_for):
+            _remove(obtained.dataset)
 
 
-def _obtain(request: _Request, *, in_place: bool) -> _Obtained:
+def obtain_dataset(
+    df: DataFrame,
+    columns: Sequence[str],
+    store: Store,
+    *,
+    vector_dtype: str = "float64",
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    numbers_only: bool = False,
+    in_place: bool = True,
+) -> Obtained:
+    """Do what :func:`materialize` does, for somebody who reads the rows until they end the use of them."""
+    fields = check_types(df.schema, columns, numbers_only=numbers_only)
+    request = _Request(df, fields, store, vector_dtype, row_group_bytes, numbers_only)
     if request.vector_dtype not in {"float32", "float64"}:
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {request.vector_dtype!r}.")
     if request.row_group_bytes < 1:
@@ -156,7 +192,7 @@ def _obtain(request: _Request, *, in_place: bool) -> _Obtained:
     if in_place:
         dataset = open_in_place(request.df, request.fields, allow_ragged=not request.numbers_only)
         if dataset is not None:
-            return _Obtained(dataset)
+            return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
     request.store.check_writable()
     _clean_up(request.store)
     key = request.key
@@ -166,17 +202,17 @@ def _obtain(request: _Request, *, in_place: bool) -> _Obtained:
             return obtained
     with request.store.stage_dataset(_NAME) as staged:
         dataset = staged.commit(_write(request, staged))
-        return _Obtained(dataset, staged.hand_over_use(), is_shared=False)
+        return Obtained(dataset, staged.hand_over_use(), is_shared=False)
 
 
-def _share(request: _Request, key: str) -> _Obtained | None:
+def _share(request: _Request, key: str) -> Obtained | None:
     """Return the dataset of that key, written by whoever came first; None if it cannot be shared after all."""
     store = request.store
     deadline = time.monotonic() + _WAIT_S
     while True:
         _wait_for_writer(store, key, deadline)
         if (found := store.find_dataset(_NAME, key)) is not None:
-            return _Obtained(*found)
+            return Obtained(*found)
         with store.stage_dataset(_NAME, key) as staged:
             # Two may have begun at once; the first of them goes on.
             if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
@@ -188,9 +224,9 @@ def _share(request: _Request, key: str) -> _Obtained | None:
                 )
                 return None
             if (found := store.find_dataset(_NAME, key)) is not None:
-                return _Obtained(*found)
+                return Obtained(*found)
             dataset = staged.commit(dataset)
-            return _Obtained(dataset, staged.hand_over_use())
+            return Obtained(dataset, staged.hand_over_use())
 
 
 def _wait_for_writer(store: Store, key: str, deadline: float) -> None:

@@ -7,11 +7,10 @@ that is not understood counts as one of which nothing is known.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,8 @@ _HEADING = re.compile(r"^== (.+) ==$", re.MULTILINE)
 _TREE = re.compile(r"^[\s:|+\-]*(?=\S)")
 _EXPRESSION_ID = re.compile(r"#(\d+)L?")
 _MAX_FIELDS = "spark.sql.debug.maxToStringFields"
-_printing = threading.Lock()
+_setting = threading.Lock()
+"""Held while :data:`_MAX_FIELDS` is not what the user set it to: a session has one value for all threads."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PlanText:
 
 def plan_text(df: DataFrame) -> PlanText | None:
     """Return the plans of a DataFrame; None if Spark shows them in no form known here."""
-    with _whole_lines(df.sparkSession):
+    with _setting, _whole_lines(df.sparkSession):
         text = _explain(df)
     parts = _HEADING.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=False))
@@ -70,11 +70,8 @@ def _nodes(section: str) -> tuple[str, ...]:
 def _explain(df: DataFrame) -> str:
     if hasattr(df, "_jdf"):
         return str(df._jdf.queryExecution().toString())
-    printed = io.StringIO()
-    # redirect_stdout is for the whole process: what other threads print meanwhile would land here.
-    with _printing, contextlib.redirect_stdout(printed):
-        df.explain(mode="extended")
-    return printed.getvalue()
+    # What df.explain prints on Spark Connect; standard output is shared by all threads.
+    return str(cast("Any", df)._explain_string(mode="extended"))
 
 
 @contextlib.contextmanager

@@ -280,6 +280,23 @@ def use_dataset(url: str) -> FolderUse:
         raise StoreError(f"{url} cannot be written: {type(error).__name__}: {error}") from error
 
 
+def use_if_removable(url: str) -> FolderUse | None:
+    """Keep a folder as :func:`use_dataset` does if it is a dataset of some Store; None for other folders.
+
+    Raises:
+        StoreError: if it is a dataset that was just removed, or its Store cannot be written.
+    """
+    location = open_location(url)
+    if not Marks(location, MANIFEST_NAME).has_manifest:
+        return None
+    use = use_dataset(url)
+    # Looked at once more, now that a cleanup sees us.
+    if Marks(location, MANIFEST_NAME).has_manifest:
+        return use
+    use.end()
+    raise StoreError(f"The dataset {url} was removed while its use began. Make the DataFrame anew.")
+
+
 def _make_store(url: str, keep_for: timedelta) -> Store:
     return Store(url, keep_for=keep_for)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
+    from sparkdl.data.dataset import Column as FeedColumn
     from sparkdl.data.dataset import ParquetDataset
     from sparkdl.data.value_census import ColumnCensus
 
@@ -78,8 +79,10 @@ def check_census(census: Mapping[str, ColumnCensus], num_rows: int) -> None:
 def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
     """Check the null counts that the footers of a dataset hold.
 
+    Footers count an empty array as a null, too: where a column of arrays has such counts, its rows decide.
+
     Args:
-        df: the rows as they were written; read only to describe the nulls there are.
+        df: the rows as they were written; read only where the footers count nulls.
         dataset: the dataset.
 
     Raises:
@@ -88,7 +91,7 @@ def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
     """
     for column in dataset.columns:
         if column.num_nulls:
-            raise _null_error(df, column.name, bool(column.shape or column.lengths), dataset.num_rows)
+            _check_values(df, column, dataset.num_rows)
 
 
 def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None:
@@ -158,17 +161,28 @@ def common_length(
     return int(greatest)
 
 
-def _null_error(df: DataFrame, name: str, is_array: bool, num_rows: int) -> DataError:
+def _check_values(df: DataFrame, described: FeedColumn, num_rows: int) -> None:
     from pyspark.sql import functions as F
 
+    name, depth = described.name, len(described.lengths or described.shape)
     column = F.col(quoted(name))
     num_null_rows, first = _count_and_find(df, column.isNull())
-    if num_null_rows or not is_array:
-        return _null_rows_error(name, num_null_rows, num_rows, first)
-    # As text, so that nulls of inner arrays are found at any depth.
-    has_null = F.to_json(F.struct(column)).rlike(r"[\[,]null[\],]")
-    num_null_rows, first = _count_and_find(df, has_null)
-    return _null_elements_error(name, num_null_rows, num_rows, first)
+    if num_null_rows or not depth:
+        raise _null_rows_error(name, num_null_rows, num_rows, first)
+    num_null_rows, first = _count_and_find(df, _has_null_elements(column, depth))
+    if num_null_rows:
+        raise _null_elements_error(name, num_null_rows, num_rows, first)
+
+
+def _has_null_elements(column: Column, depth: int) -> Column:
+    """Whether an array holds nulls at one of its levels; null for an array that is null."""
+    from pyspark.sql import functions as F
+
+    found = F.exists(column, lambda element: element.isNull())
+    if depth == 1:
+        return found
+    # flatten gives null if one of the arrays is, which the level above has found.
+    return found | _has_null_elements(F.flatten(column), depth - 1)
 
 
 def _null_rows_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from sparkdl.data import Column, make_spark_converter
+from sparkdl.data import Column, Store, make_spark_converter, materialize, open_dataset, use_materialized
+from sparkdl.data.filesystems import open_location
+from sparkdl.data.footers import list_parquet_files
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -76,3 +80,34 @@ def test_what_cannot_be_fed_or_written_is_an_error_at_once(spark: SparkSession, 
         make_spark_converter(spark.range(3), tmp_path, dtype="float16")
     with pytest.raises(DataError, match="no rows"):
         make_spark_converter(spark.range(0), tmp_path)
+
+
+@pytest.mark.any_spark_will_do
+def test_what_a_converter_holds_stays_until_its_own_end(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.range(9).selectExpr("id * 2 as x")
+    store = Store(f"file://{tmp_path}/store")
+    first, second = (make_spark_converter(df, store.url) for _ in range(2))
+    assert first == second
+    on_rank = pickle.loads(pickle.dumps(second))
+    for goes in (first.delete, on_rank.delete, lambda: store.cleanup(timedelta(0))):
+        goes()
+        assert list_parquet_files(open_location(second.dataset.url))
+    second.delete()
+    assert not Path(second.cache_dir_url.removeprefix("file://")).exists()
+
+
+@pytest.mark.any_spark_will_do
+def test_a_set_of_another_store_is_read_in_place_without_being_deleted_by_anybody(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    theirs = Store(f"file://{tmp_path}/store")
+    original = materialize(spark.range(9).selectExpr("id * 2 as x"), ["x"], theirs)
+    df = spark.read.parquet(original.url)
+    with make_spark_converter(df, theirs.url) as converter:
+        assert open_location(converter.dataset.url).path == open_location(original.url).path
+        assert theirs.cleanup(timedelta(0)) == []
+    with use_materialized(df, ["x"], Store(tmp_path / "ours", keep_for=timedelta(0))) as dataset:
+        assert open_location(dataset.url).path == open_location(original.url).path
+        assert theirs.cleanup(timedelta(0)) == []
+    assert open_dataset(original.url) == original
+    assert theirs.cleanup(timedelta(0)) == [original.url]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data import Column, ParquetFeed, Store, check_labels, materialize, open_dataset
+from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.errors import DataError, StoreError
 from tests.small_disk import small_disk
 
@@ -85,7 +86,7 @@ def test_columns_arrive_with_their_values_types_and_shapes(df: DataFrame, store:
                 np.testing.assert_array_equal(batch["flag"], number % 3 == 0)
                 ids.append(number)
     np.testing.assert_array_equal(np.sort(np.concatenate(ids)), np.arange(200))
-    dataset.delete()
+    assert remove_unless_used(dataset.url)
     assert files_of(store) == []
 
 

@@ -178,4 +178,3 @@ def test_row_groups_have_their_size_whatever_the_number_of_partitions(
         ) as feed:
             (batch,) = feed.epoch(0)
         np.testing.assert_array_equal(batch["x"], np.arange(40_000))
-        dataset.delete()

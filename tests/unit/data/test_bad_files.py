@@ -107,6 +107,26 @@ def test_a_file_that_was_cut_off_is_damaged(dataset: ParquetDataset, length: int
         scan_dataset(dataset.url)
 
 
+def test_a_footer_that_makes_no_sense_is_damage(dataset: ParquetDataset) -> None:
+    path = Path(dataset.url) / SECOND
+    content = bytearray(path.read_bytes())
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    content[start : start + 20] = b"\xff" * 20
+    path.write_bytes(bytes(content))
+    with pytest.raises(CorruptFileError, match=r"part-1\.parquet cannot be read: .*Write it again"):
+        scan_dataset(dataset.url)
+
+
+def test_a_page_that_is_damaged_where_lengths_of_arrays_are_looked_up_is_named(
+    dataset: ParquetDataset,
+) -> None:
+    damage(Path(dataset.url) / FIRST, 0, 2, slice(None))
+    with pytest.raises(
+        CorruptFileError, match=r"part-0\.parquet, row group 0, column 'v' failed: .*write it again"
+    ):
+        scan_dataset(dataset.url)
+
+
 def test_a_file_that_vanished_is_an_error_of_its_own(dataset: ParquetDataset) -> None:
     (Path(dataset.url) / SECOND).unlink()
     with pytest.raises(

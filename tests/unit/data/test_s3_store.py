@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.data import ParquetDataset, ParquetFeed, Store, open_dataset, scan_dataset
+from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.row_writer import WrittenFile, write_partition
 from sparkdl.errors import StoreError
@@ -86,7 +87,7 @@ def test_rows_are_written_scanned_and_fed_to_ranks(store: Store) -> None:
                 np.testing.assert_array_equal(batch["y"], np.repeat(batch["x"], 4).reshape(-1, 4))
                 rows += batch["x"].tolist()
     assert sorted(rows) == list(range(1000))
-    dataset.delete()
+    assert remove_unless_used(dataset.url)
     assert store.filesystem.find(store.location.path) == []
 
 

@@ -10,6 +10,7 @@ import fsspec
 import pytest
 
 from sparkdl.data import ParquetDataset, Store, open_dataset, scan_dataset
+from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
 from sparkdl.errors import StoreError
 
@@ -50,15 +51,14 @@ def test_a_folder_without_manifest_is_neither_read_nor_deleted(write_dataset: Wr
     dataset = write_dataset([[10]])
     with pytest.raises(StoreError, match="holds no complete dataset"):
         open_dataset(dataset.url)
-    with pytest.raises(StoreError, match="was not written by sparkdl"):
-        dataset.delete()
+    assert not remove_unless_used(dataset.url)
     assert (Path(dataset.url) / "part-00000.parquet").exists()
 
 
 def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: WriteDataset) -> None:
     committed = stage_copy(store, write_dataset([[10]]))
-    committed.delete()
-    committed.delete()
+    assert remove_unless_used(committed.url)
+    assert not remove_unless_used(committed.url)
     assert not store.filesystem.exists(open_location(committed.url).path)
 
 

@@ -45,7 +45,8 @@ CASES = {
 DEFAULT_CASES = tuple(name for name in CASES if name != "784 floats shuffled")
 
 _LEGEND = (
-    f"Batches of {BATCH_SIZE} rows as tensors, {NUM_THREADS} reader threads each. petastorm: its BatchedDataLoader\n"
+    f"Batches of {BATCH_SIZE} rows as tensors, {NUM_THREADS} reader threads, {NUM_THREADS} in Arrow's pool.\n"
+    "petastorm: its BatchedDataLoader "
     "over make_batch_reader. arrow: a loop over read_row_group that fills a matrix and cuts it; it does not shuffle.\n"
     "torch: DataLoader over rows that lie in memory before the time counts. 784 floats: a list in one column, and a\n"
     "label. training: the demo's network on lists of 64 floats. memory: the peak above what the process took before\n"

@@ -1,7 +1,8 @@
 """Who reads in ``sparkdl bench feed``: each gives the batches of one pass over the files as tensors.
 
-Runs in the process of the contender. All take two threads, and give ``(rows, width)`` floats and, where there are
-labels, those.
+Runs in the process of the contender. Those that read ahead, sparkdl and Petastorm, take two reader threads;
+Arrow's pool, in which all but torch decode columns, has two threads in each process. All give ``(rows, width)`` floats
+and, where there are labels, those.
 """
 
 from __future__ import annotations
@@ -128,10 +129,8 @@ CONTENDERS: dict[str, Callable[[Case], Contender]] = {
 
 
 def _row_groups(case: Case) -> Iterator[tuple[np.ndarray[Any, Any], ...]]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pa.set_cpu_count(NUM_THREADS)
     names = float_names(case)
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")
     for path in sorted(Path(case["folder"]).glob("*.parquet")):

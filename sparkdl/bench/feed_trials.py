@@ -35,9 +35,11 @@ class FeedTrial:
     """
 
     def __init__(self, contender: str, case: Mapping[str, Any]) -> None:
+        import pyarrow as pa
         import torch
 
         torch.set_num_threads(NUM_THREADS)
+        pa.set_cpu_count(NUM_THREADS)
         _import_readers()
         self._case = case
         self._train = _make_training() if case["trains"] else None

@@ -72,7 +72,9 @@ class ParquetFeed:
         shuffle: whether to shuffle the row groups in every epoch, and then the rows in a buffer; otherwise
             rows come in the order of the files.
         seed: any integer; the same on every rank.
-        num_threads: threads that read row groups.
+        num_threads: threads that read row groups, one each at a time. Arrow decodes the columns of a row group in
+            its own pool (``pyarrow.set_cpu_count``, by default as many threads as there are cores), which all of
+            a process share.
         shuffle_buffer_rows: rows among which the next ones are drawn; by default 65,536, or as many as fit in
             64 MiB.
         read_ahead_bytes: how much memory decoded row groups and shuffled rows take at most that wait to be used,

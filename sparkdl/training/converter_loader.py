@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sparkdl.data import ParquetFeed
 from sparkdl.data.row_stream import Batch, RowStream, num_rows, slice_batch
 from sparkdl.errors import ParamError
+from sparkdl.training.feed_dataset import as_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
-
-    import numpy.typing as npt
 
     from sparkdl.data import ParquetDataset
 
@@ -114,7 +111,7 @@ class ConverterLoader:
         """
         batches = self._endless() if self._num_epochs is None else self._epochs(self._num_epochs)
         for batch in batches:
-            yield {name: _as_tensor(array) for name, array in batch.items()}
+            yield {name: as_tensor(array) for name, array in batch.items()}
 
     def close(self) -> None:
         """End the reader threads; calling it again does nothing."""
@@ -156,7 +153,3 @@ class ConverterLoader:
 
 def _joined(parts: Sequence[Batch]) -> Batch:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _as_tensor(array: npt.NDArray[np.generic]) -> Tensor | npt.NDArray[np.generic]:
-    return torch.from_numpy(array) if array.dtype.kind in "biuf" else array

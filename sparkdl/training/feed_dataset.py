@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
@@ -17,6 +16,8 @@ from sparkdl.errors import ParamError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy.typing as npt
+
     from sparkdl.data import ParquetFeed
 
 
@@ -24,7 +25,9 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
     """The batches of a feed as dicts of tensors: ``DataLoader(FeedDataset(feed), batch_size=None)``.
 
     Each iteration gives the feed's current epoch and moves it on to the next one. Tensors share memory with the feed's
-    arrays; columns of what torch has no dtype for, such as strings, stay arrays.
+    arrays; columns of what torch has no dtype for, such as strings, dates and timestamps, stay arrays. A DataLoader
+    tries to make tensors of dates and timestamps all the same, and fails; with ``collate_fn=lambda batch: batch`` it
+    leaves batches as they are.
 
     Args:
         feed: closed by whoever made it.
@@ -49,7 +52,7 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
                 "rows once more. Leave num_workers at 0: the feed reads ahead in threads of its own (num_threads)."
             )
         for batch in self._feed:
-            yield {name: _as_tensor(array) for name, array in batch.items()}
+            yield {name: as_tensor(array) for name, array in batch.items()}
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that the next iteration gives."""
@@ -64,5 +67,6 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
         self._feed.resume(state)
 
 
-def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor | np.ndarray[Any, Any]:
+def as_tensor(array: npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
+    """Return an array as a tensor over its memory, or as it is where torch has no dtype for it."""
     return torch.from_numpy(array) if array.dtype.kind in "biuf" else array

@@ -32,6 +32,23 @@ def test_a_data_loader_gives_every_epoch_of_a_feed_as_tensors(folder: Path) -> N
     assert (epochs[0] != epochs[1]).any()
 
 
+def test_a_data_loader_that_leaves_batches_alone_gives_dates_timestamps_and_strings_as_arrays(
+    tmp_path: Path,
+) -> None:
+    days = np.array(["2020-02-29", "1969-12-31", "9999-12-31"], "datetime64[D]")
+    table = pa.table(
+        {"day": days, "at": days.astype("datetime64[us]"), "name": ["a", "b", "c"], "y": [1.0, 2.0, 3.0]}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    with ParquetFeed(tmp_path, batch_size=3, shuffle=False) as feed:
+        loader = DataLoader(FeedDataset(feed), batch_size=None, collate_fn=lambda batch: batch)
+        (batch,) = loader
+    np.testing.assert_array_equal(batch["day"], days)
+    np.testing.assert_array_equal(batch["at"], days)
+    assert batch["name"].tolist() == ["a", "b", "c"]
+    assert torch.is_tensor(batch["y"])
+
+
 class _RecordingFeed(ParquetFeed):
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for batch in super().__iter__():

@@ -84,6 +84,7 @@ def test_transform_gives_null_for_null_and_takes_empty_partitions(fitted, frame)
     assert model.transform(frame.filter("id < 0")).count() == 0
 
 
+@pytest.mark.any_spark_will_do
 def test_transform_names_rows_of_another_length(fitted, frame):
     _, model, _ = fitted
     short = frame.withColumn("image", F.slice("image", 1, 3))

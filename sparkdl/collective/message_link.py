@@ -18,26 +18,20 @@ import contextlib
 import threading
 import weakref
 from collections import defaultdict, deque
-from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective.deadline import MAX_TIMEOUT_S, Deadline
+from sparkdl.collective.deadline import MAX_TIMEOUT_S
 from sparkdl.collective.envelopes import Envelope, compare
+from sparkdl.collective.message_failures import NEWS_S, explain
+from sparkdl.collective.message_frames import Frame, FrameKind, new_frame
 from sparkdl.collective.opening import open_communicator
 from sparkdl.collective.rendezvous import PrefixRendezvous
 from sparkdl.collective.stalls import StallCheck
 from sparkdl.collective.watched_rendezvous import WatchedRendezvous, check_alive
-from sparkdl.errors import (
-    CommunicatorAbortedError,
-    CommunicatorError,
-    CommunicatorTimeoutError,
-    MismatchError,
-    RankLostError,
-)
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
@@ -48,28 +42,7 @@ if TYPE_CHECKING:
 _LOOK_AROUND_S = 0.2
 """How often a link with messages on their way looks at their deadlines and at what became of the communicator."""
 
-_NEWS_S = 3.0
-"""How long the communicator may take to learn by itself why a link failed."""
-
 _BYE_S = 2.0
-
-
-class _Kind(IntEnum):
-    OFFER = 0
-    ACCEPT = 1
-    DATA = 2
-    BYE = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Frame:
-    kind: _Kind
-    number: int = 0
-    """Of the message, by its sender."""
-    tag: int = 0
-    envelope: tuple[int, int] = (0, 0)
-    message: PendingMessage | None = None
-    """The sender's end, with ``DATA``."""
 
 
 class _PeerLeftError(CommunicatorError):
@@ -119,7 +92,7 @@ class MessageLink:
         self._news = threading.Condition()
         self._is_closing = False
         self._broken: Exception | None = None
-        self._outbox: deque[_Frame] = deque()
+        self._outbox: deque[Frame] = deque()
         self._lines: dict[tuple[str, int], deque[PendingMessage]] = {}
         """What is on its way, by kind and tag."""
         self._in_flight: PendingMessage | None = None
@@ -127,7 +100,7 @@ class MessageLink:
         self._num_offers = 0
         self._offered: dict[int, PendingMessage] = {}
         self._accepted: dict[int, PendingMessage] = {}
-        self._offers: defaultdict[int, deque[_Frame]] = defaultdict(deque)
+        self._offers: defaultdict[int, deque[Frame]] = defaultdict(deque)
         self._expected: defaultdict[int, deque[PendingMessage]] = defaultdict(deque)
         self._speaking: Communicator | None = None
         self._listening: Communicator | None = None
@@ -174,17 +147,17 @@ class MessageLink:
     def _offer(self, message: PendingMessage) -> None:
         self._num_offers += 1
         self._offered[self._num_offers] = message
-        self._outbox.append(self._frame(_Kind.OFFER, self._num_offers, message))
+        self._outbox.append(self._frame(FrameKind.OFFER, self._num_offers, message))
 
-    def _accept(self, offer: _Frame, message: PendingMessage) -> None:
+    def _accept(self, offer: Frame, message: PendingMessage) -> None:
         message.matched()
-        self._outbox.append(self._frame(_Kind.ACCEPT, offer.number, message))
+        self._outbox.append(self._frame(FrameKind.ACCEPT, offer.number, message))
         if self._agree(np.array(offer.envelope), message.envelope, message, self._peer, self._rank):
             self._accepted[offer.number] = message
 
-    def _frame(self, kind: _Kind, number: int, message: PendingMessage) -> _Frame:
+    def _frame(self, kind: FrameKind, number: int, message: PendingMessage) -> Frame:
         dtype, count = message.envelope.tolist()
-        return _Frame(kind=kind, number=number, tag=message.tag, envelope=(dtype, count), message=message)
+        return Frame(kind=kind, number=number, tag=message.tag, envelope=(dtype, count), message=message)
 
     def _agree(
         self, sent: Envelope, expected: Envelope, message: PendingMessage, source: int, to: int
@@ -218,20 +191,19 @@ class MessageLink:
     def _listen(self) -> None:
         try:
             self._open()
-            while (frame := self._hear()).kind != _Kind.BYE:
+            while (frame := self._hear()).kind != FrameKind.BYE:
                 self._take(frame)
             self._break(_PeerLeftError(f"rank {self._peer} has closed the communicator"))
         except Exception as error:
             self._break(error)
 
-    def _hear(self) -> _Frame:
-        said = np.empty(5, np.int64)
+    def _hear(self) -> Frame:
+        said = new_frame()
         self._receive(said)
-        kind, number, tag, dtype, count = said.tolist()
-        return _Frame(kind=_Kind(kind), number=number, tag=tag, envelope=(dtype, count))
+        return Frame.from_array(said)
 
-    def _take(self, frame: _Frame) -> None:
-        if frame.kind == _Kind.DATA:
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.DATA:
             with self._news:
                 message = self._accepted.pop(frame.number)
             if message.envelope[1]:
@@ -239,11 +211,11 @@ class MessageLink:
             self._complete(message)
             return
         with self._news:
-            if frame.kind == _Kind.ACCEPT:
+            if frame.kind == FrameKind.ACCEPT:
                 message = self._offered.pop(frame.number)
                 message.matched()
                 if self._agree(message.envelope, np.array(frame.envelope), message, self._rank, self._peer):
-                    self._outbox.append(self._frame(_Kind.DATA, frame.number, message))
+                    self._outbox.append(self._frame(FrameKind.DATA, frame.number, message))
             elif self._expected[frame.tag]:
                 self._accept(frame, self._expected[frame.tag].popleft())
             else:
@@ -258,7 +230,7 @@ class MessageLink:
         try:
             while (frame := self._next_frame()) is not None:
                 self._say(frame)
-                if frame.kind == _Kind.DATA and frame.message is not None:
+                if frame.kind == FrameKind.DATA and frame.message is not None:
                     if frame.envelope[1]:
                         self._send(frame.message.array)
                     self._complete(frame.message)
@@ -267,14 +239,14 @@ class MessageLink:
             self._break(error)
         self._leave()
 
-    def _next_frame(self) -> _Frame | None:
+    def _next_frame(self) -> Frame | None:
         while True:
             with self._news:
                 if self._broken is not None:
                     return None
                 if self._outbox and self._speaking is not None:
                     frame = self._outbox.popleft()
-                    if frame.kind == _Kind.DATA:
+                    if frame.kind == FrameKind.DATA:
                         self._in_flight = frame.message
                     return frame
                 if self._is_closing and not self._lines:
@@ -282,8 +254,8 @@ class MessageLink:
                 self._news.wait(_LOOK_AROUND_S if self._lines else None)
             self._look_around()
 
-    def _say(self, frame: _Frame) -> None:
-        self._send(np.array([frame.kind, frame.number, frame.tag, *frame.envelope], np.int64))
+    def _say(self, frame: Frame) -> None:
+        self._send(frame.to_array())
 
     def _send(self, array: object) -> None:
         assert self._speaking is not None, "it is open"
@@ -348,7 +320,7 @@ class MessageLink:
         if not isinstance(error, _PeerLeftError):
             self.abort(str(error))
         if threading.current_thread() is not self._threads[0]:
-            self._threads[0].join(_NEWS_S)  # what it receives must not arrive after the error
+            self._threads[0].join(NEWS_S)  # what it receives must not arrive after the error
         if culprit is not None and culprit in failed:
             failed.remove(culprit)
             culprit.fail(error)
@@ -356,31 +328,13 @@ class MessageLink:
             message.fail(self._explain(message, error))
 
     def _explain(self, message: PendingMessage, error: Exception) -> CommunicatorError:
-        """Say what went wrong in the words of the parent, which can be used no further either."""
-        what = f"{message.what} on {self._parent_name!r}"
-        late = isinstance(error, CommunicatorTimeoutError)
-        if late:
-            error = message.late(self._parent_name)
-        parent = self._parent()
-        if parent is None:
-            return CommunicatorError(f"{what} failed: {error}")
-        is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
-        if _failed_by_itself(parent, _NEWS_S if is_news else 0.0):
-            try:
-                parent.barrier()  # refused with what the parent failed with
-            except CommunicatorError as failure:
-                return type(failure)(f"{message.what}: {failure}")
-        reason = str(error) if late else f"{what} failed: {error}"
-        parent.abort(reason)
-        if late:
-            return CommunicatorTimeoutError(reason)
-        return RankLostError(reason) if isinstance(error, RankLostError) else CommunicatorError(reason)
+        return explain(message, error, self._parent(), self._parent_name)
 
     def _leave(self) -> None:
         """Close, in peace if nothing has gone wrong."""
         is_peaceful = self._broken is None or isinstance(self._broken, _PeerLeftError)
         if self._speaking is not None and is_peaceful:
-            bye = np.array([_Kind.BYE, 0, 0, 0, 0], np.int64)
+            bye = Frame(kind=FrameKind.BYE).to_array()
             # The error: it has left without waiting for this.
             with contextlib.suppress(CommunicatorError):
                 self._speaking.broadcast(bye, root=self._place_of(self._rank), timeout_s=_BYE_S)
@@ -393,11 +347,3 @@ class MessageLink:
         for pair in (self._speaking, self._listening):
             if pair is not None:
                 pair.close()
-
-
-def _failed_by_itself(communicator: Communicator, timeout_s: float) -> bool:
-    deadline = Deadline(timeout_s)
-    pause = threading.Event()
-    while communicator.failure is None and not deadline.expired:
-        pause.wait(_LOOK_AROUND_S / 10)
-    return communicator.failure is not None

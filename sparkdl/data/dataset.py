@@ -56,7 +56,7 @@ class Column:
     value_range: tuple[int, int] | None = field(default=None, compare=False)
     num_nulls: int = field(default=0, compare=False)
     object_bytes: int = field(default=0, compare=False)
-    """Bytes that an object takes on average, as the footers tell them; 0 for other columns."""
+    """Bytes that an object takes on average, as the first rows and the footers tell; 0 for other columns."""
 
     @property
     def row_bytes(self) -> int:

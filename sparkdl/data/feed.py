@@ -9,36 +9,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from sparkdl.data.batches import cut_batches, rows_at_once, shuffled_blocks
-from sparkdl.data.block_cache import BlockCache
-from sparkdl.data.blocks import BlockLayout
+from sparkdl.data.batches import cut_batches
+from sparkdl.data.column_choice import layout_of, names_to_scan
 from sparkdl.data.course import Course
+from sparkdl.data.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed_state import Identity, from_json, to_json
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.footer_cache import FooterCache
-from sparkdl.data.read_ahead import ReadAhead
-from sparkdl.data.row_filter import as_row_filter, count_rows
+from sparkdl.data.row_filter import as_row_filter
 from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.sources import find_dataset
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from types import TracebackType
 
     from sparkdl.collective import Communicator
-    from sparkdl.data.blocks import Block
-    from sparkdl.data.dataset import ParquetDataset
-    from sparkdl.data.epoch_plan import Part
-    from sparkdl.data.petastorm.reader import ShardReader
-    from sparkdl.data.petastorm.watched_files import WatchedFiles
-    from sparkdl.data.preparation import Preparation
     from sparkdl.data.sources import Source
 
 SHUFFLE_BUFFER_BYTES = 64 << 20
@@ -49,8 +39,6 @@ SHUFFLE_BUFFER_ROWS = 1 << 16
 
 READ_AHEAD_BYTES = 256 << 20
 """How much memory what is read ahead takes at most by default."""
-
-_MAX_SHUFFLED_AHEAD = 16
 
 
 class ParquetFeed:
@@ -135,35 +123,40 @@ class ParquetFeed:
             raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
         if cache not in (None, "memory", "disk"):
             raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
-        self._filter = as_row_filter(row_filter)
-        self.dataset = find_dataset(source, None if transform is not None else _names_to_scan(columns))
-        self._preparation = self.dataset.preparation(transform, _names_to_scan(columns))
-        self._layout = _layout_of(self._preparation or self.dataset, columns)
-        if self._filter is not None:
-            self._filter = self.dataset.filter_of(self._filter)
+        chosen = as_row_filter(row_filter)
+        self.dataset = find_dataset(source, None if transform is not None else names_to_scan(columns))
+        preparation = self.dataset.preparation(transform, names_to_scan(columns))
+        self._layout = layout_of(preparation or self.dataset, columns)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
         if shuffle_buffer_rows is None:
             fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
             shuffle_buffer_rows = max(1, min(fitting, SHUFFLE_BUFFER_ROWS))
-        self._buffer_rows = shuffle_buffer_rows if shuffle else 0
+        buffer_rows = shuffle_buffer_rows if shuffle else 0
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
-        self._shuffle = shuffle
-        self._num_threads, self._read_timeout_s = num_threads, read_timeout_s
-        self._read_ahead_bytes = read_ahead_bytes
-        self._footers = FooterCache()
-        self._files: WatchedFiles | None = None
-        self._row_counts = self._count_rows(communicator)
+        self._reader = EpochReader(
+            self.dataset,
+            self._layout,
+            row_filter=None if chosen is None else self.dataset.filter_of(chosen),
+            preparation=preparation,
+            options=ReadingOptions(
+                num_threads=num_threads,
+                read_ahead_bytes=read_ahead_bytes,
+                timeout_s=read_timeout_s,
+                buffer_rows=buffer_rows,
+                cache=cache,
+                cache_limit_bytes=cache_limit_bytes,
+                cache_folder=cache_folder,
+            ),
+        )
+        self._row_counts = self._reader.count_rows(communicator)
         self._num_rows = sum(self._row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise once rows are filtered
-        self._cache = BlockCache(cache, cache_limit_bytes, cache_folder) if cache else None
         self._identity = Identity.of(self.dataset, self._row_counts, seed=seed, shuffle=shuffle)
         self._course = Course(
-            self._row_counts, world_size=world_size, buffer_rows=self._buffer_rows, seed=seed, shuffle=shuffle
+            self._row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
         )
         self._epoch = 0
         self._given = 0
-        self._readers: set[ShardReader] = set()
-        self._shufflers: set[ReadAhead[Block]] = set()
         self._closed = False
         self.waited_s = 0.0
 
@@ -225,7 +218,8 @@ class ParquetFeed:
         self._epoch, self._given = epoch, 0
         with ExitStack() as stack:
             started = time.perf_counter()
-            batches = cut_batches(self._blocks(epoch, stack), self._batch_size)
+            blocks = self._reader.blocks(self._course.leg(epoch), self._rank, self._row_counts, stack)
+            batches = cut_batches(blocks, self._batch_size)
             nothing = self._layout.allocate(0)
             for step in range(steps):
                 batch = self._layout.unpack(next(batches, nothing))
@@ -284,12 +278,7 @@ class ParquetFeed:
         Calling it again does nothing.
         """
         self._closed = True
-        for reader in list(self._readers):
-            reader.close()
-        for shuffler in list(self._shufflers):  # which may have waited for their readers
-            shuffler.close()
-        if self._cache is not None:
-            self._cache.close()
+        self._reader.close()
 
     def __enter__(self) -> ParquetFeed:
         return self
@@ -299,109 +288,8 @@ class ParquetFeed:
     ) -> None:
         self.close()
 
-    def _count_rows(self, communicator: Communicator | None) -> tuple[int, ...]:
-        if self._filter is None:
-            return self.dataset.row_counts
-        from sparkdl.data.petastorm.reader import kept_rows_counter
-
-        count = kept_rows_counter(
-            self.dataset,
-            self._filter,
-            footers=self._footers,
-            files=self._watched_files(),
-            num_threads=self._num_threads,
-            timeout_s=self._read_timeout_s,
-        )
-        counts = count_rows(len(self.dataset.row_groups), count, communicator)
-        if not sum(counts):
-            raise DataError(
-                f"None of the {self.dataset.num_rows} rows passes the row filter; there is nothing to feed."
-            )
-        return counts
-
-    def _blocks(self, epoch: int, stack: ExitStack) -> Iterator[Block]:
-        """Start to read; the stack ends it."""
-        leg = self._course.leg(epoch)
-        plan, shard = leg.plan, leg.plan.shards()[self._rank]
-        num_rows = sum(len(rows) for _, rows in shard)
-        taken = min(leg.num_taken, num_rows)
-        unread = plan.unread(self._rank, shard, buffer_rows=self._buffer_rows, num_taken=taken)
-        if not unread:
-            return iter(())
-        reader = self._open_reader(unread)
-        self._readers.add(reader)
-        stack.callback(self._readers.discard, reader)
-        if not self._shuffle:
-            stack.callback(reader.close)
-            return iter(reader)
-        order = plan.order(self._rank, num_rows, self._buffer_rows)
-        blocks = shuffled_blocks(iter(reader), self._layout, order, taken)
-        blocks_ahead = (
-            self._read_ahead_bytes // 4 // max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
-        )
-        ahead = ReadAhead(blocks, min(_MAX_SHUFFLED_AHEAD, max(1, blocks_ahead)), "sparkdl-shuffler")
-        self._shufflers.add(ahead)
-        stack.callback(self._shufflers.discard, ahead)
-        stack.callback(ahead.close)
-        stack.callback(reader.close)  # first, as the shuffler may be waiting for it
-        return iter(ahead)
-
-    def _open_reader(self, shard: list[Part]) -> ShardReader:
-        # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
-        from sparkdl.data.petastorm.reader import ShardReader
-
-        return ShardReader(
-            self.dataset,
-            self._layout,
-            shard,
-            row_counts=self._row_counts,
-            num_threads=self._num_threads,
-            # A quarter is for rows that were shuffled.
-            read_ahead_bytes=self._read_ahead_bytes * 3 // 4 if self._shuffle else self._read_ahead_bytes,
-            timeout_s=self._read_timeout_s,
-            footers=self._footers,
-            row_filter=self._filter,
-            cache=self._cache,
-            copies_cached=not self._shuffle,
-            preparation=self._preparation,
-            files=self._watched_files(),
-        )
-
-    def _watched_files(self) -> WatchedFiles:
-        from sparkdl.data.petastorm.watched_files import WatchedFiles
-
-        if self._files is None:
-            self._files = WatchedFiles(open_location(self.dataset.url).open_file)
-        return self._files
-
 
 def _check_numbers(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise ParamError(f"{name} must be at least 1, got {value}.")
-
-
-def _names_to_scan(columns: Any) -> list[str] | None:
-    """The columns that a folder has to have described; a filter's may be of types that only it understands."""
-    if columns is None:
-        return None
-    fields = columns.values() if isinstance(columns, Mapping) else columns
-    names = [name for field in fields for name in ([field] if isinstance(field, str) else field)]
-    return list(dict.fromkeys(names))
-
-
-def _layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayout:
-    if columns is None:
-        return BlockLayout(dataset.columns)
-    if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
-        raise DataError(f"A feed needs columns, each named once; got {columns!r}.")
-    if not isinstance(columns, Mapping):
-        return BlockLayout([dataset.column(name) for name in columns])
-    return BlockLayout(
-        {
-            name: dataset.column(field)
-            if isinstance(field, str)
-            else [dataset.column(column) for column in field]
-            for name, field in columns.items()
-        }
-    )

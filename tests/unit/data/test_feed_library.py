@@ -127,8 +127,8 @@ def test_a_cache_keeps_what_its_limit_allows_and_says_so_once(
     ):
         for _ in range(3):
             np.testing.assert_array_equal(np.sort(ids(feed)), np.arange(50))
-        assert feed._cache.num_bytes == 160
-        assert feed._cache.hits == 4
+        assert feed._reader._cache.num_bytes == 160
+        assert feed._reader._cache.hits == 4
     assert [record.message for record in caplog.records if "cache" in record.message] == [
         "The feed's cache does not keep all: it holds 0 of 0 MiB, and what does not fit is read again in every "
         "epoch; raise cache_limit_bytes to keep more."

@@ -1,0 +1,179 @@
+"""Reads what a feed gives of an epoch: threads that decode row groups, one that shuffles rows, the cache between them.
+
+Runs on every *rank*. Which rows in which order is decided elsewhere; see :mod:`sparkdl.data.course`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdl.data.batches import rows_at_once, shuffled_blocks
+from sparkdl.data.block_cache import BlockCache
+from sparkdl.data.filesystems import open_location
+from sparkdl.data.footer_cache import FooterCache
+from sparkdl.data.read_ahead import ReadAhead
+from sparkdl.data.row_filter import count_rows
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import ExitStack
+
+    from sparkdl.collective import Communicator
+    from sparkdl.data.blocks import Block, BlockLayout
+    from sparkdl.data.course import Leg
+    from sparkdl.data.dataset import ParquetDataset
+    from sparkdl.data.epoch_plan import Part
+    from sparkdl.data.petastorm.reader import ShardReader
+    from sparkdl.data.petastorm.watched_files import WatchedFiles
+    from sparkdl.data.preparation import Preparation
+    from sparkdl.data.row_filter import RowFilter
+
+_MAX_SHUFFLED_AHEAD = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How to read; see :class:`sparkdl.data.ParquetFeed`.
+
+    Attributes:
+        num_threads: threads that read row groups.
+        read_ahead_bytes: bound of what waits to be used.
+        timeout_s: for one row group.
+        buffer_rows: rows of the shuffle buffer; 0 without shuffling.
+        cache: ``"memory"``, ``"disk"`` or None.
+        cache_limit_bytes: what the cache takes at most.
+        cache_folder: where its files go.
+    """
+
+    num_threads: int
+    read_ahead_bytes: int
+    timeout_s: float
+    buffer_rows: int
+    cache: str | None
+    cache_limit_bytes: int
+    cache_folder: str | None
+
+
+class EpochReader:
+    """Opens readers for the epochs of one feed, and ends them.
+
+    Args:
+        dataset: what is read.
+        layout: of the blocks that are given.
+        row_filter: which rows are given.
+        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
+        options: how to read.
+    """
+
+    def __init__(
+        self,
+        dataset: ParquetDataset,
+        layout: BlockLayout,
+        *,
+        row_filter: RowFilter | None,
+        preparation: Preparation | None,
+        options: ReadingOptions,
+    ) -> None:
+        self._dataset, self._layout, self._options = dataset, layout, options
+        self._filter, self._preparation = row_filter, preparation
+        self._footers = FooterCache()
+        self._files: WatchedFiles | None = None
+        self._cache = (
+            BlockCache(options.cache, options.cache_limit_bytes, options.cache_folder)
+            if options.cache
+            else None
+        )
+        self._readers: set[ShardReader] = set()
+        self._shufflers: set[ReadAhead[Block]] = set()
+
+    def count_rows(self, communicator: Communicator | None) -> tuple[int, ...]:
+        """Return how many rows of every row group are given; with a communicator each rank counts its part.
+
+        Raises:
+            DataError: if no row passes the filter, or a file cannot be read.
+        """
+        if self._filter is None:
+            return self._dataset.row_counts
+        from sparkdl.data.petastorm.reader import kept_rows_counter
+
+        count = kept_rows_counter(
+            self._dataset,
+            self._filter,
+            footers=self._footers,
+            files=self._watched_files(),
+            num_threads=self._options.num_threads,
+            timeout_s=self._options.timeout_s,
+        )
+        counts = count_rows(len(self._dataset.row_groups), count, communicator)
+        if not sum(counts):
+            raise DataError(
+                f"None of the {self._dataset.num_rows} rows passes the row filter; there is nothing to feed."
+            )
+        return counts
+
+    def blocks(self, leg: Leg, rank: int, row_counts: Sequence[int], stack: ExitStack) -> Iterator[Block]:
+        """Start to read a rank's rows of a leg, in their order; the stack ends it."""
+        plan, shard = leg.plan, leg.plan.shards()[rank]
+        num_rows = sum(len(rows) for _, rows in shard)
+        taken = min(leg.num_taken, num_rows)
+        buffer_rows = self._options.buffer_rows
+        unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
+        if not unread:
+            return iter(())
+        reader = self._open(unread, row_counts)
+        self._readers.add(reader)
+        stack.callback(self._readers.discard, reader)
+        if not buffer_rows:
+            stack.callback(reader.close)
+            return iter(reader)
+        order = plan.order(rank, num_rows, buffer_rows)
+        shuffled = shuffled_blocks(iter(reader), self._layout, order, taken)
+        block_bytes = max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
+        num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, self._options.read_ahead_bytes // 4 // block_bytes))
+        ahead = ReadAhead(shuffled, num_ahead, "sparkdl-shuffler")
+        self._shufflers.add(ahead)
+        stack.callback(self._shufflers.discard, ahead)
+        stack.callback(ahead.close)
+        stack.callback(reader.close)  # first, as the shuffler may be waiting for it
+        return iter(ahead)
+
+    def close(self) -> None:
+        """End all threads but those that a Store keeps waiting, and remove what the cache keeps on disk."""
+        for reader in list(self._readers):
+            reader.close()
+        for shuffler in list(self._shufflers):  # which may have waited for their readers
+            shuffler.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def _open(self, shard: list[Part], row_counts: Sequence[int]) -> ShardReader:
+        # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
+        from sparkdl.data.petastorm.reader import ShardReader
+
+        options = self._options
+        shuffles = options.buffer_rows > 0
+        return ShardReader(
+            self._dataset,
+            self._layout,
+            shard,
+            row_counts=row_counts,
+            num_threads=options.num_threads,
+            # A quarter is for rows that were shuffled.
+            read_ahead_bytes=options.read_ahead_bytes * 3 // 4 if shuffles else options.read_ahead_bytes,
+            timeout_s=options.timeout_s,
+            footers=self._footers,
+            row_filter=self._filter,
+            cache=self._cache,
+            copies_cached=not shuffles,
+            preparation=self._preparation,
+            files=self._watched_files(),
+        )
+
+    def _watched_files(self) -> WatchedFiles:
+        from sparkdl.data.petastorm.watched_files import WatchedFiles
+
+        if self._files is None:
+            self._files = WatchedFiles(open_location(self._dataset.url).open_file)
+        return self._files

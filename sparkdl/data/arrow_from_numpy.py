@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset import Column
 
 
-def to_arrow(values: npt.ArrayLike | Sequence[Any], column: Column) -> pa.Array:
+def to_arrow(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> pa.Array:
     """Return the values of all rows as an Arrow array.
 
     Args:
@@ -31,9 +31,9 @@ def to_arrow(values: npt.ArrayLike | Sequence[Any], column: Column) -> pa.Array:
         DataError: if a value is missing, has another shape, or is of another kind.
     """
     if column.kind == "ragged":
-        return _ragged(list(values), column)  # type: ignore[arg-type]
+        return _ragged(list(values), column)
     if column.dtype == "object":  # strings and the like, which NumPy has no types of
-        return pa.array(list(values))  # type: ignore[arg-type]
+        return pa.array(list(values))
     rows = _stacked(values, column)
     array = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for length in reversed(column.shape):
@@ -60,8 +60,8 @@ def _ragged(rows: list[Any], column: Column) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), to_arrow(elements, as_numbers))
 
 
-def _stacked(values: npt.ArrayLike | Sequence[Any], column: Column) -> npt.NDArray[Any]:
-    items = values if isinstance(values, np.ndarray) and values.dtype != object else list(values)  # type: ignore[arg-type]
+def _stacked(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> npt.NDArray[Any]:
+    items = values if isinstance(values, np.ndarray) and values.dtype != object else list(values)
     for number, item in enumerate(items if isinstance(items, list) else ()):
         if item is None:
             raise DataError(f"Column {column.name!r} has no value in row {number} of those that were read.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 from sparkdl.data.arrow_columns import describe_type, shape_of_first_row
 from sparkdl.data.dataset import Column, ParquetDataset, RowGroup, missing_column_error
 from sparkdl.data.filesystems import Location, absolute_url, open_location
+from sparkdl.data.object_sizes import with_object_sizes
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
 from sparkdl.errors import CorruptFileError, DataError, FileVanishedError
@@ -133,10 +135,11 @@ def _describe_columns(
     described = {name: describe_type(name, arrow_type) for name, arrow_type in types.items()}
     unknown = [name for name, (_, _, depth) in described.items() if depth and name not in shapes]
     known = {**_shapes_of_first_row(location, first, unknown), **shapes}
-    return tuple(
+    columns = [
         _describe_column(footers, name, kind, dtype, tuple(known[name]) if depth else ())
         for name, (kind, dtype, depth) in described.items()
-    )
+    ]
+    return with_object_sizes(columns, partial(_first_rows, location, first))
 
 
 def _describe_column(
@@ -189,23 +192,29 @@ def _shapes_of_first_row(
 ) -> dict[str, tuple[int, ...]]:
     if not names:
         return {}
+    table = _first_rows(location, first, names, 1)
+    return {name: shape_of_first_row(table.column(name)) for name in names}
+
+
+def _first_rows(location: Location, first: RowGroup, names: Sequence[str], num_rows: int) -> pa.Table:
     try:
         with (
             location.open_file(f"{location.path}/{first.path}") as source,
             pq.ParquetFile(source, page_checksum_verification=True) as file,
         ):
-            batch = next(file.iter_batches(batch_size=1, row_groups=[first.index], columns=list(names)))
+            batch = next(
+                file.iter_batches(batch_size=num_rows, row_groups=[first.index], columns=list(names))
+            )
     except Exception as error:
         piece = ParquetDatasetPiece(
             f"{location.path}/{first.path}", location.open_file, row_group=first.index
         )
         raise reading_error(error, piece, names) from error
-    table = pa.Table.from_batches([batch])
-    return {name: shape_of_first_row(table.column(name)) for name in names}
+    return pa.Table.from_batches([batch])
 
 
 def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
-    """Return how many bytes the values of a row take on average, before they are compressed."""
+    """Return how many bytes the values of a row take on average as they are encoded, before they are compressed."""
     num_rows = sum(footer.metadata.num_rows for footer in footers)
     total = 0
     for footer in footers:

@@ -90,12 +90,13 @@ class ShardReader(Reader):
         self.last_row_consumed = False
         self.stopped = False
         self._results_queue_reader = ColumnsWorker.new_results_queue_reader()
+        # The columns as Arrow decodes them, and the block that is made from them.
+        row_bytes = 2 * layout.row_bytes + _bytes_beside(dataset, layout, row_filter, preparation)
         self._workers_pool = OrderedThreadPool(
             num_threads,
             timeout_s,
             read_ahead_bytes,
-            # The columns as Arrow decodes them, and the block that is made from them.
-            lambda request: 2 * layout.row_bytes * int(request["expected_rows"]),
+            lambda request: row_bytes * int(request["expected_rows"]),
         )
         watched = WatchedFiles(location.open_file) if files is None else files
         pieces = {
@@ -200,6 +201,18 @@ def _piece(
 ) -> PlannedPiece:
     group = dataset.row_groups[row_group]
     return PlannedPiece(f"{location.path}/{group.path}", open_file, group.index, footers)
+
+
+def _bytes_beside(
+    dataset: ParquetDataset,
+    layout: BlockLayout,
+    row_filter: RowFilter | None,
+    preparation: Preparation | None,
+) -> int:
+    """Bytes per row of columns that are read for a filter or a transform alone, as far as the dataset knows them."""
+    given = {column.name for column in layout.columns}
+    read = {*(row_filter.columns if row_filter else ()), *(preparation.source_names if preparation else ())}
+    return sum(column.row_bytes for column in dataset.columns if column.name in read - given)
 
 
 def _schema_of(

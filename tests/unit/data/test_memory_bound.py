@@ -42,6 +42,29 @@ def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
         "shuffle_buffer_rows": buffer_rows,
         "read_ahead_bytes": 64 * MIB,
     }
+    found = read_through(folder, repeats, options)
+    num_rows = ROWS_PER_GROUP * NUM_GROUPS * repeats
+    assert found["rows"] == num_rows
+    assert found["sum"] == num_rows
+    bound = 64 * MIB + (buffer_rows * FLOATS * 4 if shuffle else 0)
+    assert found["peak_bytes"] <= bound + 200 * MIB
+
+
+def test_strings_out_of_a_dictionary_count_as_the_objects_that_they_become(tmp_path: Path) -> None:
+    """In the file each takes a byte and a quarter."""
+    num_rows, repeats = 1 << 20, 6
+    words = pa.array([f"word {number:04}" for number in range(1000)])
+    numbers = np.arange(num_rows, dtype=np.int32) % len(words)
+    table = pa.table({"x": words.take(pa.array(numbers))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1 << 16)
+    bound = 32 * MIB
+    found = read_through(tmp_path, repeats, {"batch_size": 256, "shuffle": False, "read_ahead_bytes": bound})
+    assert found["rows"] == num_rows * repeats
+    assert found["sum"] == 9 * num_rows * repeats
+    assert found["peak_bytes"] <= bound + 200 * MIB
+
+
+def read_through(folder: Path, repeats: int, options: dict[str, object]) -> dict[str, float]:
     script = Path(__file__).with_name("memory_of_reading.py")
     answer = subprocess.run(
         [sys.executable, str(script), str(folder), str(repeats), json.dumps(options)],
@@ -50,9 +73,5 @@ def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
         check=True,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )
-    found = json.loads(answer.stdout)
-    num_rows = ROWS_PER_GROUP * NUM_GROUPS * repeats
-    assert found["rows"] == num_rows
-    assert found["sum"] == num_rows
-    bound = 64 * MIB + (buffer_rows * FLOATS * 4 if shuffle else 0)
-    assert found["peak_bytes"] <= bound + 200 * MIB
+    found: dict[str, float] = json.loads(answer.stdout)
+    return found

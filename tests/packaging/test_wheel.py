@@ -46,8 +46,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that a user without one for the platform would build."""
     folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(sdist, folder)
     (source,) = folder.glob("sparkdl-*")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
     (path,) = folder.glob("*.whl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 
 import torch
 
@@ -11,26 +12,27 @@ from tests.claims import Outcomes, claims_in, first_failures, outcome_of
 from tests.run_ranks import RankEnvironment, run_ranks
 
 
-def run_claims(module_name: str, world_size: int, *, transport: str = "auto") -> Outcomes:
-    """Run the claims of a module on new ranks with a process group.
+def run_claims(module_names: Sequence[str], world_size: int, *, transport: str = "auto") -> Outcomes:
+    """Run the claims of modules on new ranks with a process group; no two have the same name.
 
     Args:
-        module_name: where the claims are.
+        module_names: where the claims are.
         world_size: how many ranks to start.
         transport: of the ranks' communicator.
     """
     return first_failures(
-        run_ranks(world_size, _run_on_rank, module_name, transport=transport, timeout_s=100.0)
+        run_ranks(world_size, _run_on_rank, module_names, transport=transport, timeout_s=100.0)
     )
 
 
-def _run_on_rank(environment: RankEnvironment, module_name: str) -> Outcomes:
-    module = importlib.import_module(module_name)
+def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> Outcomes:
     torch.set_num_threads(1)
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=20.0)
         outcomes = {
-            name: outcome_of(getattr(module, name), communicator.rank) for name in claims_in(module_name)
+            name: outcome_of(getattr(importlib.import_module(module_name), name), communicator.rank)
+            for module_name in module_names
+            for name in claims_in(module_name)
         }
         sparkdl.torch.destroy_process_group()
     return outcomes

@@ -6,118 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sparkdl.errors import MismatchError, ParamError
 from tests.claims import claims_in
 from tests.torch.claims import run_claims
-
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-)
-
-
-def rank_and_size() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
-
-
-def tensor_of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (5, 3)) -> torch.Tensor:
-    """Small whole numbers, exact in every dtype also when summed over four ranks."""
-    generator = torch.Generator().manual_seed(100 + rank)
-    return torch.randint(1, 4, shape, generator=generator).to(dtype)
-
-
-def everyones(dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (5, 3)) -> torch.Tensor:
-    return torch.stack([tensor_of(rank, dtype, shape) for rank in range(dist.get_world_size())])
-
-
-def claim_allreduce_reduces_every_dtype_by_every_operation() -> None:
-    rank, size = rank_and_size()
-    for dtype in DTYPES:
-        all_tensors = everyones(dtype).double()
-        expected = {
-            dist.ReduceOp.SUM: all_tensors.sum(0),
-            dist.ReduceOp.AVG: all_tensors.sum(0) / size,
-            dist.ReduceOp.MIN: all_tensors.amin(0),
-            dist.ReduceOp.MAX: all_tensors.amax(0),
-            dist.ReduceOp.PRODUCT: all_tensors.prod(0),
-        }
-        for op, reference in expected.items():
-            tensor = tensor_of(rank, dtype)
-            dist.all_reduce(tensor, op)
-            torch.testing.assert_close(tensor, reference.to(dtype), rtol=0, atol=0, msg=f"{dtype} {op}")
-
-
-def claim_premul_sum_multiplies_before_it_sums() -> None:
-    tensor = tensor_of(dist.get_rank())
-    dist.all_reduce(tensor, _make_nccl_premul_sum(0.25))
-    torch.testing.assert_close(tensor, everyones().sum(0) * 0.25)
-    source, output = tensor_of(dist.get_rank(), shape=(8, 3)), torch.empty(8 // dist.get_world_size(), 3)
-    kept = source.clone()
-    dist.reduce_scatter_tensor(output, source, _make_nccl_premul_sum(0.5))
-    own = everyones(shape=(8, 3)).sum(0).chunk(dist.get_world_size())[dist.get_rank()]
-    torch.testing.assert_close(output, own * 0.5)
-    torch.testing.assert_close(source, kept)
-
-
-def claim_bitwise_operations_work_on_integers_and_booleans() -> None:
-    rank, size = rank_and_size()
-    tensor = torch.tensor([1 << rank, 3], dtype=torch.int32)
-    dist.all_reduce(tensor, dist.ReduceOp.BOR)
-    assert tensor.tolist() == [(1 << size) - 1, 3]
-    flags = torch.tensor([rank == 0, True])
-    dist.all_reduce(flags, dist.ReduceOp.BAND)
-    assert flags.tolist() == [False, True]
-
-
-def claim_booleans_and_complex_numbers_can_be_summed() -> None:
-    rank, size = rank_and_size()
-    flags = torch.tensor([rank == 0, False])
-    dist.all_reduce(flags)
-    assert flags.tolist() == [True, False]
-    numbers = torch.full((2, 2), complex(rank, 1))
-    dist.all_reduce(numbers)
-    assert numbers[1, 1] == complex(sum(range(size)), size)
-
-
-def claim_tensors_that_are_not_contiguous_are_written_in_place() -> None:
-    rank, size = rank_and_size()
-    base = torch.zeros(6, 5)
-    view = base.t()[:, ::2]
-    view.copy_(tensor_of(rank, shape=(5, 3)))
-    dist.all_reduce(view)
-    torch.testing.assert_close(base.t()[:, ::2], everyones().sum(0))
-    assert not base.t()[:, 1::2].any()
-    dist.broadcast(view, size - 1)
-    row = torch.zeros(6)
-    row[::2] = rank + 1
-    dist.all_reduce(row[::2])
-    assert row.tolist() == [sum(range(size + 1)), 0] * 3
-    dist.all_gather([torch.empty(3) for _ in range(size)], row[::2])
-    outputs = torch.empty(5 * size, 6)[:, ::2]
-    dist.all_gather_into_tensor(outputs, tensor_of(rank, shape=(3, 5)).t())
-    torch.testing.assert_close(outputs.reshape(size, 5, 3), everyones(shape=(3, 5)).transpose(1, 2))
-
-
-def claim_parameters_and_empty_tensors_are_accepted() -> None:
-    parameter = torch.nn.Parameter(tensor_of(dist.get_rank()))
-    with torch.no_grad():
-        dist.all_reduce(parameter)
-    torch.testing.assert_close(parameter.detach(), everyones().sum(0))
-    empty = torch.empty(0, 4)
-    dist.all_reduce(empty)
-    dist.broadcast(empty, 0)
-    dist.all_gather_into_tensor(torch.empty(0, 4), empty)
-    dist.reduce_scatter_tensor(torch.empty(0, 4), empty)
+from tests.torch.rank_tensors import DTYPES, everyones, rank_and_size, tensor_of
 
 
 def claim_allgather_joins_in_order_of_rank_for_every_dtype() -> None:
@@ -326,64 +220,6 @@ def claim_subgroups_reduce_among_their_members_alone() -> None:
     dist.destroy_process_group(reordered)
 
 
-def claim_messages_are_matched_by_sender_and_tag() -> None:
-    rank, size = rank_and_size()
-    following, previous = (rank + 1) % size, (rank - 1) % size
-    for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.bool):
-        works = [dist.isend(tensor_of(rank + 10 * tag, dtype), following, tag=tag) for tag in (1, 2)]
-        received = {tag: torch.zeros(3, 5, dtype=dtype).t() for tag in (2, 1)}
-        for tag, tensor in received.items():
-            assert dist.recv(tensor, previous, tag=tag) == previous
-            torch.testing.assert_close(tensor, tensor_of(previous + 10 * tag, dtype), msg=f"{dtype} {tag}")
-        for work in works:
-            work.wait()
-
-
-def claim_messages_do_not_wait_for_collectives_nor_these_for_them() -> None:
-    rank, size = rank_and_size()
-    following, previous = (rank + 1) % size, (rank - 1) % size
-    large = torch.full((1 << 20,), float(rank))
-    sent, into = dist.isend(large, following), torch.empty(1 << 20)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    assert total.item() == size
-    received = dist.irecv(into, previous)
-    dist.barrier()
-    received.wait()
-    assert received.is_completed()
-    sent.wait()
-    assert (into == previous).all()
-    both = [
-        dist.P2POp(dist.isend, large, following),
-        dist.P2POp(dist.irecv, into.zero_(), previous),
-    ]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()
-    assert (into == previous).all()
-
-
-def claim_messages_travel_in_subgroups_and_as_objects() -> None:
-    rank, size = rank_and_size()
-    reversed_group = dist.new_group(list(range(size))[::-1], backend="sparkdl")
-    if rank == 0:
-        dist.send(torch.tensor([7.0]), dst=size - 1, group=reversed_group)
-        dist.send_object_list([{"from": rank}], dst=1)
-    if rank == size - 1:
-        tensor = torch.zeros(1)
-        dist.recv(tensor, src=0, group=reversed_group)
-        assert tensor.item() == 7.0
-    if rank == 1:
-        objects: list[object] = [None]
-        dist.recv_object_list(objects, src=0)
-        assert objects == [{"from": 0}]
-    dist.destroy_process_group(reversed_group)
-
-
-def claim_receiving_from_any_rank_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="'sparkdl' has no recv_anysource"):
-        dist.recv(torch.ones(1))
-
-
 def claim_ranks_that_disagree_all_learn_who_said_what() -> None:
     rank, _ = rank_and_size()
     with pytest.raises(MismatchError, match=r"rank 0.* 3 float32.*ranks? 1.* 4 float32"):
@@ -417,7 +253,8 @@ def claim_the_group_can_be_made_again() -> None:
         dist.barrier(group)
 
 
-CLAIMS = claims_in(__name__)
+MODULES = ["tests.torch.reduction_claims", "tests.torch.message_claims", __name__]
+CLAIMS = [claim for module_name in MODULES for claim in claims_in(module_name)]
 
 
 @pytest.fixture(
@@ -427,7 +264,7 @@ CLAIMS = claims_in(__name__)
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
     transport, world_size = request.param
-    return run_claims(__name__, world_size, transport=transport)
+    return run_claims(MODULES, world_size, transport=transport)
 
 
 @pytest.mark.parametrize("claim", CLAIMS)

@@ -219,7 +219,7 @@ CLAIMS = claims_in(__name__)
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
     transport, size = request.param
-    return run_claims(__name__, size, transport=transport)
+    return run_claims([__name__], size, transport=transport)
 
 
 @pytest.mark.parametrize("claim", CLAIMS)

@@ -69,7 +69,7 @@ CLAIMS = claims_in(__name__)
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims(__name__, 4)
+    return run_claims([__name__], 4)
 
 
 @pytest.mark.parametrize("claim", CLAIMS)

@@ -171,7 +171,7 @@ CLAIMS = claims_in(__name__)
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims(__name__, 2)
+    return run_claims([__name__], 2)
 
 
 @pytest.mark.parametrize("claim", CLAIMS)

@@ -31,7 +31,7 @@ from sparkdl.collective.mpi_reductions import MpiReductions
 from sparkdl.collective.operation_monitor import OperationMonitor, OperationTiming
 from sparkdl.collective.peer_watch import PeerWatch
 from sparkdl.collective.rendezvous import all_gather_bytes
-from sparkdl.collective.stalls import StallTimer, warn_of_stall
+from sparkdl.collective.stalls import StallTimer, numbered, warn_of_stall
 from sparkdl.collective.turns import Turns
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.topology import name_ranks
@@ -82,7 +82,7 @@ class MpiCommunicator(MpiReductions, MpiMovements):
             check=self._check,
             fail=self._fail,
             stall_check=opening.stall_check,
-            world_ranks=opening.world_ranks,
+            called=numbered(opening.name, opening.world_ranks),
         )
         self.monitor = BothMonitors(self._operations, self._messages.monitor)
 
@@ -231,7 +231,8 @@ class MpiCommunicator(MpiReductions, MpiMovements):
                 raise CommunicatorTimeoutError(reason)
             if stall.warning_is_due:
                 waited_s = stall.waited_s
-                warn_of_stall(self.name, self.rank, str(claim), waited_s, self._who_is_missing(claim))
+                called = numbered(self.name, self.world_ranks)
+                warn_of_stall(called, self.rank, str(claim), waited_s, self._who_is_missing(claim))
             if spin.expired:
                 time.sleep(_NAP_S)
             else:

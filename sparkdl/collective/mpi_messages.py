@@ -69,7 +69,7 @@ class MpiMessages:
         check: raises if the communicator has failed.
         fail: makes it fail.
         stall_check: when an end that the other does not join is reported.
-        world_ranks: numbers of the ranks in the world, for these reports.
+        called: what those reports call the communicator.
 
     Attributes:
         monitor: tells of the messages.
@@ -83,12 +83,12 @@ class MpiMessages:
         check: Callable[[object], None],
         fail: Callable[[CommunicatorError], None],
         stall_check: StallCheck,
-        world_ranks: tuple[int, ...],
+        called: str,
     ) -> None:
         self._comm = comm
         self._name = name
         self._check, self._fail = check, fail
-        self._stall_check, self._world_ranks = stall_check, world_ranks
+        self._stall_check, self._called = stall_check, called
         self.monitor = MessageMonitor()
         self._mpi = load_mpi()
         highest = comm.Get_attr(self._mpi.TAG_UB)
@@ -244,8 +244,8 @@ class MpiMessages:
                 f" rank {message.peer} has not answered"
             )
         if message.stall is not None and not message.timing.is_ready:
-            rank, peer = (self._world_ranks[end] for end in (self._comm.Get_rank(), message.peer))
-            check_stall(message.stall, self._stall_check, self._name, message.what, rank=rank, peer=peer)
+            rank, peer = self._comm.Get_rank(), message.peer
+            check_stall(message.stall, self._stall_check, self._called, message.what, rank=rank, peer=peer)
         return has_moved
 
     def _give_up(self, key: tuple[str, int, int], line: deque[_Message], failure: CommunicatorError) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
-from sparkdl.collective.stalls import StallTimer, warn_of_stall
+from sparkdl.collective.stalls import StallTimer, numbered, warn_of_stall
 from sparkdl.collective.turns import FutureHandle
 from sparkdl.errors import CommunicatorTimeoutError
 
@@ -93,26 +93,30 @@ class PendingMessage:
             raise self.late(parent.name)
         if self._timing.is_ready:
             return  # it is under way
-        rank, peer = parent.world_ranks[parent.rank], parent.world_ranks[self.peer]
-        check_stall(self._stall, parent.stall_check, parent.name, self.what, rank=rank, peer=peer)
+        called = numbered(parent.name, parent.world_ranks)
+        check_stall(self._stall, parent.stall_check, called, self.what, rank=parent.rank, peer=self.peer)
 
 
-def check_stall(stall: StallTimer, check: StallCheck, name: str, what: str, *, rank: int, peer: int) -> None:
+def check_stall(
+    stall: StallTimer, check: StallCheck, communicator: str, what: str, *, rank: int, peer: int
+) -> None:
     """Warn of a message that its other end does not join, if it is time for that.
 
     Args:
         stall: of the message.
         check: when to warn, and when to give up.
-        name: of the communicator.
+        communicator: what to call it.
         what: the call, in words.
-        rank: of this end, in the world.
-        peer: of the other end, in the world.
+        rank: of this end.
+        peer: of the other end.
 
     Raises:
         CommunicatorTimeoutError: if it is to be given up.
     """
     missing = f"rank {peer} had not joined"
     if stall.is_over:
-        raise CommunicatorTimeoutError(f"{what} on {name!r} stalled for {check.abort_after_s:g} s: {missing}")
+        raise CommunicatorTimeoutError(
+            f"{what} on {communicator} stalled for {check.abort_after_s:g} s: {missing}"
+        )
     if stall.warning_is_due:
-        warn_of_stall(name, rank, what, stall.waited_s, missing)
+        warn_of_stall(communicator, rank, what, stall.waited_s, missing)

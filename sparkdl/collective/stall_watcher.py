@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.stalls import warn_of_stall
+from sparkdl.collective.stalls import numbered, warn_of_stall
 
 if TYPE_CHECKING:
     from sparkdl import _native
@@ -36,7 +36,8 @@ class StallWatcher:
         """Report the stalls that ``monitor`` has, as long as ``communicator`` lives."""
         with self._lock:
             self._num_watched += 1
-            self._watched[self._num_watched] = (monitor, communicator.name, communicator.rank)
+            called = numbered(communicator.name, communicator.world_ranks)
+            self._watched[self._num_watched] = (monitor, called, communicator.rank)
             weakref.finalize(communicator, self._watched.pop, self._num_watched).atexit = False
 
     def _run(self) -> None:

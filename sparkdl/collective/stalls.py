@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkdl.errors import ParamError
+from sparkdl.topology import name_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -88,22 +89,35 @@ class StallTimer:
         return after_s is not None and self.waited_s >= after_s
 
 
-def warn_of_stall(name: str, rank: int, operation: str, waited_s: float, who: str) -> None:
-    """Log that a rank has waited long.
+def numbered(name: str, world_ranks: Sequence[int]) -> str:
+    """What a warning calls a communicator by whose own numbers it names ranks.
 
     Args:
         name: of the communicator.
+        world_ranks: its ranks, by their numbers in the world.
+    """
+    if list(world_ranks) == list(range(len(world_ranks))):
+        return repr(name)
+    own = name_ranks(range(len(world_ranks)))
+    return f"{name!r} (its {own} are {', '.join(map(str, world_ranks))} of the world)"
+
+
+def warn_of_stall(communicator: str, rank: int, operation: str, waited_s: float, who: str) -> None:
+    """Log that a rank has waited long.
+
+    Args:
+        communicator: what to call it.
         rank: that waits.
         operation: that it waits in.
         waited_s: for how long.
         who: is missing, in words.
     """
     logger.warning(
-        "Rank %d has waited %.3g s in %s on %r: %s. Look at what those ranks are doing: all ranks have to call the"
+        "Rank %d has waited %.3g s in %s on %s: %s. Look at what those ranks are doing: all ranks have to call the"
         " same operations in the same order.",
         rank,
         waited_s,
         operation,
-        name,
+        communicator,
         who,
     )

@@ -42,30 +42,51 @@ def play(environment: RankEnvironment, hosts: Sequence[int], stay_away: Sequence
             communicator.barrier()
             outcomes[name] = scene(environment, communicator, 0 if stays_away else num_waiting)
     waits = next(rank for rank in range(environment.world_size) if rank not in stay_away)
-    return {**outcomes, "message": _late_message(environment, hosts, waits, stay_away[0])}
+    return {**outcomes, **_late_in_a_pair(environment, hosts, waits, stay_away[0])}
 
 
-def _late_message(environment: RankEnvironment, hosts: Sequence[int], waits: int, late: int) -> Outcome:
-    """In a process set of two, whose numbers there are others, one waits for a message of the other."""
+def _late_in_a_pair(
+    environment: RankEnvironment, hosts: Sequence[int], waits: int, late: int
+) -> dict[str, Outcome]:
+    """In a process set of two, where they have other numbers, one waits for the other: in an allreduce and a recv."""
     check = StallCheck(warn_after_s=WARN_S)
-    with (
-        environment.open(name="message", host_of_rank=tuple(hosts), stall_check=check) as communicator,
-        logged_warnings() as warnings,
-    ):
+    with environment.open(name="pairs", host_of_rank=tuple(hosts), stall_check=check) as communicator:
         pair = communicator.split([late, waits], "pair")
         if pair is None:
-            return {"warnings": warnings}
+            return {"message": {"warnings": []}, "in a pair": {"warnings": []}}
         with pair:
-            if communicator.rank == late:
-                environment.rendezvous.get("message is missed", 20.0)
-                pair.send(np.ones(5), to=1, tag=7)
-                return {"warnings": warnings}
-            array = np.zeros(5)
-            handle = pair.recv_async(array, source=0, tag=7)
+            return {
+                "in a pair": _late_allreduce(environment, pair, is_late=communicator.rank == late),
+                "message": _late_message(environment, pair, is_late=communicator.rank == late),
+            }
+
+
+def _late_allreduce(environment: RankEnvironment, pair: Communicator, *, is_late: bool) -> Outcome:
+    array = np.ones(5)
+    with logged_warnings() as warnings:
+        if is_late:
+            environment.rendezvous.get("allreduce is missed", 20.0)
+            pair.allreduce(array)
+        else:
+            handle = pair.allreduce_async(array)
             assert eventually(lambda: len(warnings) > 0, timeout_s=20.0)
-            environment.rendezvous.set("message is missed", b"")
+            environment.rendezvous.set("allreduce is missed", b"")
             handle.wait()
-            return {"warnings": warnings, "sum": float(array.sum())}
+    return {"warnings": warnings, "sum": float(array.sum())}
+
+
+def _late_message(environment: RankEnvironment, pair: Communicator, *, is_late: bool) -> Outcome:
+    with logged_warnings() as warnings:
+        if is_late:
+            environment.rendezvous.get("message is missed", 20.0)
+            pair.send(np.ones(5), to=1, tag=7)
+            return {"warnings": warnings}
+        array = np.zeros(5)
+        handle = pair.recv_async(array, source=0, tag=7)
+        assert eventually(lambda: len(warnings) > 0, timeout_s=20.0)
+        environment.rendezvous.set("message is missed", b"")
+        handle.wait()
+    return {"warnings": warnings, "sum": float(array.sum())}
 
 
 def warned(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:

@@ -93,7 +93,7 @@ def test_nobody_is_warned_who_did_not_ask_for_it(world: str) -> None:
 
 
 @worlds
-def test_message_that_does_not_come_is_reported_by_the_ranks_of_the_world(world: str) -> None:
+def test_reports_on_a_process_set_say_who_its_ranks_are_in_the_world(world: str) -> None:
     late = WORLDS[world][2][0]
     waits = next(rank for rank in played(world) if rank not in WORLDS[world][2])
     for rank, outcome in played(world).items():
@@ -101,10 +101,17 @@ def test_message_that_does_not_come_is_reported_by_the_ranks_of_the_world(world:
             assert outcome["message"]["warnings"] == []
             continue
         assert outcome["message"]["sum"] == 5.0
+        pair = "'pairs/pair'"
+        if (late, waits) != (0, 1):
+            pair += f" (its ranks 0, 1 are {late}, {waits} of the world)"
         warning = outcome["message"]["warnings"][0]
-        assert warning.startswith(f"Rank {waits} has waited ")
-        assert "in recv of 5 float64 from rank 0 with tag 7 on 'message/pair'" in warning
-        assert f"rank {late} had not joined" in warning
+        assert warning.startswith("Rank 1 has waited ")
+        assert f"in recv of 5 float64 from rank 0 with tag 7 on {pair}: rank 0 had not joined" in warning
+        assert outcome["in a pair"]["sum"] == 10.0
+        warning = outcome["in a pair"]["warnings"][0]
+        assert warning.startswith("Rank 1 has waited ")
+        assert "in allreduce of 5 float64" in warning
+        assert f" on {pair}: rank 0 had not joined" in warning
 
 
 @worlds

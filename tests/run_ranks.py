@@ -34,6 +34,7 @@ from sparkdl.collective import (
     uses_mpi,
 )
 from sparkdl.errors import RankError
+from tests.rank_nursery import ForkedRank, can_be_forked, nursery_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -201,11 +202,7 @@ def _start(
 ) -> Iterator[Connection]:
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno()] + ([inherited.fileno()] if inherited is not None else [])
-    process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "tests.run_ranks", str(theirs.fileno())],
-        pass_fds=fds,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment.process_variables},
-    )
+    process = _start_process(prefix, environment, fds)
     theirs.close()
     if inherited is not None:
         inherited.close()
@@ -221,6 +218,20 @@ def _start(
         connection.close()
         process.kill()
         process.wait()
+
+
+def _start_process(
+    prefix: list[str], environment: RankEnvironment, fds: list[int]
+) -> subprocess.Popen[bytes] | ForkedRank:
+    variables = {**os.environ, **environment.process_variables}
+    nursery = nursery_of(environment.rank)
+    if not prefix and can_be_forked(nursery, variables):
+        return nursery.fork(variables, fds)
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "tests.run_ranks", str(fds[0])],
+        pass_fds=fds,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment.process_variables},
+    )
 
 
 @contextmanager
@@ -243,7 +254,8 @@ def _mpi_end(environment: RankEnvironment) -> Iterator[socket.socket]:
             yield theirs
 
 
-def _rank_main(fd: int) -> None:
+def rank_main(fd: int) -> None:
+    """Call the function that comes over the connection, and send back what it returned."""
     # Should the test process be killed, its ranks go with it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = Connection(fd)
@@ -258,4 +270,4 @@ def _rank_main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    _rank_main(int(sys.argv[1]))
+    rank_main(int(sys.argv[1]))

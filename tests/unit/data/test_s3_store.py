@@ -2,62 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import s3fs
 
 from sparkdl.data import ParquetDataset, ParquetFeed, Store, open_dataset, scan_dataset
 from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.row_writer import WrittenFile, write_partition
 from sparkdl.errors import StoreError
+from tests.s3_server import s3, s3_endpoint
 
 if TYPE_CHECKING:
     from sparkdl.data.store import StagedDataset
+    from tests.s3_server import S3
 
-moto_server = pytest.importorskip("moto.server", reason="moto, the S3 server, is not installed")
-s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+__all__ = ["s3", "s3_endpoint"]
 
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture(autouse=True)
-def environment(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
-    """Credentials and the server's address as a user would set them: in the environment."""
-    s3fs.S3FileSystem.clear_instance_cache()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
-    }.items():
-        monkeypatch.setenv(name, value)
-    yield
-    s3fs.S3FileSystem.clear_instance_cache()
+pytestmark = pytest.mark.usefixtures("s3")
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest) -> Store:
-    bucket = f"bucket-{abs(hash(request.node.name))}"
-    s3fs.S3FileSystem().mkdir(bucket)
-    return Store(f"s3://{bucket}/my store")
+def store(s3: S3) -> Store:
+    return Store(f"s3://{s3.make_bucket()}/my store")
 
 
 def write_rows(staged: StagedDataset, start: int, stop: int) -> ParquetDataset:

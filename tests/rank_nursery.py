@@ -1,0 +1,183 @@
+"""Forks rank processes out of one that has imported torch, which takes every process that does so three seconds.
+
+A forked rank has the environment, the folder, the path and the output that a process started by the caller would have.
+Variables that libraries read when they are imported come too late for it: see :func:`can_be_forked`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo")
+"""The last one is imported by the first optimizer that a process makes."""
+
+READ_AT_IMPORT = (
+    "PYTHON",
+    "LD_",
+    "GLIBC_",
+    "MALLOC_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH_",
+)
+"""How the names of the variables begin that a process has to be started with."""
+
+NUM_NURSERIES = 2
+"""Ranks of one nursery have the seed of string hashes in common, as ranks of a launcher have not."""
+
+_PR_SET_PDEATHSIG = 1
+_ABOVE_ALL_FDS = 500
+
+
+class ForkedRank:
+    """A rank of a nursery, with what is used of :class:`subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery, self._pid = nursery, pid
+        self._fd = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    def kill(self) -> None:
+        """End it at once, unless it has ended."""
+        if self._code is None:
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; its exit code, negative for a signal.
+
+        Raises:
+            subprocess.TimeoutExpired: if it has not ended after so many seconds.
+        """
+        if self._code is None:
+            if not select.select([self._fd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"rank process {self._pid}", timeout or 0.0)
+            self._code = self._nursery.ask({"reap": self._pid})
+            os.close(self._fd)
+        return self._code
+
+
+class Nursery:
+    """The process that forks. It ends with the one that made it, and its ranks end with it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        self._lock = threading.Lock()
+        self.environment = dict(os.environ)
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.rank_nursery", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        theirs.close()
+
+    def fork(self, environment: Mapping[str, str], fds: Sequence[int]) -> ForkedRank:
+        """Fork a rank.
+
+        Args:
+            environment: its variables.
+            fds: descriptors that it inherits under their numbers; the first is its connection to the caller.
+        """
+        request = {
+            "environment": dict(environment),
+            "folder": os.getcwd(),
+            "path": sys.path,
+            "fds": list(fds),
+        }
+        return ForkedRank(self, self.ask(request, [1, 2, *fds]))
+
+    def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
+        """What the process answers to a request."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
+            return int(self._socket.recv(64))
+
+
+_nurseries: dict[int, Nursery] = {}
+_opening = threading.Lock()
+
+
+def nursery_of(rank: int) -> Nursery:
+    """The nursery for a rank, started at first use."""
+    with _opening:
+        number = rank % NUM_NURSERIES
+        if number not in _nurseries:
+            _nurseries[number] = Nursery()
+        return _nurseries[number]
+
+
+def can_be_forked(nursery: Nursery, environment: Mapping[str, str]) -> bool:
+    """Whether a process with such variables does as one that was started with them."""
+    names = {
+        name
+        for name in {*environment, *nursery.environment}
+        if environment.get(name) != nursery.environment.get(name)
+    }
+    return not any(name.startswith(READ_AT_IMPORT) for name in names)
+
+
+def _main(fd: int) -> None:
+    # Should the test process be killed, its ranks go with it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    from tests.run_ranks import rank_main
+
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # the collector of a fork need not look at, and thereby copy, what all forks share
+    with socket.socket(fileno=fd) as requests:
+        while True:
+            message, fds, _, _ = socket.recv_fds(requests, 1 << 20, 8)
+            if not message:
+                return
+            request = json.loads(message)
+            if "reap" in request:
+                requests.send(str(_reap(request["reap"])).encode())
+                continue
+            pid = os.fork()
+            if pid == 0:
+                break
+            for received in fds:
+                os.close(received)
+            requests.send(str(pid).encode())
+    _settle_in(request, fds)
+    rank_main(request["fds"][0])
+
+
+def _reap(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> None:
+    """Make of a fork what a new process would be."""
+    # None may lie where another one belongs.
+    high = [fcntl.fcntl(received, fcntl.F_DUPFD, _ABOVE_ALL_FDS) for received in fds]
+    for received in fds:
+        os.close(received)
+    for source, target in zip(high, [1, 2, *request["fds"]], strict=True):
+        os.dup2(source, target)
+        os.close(source)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.path[:] = request["path"]
+    sys.modules["numpy"].random.seed()
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))

@@ -50,6 +50,8 @@ class PeerWatch:
         self._world_size = world_size
         self._position = position
         self._left: set[int] = set()
+        self._lost: set[int] = set()
+        self._roll_calls: list[int] = []
         self._closed = False
         self.failure: CommunicatorError | None = None
         self._failed = threading.Event()
@@ -97,7 +99,8 @@ class PeerWatch:
 
     def _watch(self) -> None:
         number = 1
-        while self.failure is None and len(self._left) < self._world_size:
+        # Also when it has failed: who comes last clears up.
+        while len(self._left | self._lost) < self._world_size:
             try:
                 notice = self._rendezvous.get(f"notices/{number}", _WAIT_S)
                 self._take(number, json.loads(notice))
@@ -108,18 +111,35 @@ class PeerWatch:
                     self._fail(CommunicatorError(f"cannot watch the other ranks any more: {error}"))
                 return
             number += 1
+        try:
+            self._clear_up(number - 1)
+        except CommunicatorError as error:
+            logger.debug("The rendezvous was closed before its keys were deleted: %s", error)
+
+    def _clear_up(self, num_notices: int) -> None:
+        """Delete the keys of this communicator, once all ranks that are not lost have read the last notice."""
+        if self._rendezvous.add("readers", 1) < self._world_size - len(self._lost - self._left):
+            return
+        answers = [
+            f"roll calls/{number}/{rank}" for number in self._roll_calls for rank in range(self._world_size)
+        ]
+        notices = [f"notices/{number}" for number in range(1, num_notices + 1)]
+        for key in [*answers, *notices, "notices/count", "readers"]:
+            self._rendezvous.delete(key)
 
     def _take(self, number: int, notice: dict[str, Any]) -> None:
         kind, rank = notice["kind"], notice["rank"]
         if kind == "left":
             self._left.add(rank)
         elif kind == "lost":
+            self._lost.add(rank)
             self._fail(RankLostError(f"rank {rank} died: its connection to the coordinator ended"))
         elif kind == "aborted":
             self._fail(CommunicatorAbortedError(f"rank {rank} aborted: {notice['reason']}"))
         elif kind == "failed" and rank != self._rank:
             self._fail(_ERRORS.get(notice["error"], CommunicatorError)(notice["reason"]))
         elif kind == "roll call":
+            self._roll_calls.append(number)
             self._rendezvous.set(f"roll calls/{number}/{self._rank}", str(self._position()).encode())
 
     def _fail(self, failure: CommunicatorError) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparkdl.collective.rendezvous import all_gather_bytes
 from sparkdl.errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from tests.collective.census import Census
 from tests.collective.eventually import eventually
@@ -57,7 +58,7 @@ def soak(
 ) -> Soaked:
     """Run programs until they have had so many operations; the same ones on every rank."""
     random = Random(seed)
-    dry = _census(environment)
+    dry = _census(environment, "dry")
     soaked = Soaked(warm=dry, wet=dry)
     is_order_fixed = environment.transport != "mpi"
     communicator = _open(environment, host_of_rank)
@@ -72,6 +73,7 @@ def soak(
         # MPI cannot take back what has begun.
         if is_order_fixed and random.random() < 0.01:
             del arena
+            _meet(environment, f"recovery {soaked.num_recoveries}")
             _fail(communicator, environment, random)
             communicator = _open(environment, host_of_rank)
             arena = communicator.allocate(_ARENA_BYTES)
@@ -81,18 +83,26 @@ def soak(
             del arena
             communicator.close()
             del communicator
-            soaked.warm = _census(environment)
+            soaked.warm = _census(environment, "warm")
             communicator = _open(environment, host_of_rank)
             arena = communicator.allocate(_ARENA_BYTES)
     del arena
     communicator.close()
     del communicator
-    soaked.wet = _census(environment)
+    soaked.wet = _census(environment, "wet")
     return soaked
 
 
 def _open(environment: RankEnvironment, host_of_rank: Sequence[int]) -> Communicator:
     return environment.open(host_of_rank=host_of_rank, timeout_s=30.0)
+
+
+def _meet(environment: RankEnvironment, key: str) -> None:
+    """Wait for all ranks, but not by the communicator: an abort overtakes what others have still to hear from it."""
+    rank, world_size = environment.rank, environment.world_size
+    all_gather_bytes(
+        environment.rendezvous, key=key, rank=rank, world_size=world_size, value=b"", timeout_s=60.0
+    )
 
 
 def _fail(communicator: Communicator, environment: RankEnvironment, random: Random) -> None:
@@ -115,7 +125,7 @@ def _fail(communicator: Communicator, environment: RankEnvironment, random: Rand
         communicator.close()
 
 
-def _census(environment: RankEnvironment) -> Census:
+def _census(environment: RankEnvironment, name: str) -> Census:
     gc.collect()
     # Threads of communicators that failed end by themselves, and then give back what they had.
     passing = ("messages", "peer-watch")
@@ -123,4 +133,8 @@ def _census(environment: RankEnvironment) -> Census:
         lambda: not any(word in thread.name for thread in threading.enumerate() for word in passing),
         timeout_s=20.0,
     )
-    return Census.take(environment.rendezvous.num_keys())
+    # Whoever leaves last deletes the keys of all, and whoever goes on makes new ones.
+    _meet(environment, f"before {name}")
+    taken = Census.take(environment.rendezvous.num_keys())
+    _meet(environment, f"after {name}")
+    return taken

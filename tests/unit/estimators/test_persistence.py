@@ -141,7 +141,7 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
         model=nn.Linear(2, 3),
         loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25),
-        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, steps),
+        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
         precision="bfloat16",
         epochs=4,
     )
@@ -152,7 +152,7 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
     assert loaded.getLoss().weight.tolist() == [1.0, 2.0, 3.0]
     optimizer = loaded.getOptimizer()(loaded.getModel().parameters())
     assert optimizer.defaults["lr"] == 0.25
-    assert loaded.getScheduler()(optimizer, 30).step_size == 30
+    assert loaded.getScheduler()(optimizer, 30).step_size == 60
     assert loaded.getPrecision() == "bfloat16"
 
 

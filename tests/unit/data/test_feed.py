@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -258,9 +259,44 @@ def test_wrong_arguments_are_named(write_dataset: WriteDataset) -> None:
     good = {"columns": ["id"], "rank": 0, "world_size": 1, "batch_size": 2}
     with pytest.raises(DataError, match=r"no column 'idd'. The columns are: id, twice"):
         ParquetFeed(dataset, **{**good, "columns": ["idd"]})
-    with pytest.raises(ParamError, match="batch_size must be at least 1, got 0"):
-        ParquetFeed(dataset, **{**good, "batch_size": 0})
-    with pytest.raises(ParamError, match=r"rank must be in \[0, 2\), got 2"):
-        ParquetFeed(dataset, **{**good, "rank": 2, "world_size": 2})
-    with pytest.raises(ShardingError, match="Lower numWorkers to 5"):
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+        ({"batch_size": "8"}, "batch_size must be a whole number, got '8'"),
+        ({"rank": 2, "world_size": 2}, r"rank must be in \[0, 2\), got 2"),
+        ({"rank": -1}, "rank must be at least 0, got -1"),
+        ({"world_size": 0}, "world_size must be at least 1, got 0"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"columns": 3}, "A feed needs columns, each named once; got 3"),
+        ({"columns": []}, r"each named once; got \[\]"),
+        ({"columns": "id"}, "each named once; got 'id'"),
+        ({"columns": ["id", "id"]}, "each named once; got"),
+        ({"columns": ["id", 3]}, r"each named once; got \['id', 3\]"),
+        ({"columns": {"x": 3}}, r"each named once; got \{'x': 3\}"),
+        ({"read_timeout_s": 0}, "read_timeout_s must be a number of seconds above 0, got 0"),
+        ({"read_timeout_s": -1}, "above 0, got -1"),
+        ({"read_timeout_s": "1"}, "above 0, got '1'"),
+        (
+            {"cache": "disk", "cache_folder": "/nowhere/at/all"},
+            "cache_folder '/nowhere/at/all' cannot be written",
+        ),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ParamError, match=message):
+            ParquetFeed(dataset, **{**good, **options})
+    with pytest.raises(
+        ShardingError, match=r"Lower the number of ranks \(numWorkers .*, world_size of a feed\) to 5\."
+    ):
         ParquetFeed(dataset, **{**good, "world_size": 6})
+
+
+def test_numpys_integers_are_arguments_as_good_as_pythons(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10, 5]])
+    numbers = {"batch_size": np.int64(4), "rank": np.int32(0), "world_size": np.uint8(2), "seed": np.int64(7)}
+    with (
+        ParquetFeed(dataset, **numbers) as feed,
+        ParquetFeed(dataset, batch_size=4, world_size=2, seed=7) as same,
+    ):
+        next(iter(feed))
+        next(iter(same))
+        assert json.dumps(feed.state(given=np.int64(1))) == json.dumps(same.state())

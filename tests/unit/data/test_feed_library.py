@@ -185,9 +185,10 @@ def test_a_predicate_of_petastorm_filters_rows(write_dataset: WriteDataset) -> N
         assert sorted(np.concatenate([batch["twice"] for batch in feed]).tolist()) == [8, 60]
 
 
-def test_a_filter_may_look_at_strings_that_are_not_fed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["word", ["word"]])
+def test_a_filter_may_look_at_strings_that_are_not_fed(tmp_path: Path, names: str | list[str]) -> None:
     pq.write_table(pa.table({"x": [1, 2, 3], "word": ["a", "b", "a"]}), tmp_path / "a.parquet")
-    row_filter = RowFilter(["word"], lambda values: values["word"] == "a")
+    row_filter = RowFilter(names, lambda values: values["word"] == "a")
     with ParquetFeed(tmp_path, columns=["x"], batch_size=4, shuffle=False, row_filter=row_filter) as feed:
         assert next(iter(feed))["x"].tolist() == [1, 3]
 

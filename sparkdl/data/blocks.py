@@ -134,6 +134,8 @@ def take_rows(block: Block, indices: npt.NDArray[np.int64]) -> Block:
 def put_rows(block: Block, indices: npt.NDArray[np.int64], rows: Block) -> None:
     """Write rows to the places ``indices`` of a block, which differ from each other."""
     for target, source in zip(block, rows, strict=True):
+        if not target.size:  # lists without elements
+            continue
         if target.ndim > 1 and not target.dtype.hasobject and source.flags.c_contiguous:
             # As one item a row: three times as fast as assigning by a list of indices.
             np.put(_as_items(target), indices, _as_items(source))

@@ -13,12 +13,21 @@ if TYPE_CHECKING:
     from sparkdl.data.preparation import Preparation
 
 
-def names_to_scan(columns: Any) -> list[str] | None:
-    """The columns that a folder has to have described; a filter's may be of types that only it understands.
+def names_and_fields(columns: Any, transform: Any) -> tuple[list[str] | None, Any]:
+    """The columns that are read, and those that are given as :func:`layout_of` takes them; None for all.
+
+    A folder has to have the former described; a filter's may be of types that only it understands.
 
     Raises:
         ParamError: if the choice is none, or no choice of names.
     """
+    names = _names(columns)
+    if transform is None:
+        return names, columns
+    return (None, columns) if isinstance(columns, Mapping) else (names, transform.selected_fields)
+
+
+def _names(columns: Any) -> list[str] | None:
     if columns is None:
         return None
     is_collection = isinstance(columns, Collection) and not isinstance(columns, (str, bytes))
@@ -36,10 +45,9 @@ def layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayou
     """The layout of the columns that were asked for; all of them when None.
 
     Raises:
-        DataError: if a column does not exist.
-        ParamError: if the choice is none, or no choice of names.
+        DataError: if a column does not exist, or cannot be given.
     """
-    if names_to_scan(columns) is None:
+    if columns is None:
         return BlockLayout(dataset.columns)
     if not isinstance(columns, Mapping):
         return BlockLayout([dataset.column(name) for name in columns])

@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from sparkdl.data.argument_checks import check_counts, check_integer
 from sparkdl.data.batches import cut_batches
-from sparkdl.data.column_choice import layout_of, names_to_scan
+from sparkdl.data.column_choice import layout_of, names_and_fields
 from sparkdl.data.course import Course
 from sparkdl.data.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed_state import Identity, from_json, to_json
+from sparkdl.data.preparation import check_transform
 from sparkdl.data.row_filter import as_row_filter
 from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.sources import find_dataset
@@ -55,7 +56,10 @@ class ParquetFeed:
             ``materialize_dataset`` wrote is decoded by the codecs of its Unischema, as ``make_reader`` does.
         columns: names of the columns to read, by default all; batches hold them in this order. A mapping gives
             names of its own, each for a column or for several scalar columns of one dtype that come as one matrix:
-            ``{"features": ["a", "b"], "label": "y"}``.
+            ``{"features": ["a", "b"], "label": "y"}``. See ``transform`` for what they are with one.
+        shapes: of array columns in a folder of plain Parquet by name the length at every level, None where it differs
+            from row to row: ``{"tokens": (None,)}``. A column that is not named has in every row the lengths of
+            the first one.
         rank: this rank.
         world_size: number of ranks.
         batch_size: rows per batch and rank.
@@ -71,9 +75,12 @@ class ParquetFeed:
             beside the shuffle buffer itself and the cache. A single row group is read even if it takes more.
         row_filter: which rows to give: a :class:`sparkdl.data.RowFilter`, or a predicate of Petastorm. The rows
             that pass are counted when the feed is made.
-        transform: Petastorm's ``TransformSpec``, applied by the reader threads; ``columns`` are then those that it
-            gives. Its function takes a pandas DataFrame of rows of one row group, or with a Unischema a dict of one
-            row, and may not change how many rows there are. What a cache keeps is what it made.
+        transform: Petastorm's ``TransformSpec``, applied by the reader threads. Names in ``columns`` are then those
+            that its function takes, as with Petastorm's ``schema_fields``; what it gives is what its ``edit_fields``,
+            ``removed_fields`` and ``selected_fields`` make of them. A mapping is of columns that it gives, and its
+            function takes all that there are. The function takes a pandas DataFrame of rows of one row group, or
+            with a Unischema a dict of one row, and may not change how many rows there are. What a cache keeps is
+            what it made.
         communicator: open over all ranks, so that each counts its part of the row groups; making the feed is then a
             collective operation. Used for a ``row_filter`` alone.
         cache: keeps decoded row groups after they were first read: in ``"memory"``, or on ``"disk"`` as
@@ -98,6 +105,7 @@ class ParquetFeed:
         *,
         batch_size: int,
         columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        shapes: Mapping[str, tuple[int | None, ...]] | None = None,
         rank: int = 0,
         world_size: int = 1,
         shuffle: bool = True,
@@ -131,9 +139,11 @@ class ParquetFeed:
         if cache not in (None, "memory", "disk"):
             raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
         chosen = as_row_filter(row_filter)
-        self.dataset = find_dataset(source, None if transform is not None else names_to_scan(columns))
-        preparation = self.dataset.preparation(transform, names_to_scan(columns))
-        self._layout = layout_of(preparation or self.dataset, columns)
+        check_transform(transform)
+        names, fields = names_and_fields(columns, transform)
+        self.dataset = find_dataset(source, names, shapes)
+        preparation = self.dataset.preparation(transform, names)
+        self._layout = layout_of(preparation or self.dataset, fields)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
         if shuffle_buffer_rows is None:
             fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)

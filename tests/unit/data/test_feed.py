@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.data import Column, ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.data import Column, ParquetDataset, ParquetFeed, SequencePacker, scan_dataset
 from sparkdl.errors import DataError, ParamError, ShardingError
 
 COLUMNS = ["vector", "id", "half", "grid", "is_even", "twice"]
@@ -300,3 +301,79 @@ def test_numpys_integers_are_arguments_as_good_as_pythons(write_dataset: WriteDa
         next(iter(feed))
         next(iter(same))
         assert json.dumps(feed.state(given=np.int64(1))) == json.dumps(same.state())
+
+
+def test_lists_of_any_length_are_read_from_plain_files_once_their_shape_is_told(tmp_path: Path) -> None:
+    tokens = [[], [1], [2, 3], [], [4, 5, 6]]
+    grids = [[[float(n)] * n, [0.0] * n] for n in range(5)]
+    pq.write_table(pa.table({"tokens": tokens, "grid": grids, "id": range(5)}), tmp_path / "a.parquet")
+    with (
+        ParquetFeed(tmp_path, columns=["tokens"], batch_size=5) as feed,
+        pytest.raises(
+            DataError, match=r"of 0 to 3 elements; all must have 0\. .* shapes=\{'tokens': \(None,\)\}"
+        ),
+    ):
+        list(feed)
+    with (
+        ParquetFeed(tmp_path, columns=["grid"], batch_size=5) as feed,
+        pytest.raises(DataError, match=r"of 0 to 4 elements; .* shapes=\{'grid': \(2, None\)\}"),
+    ):
+        list(feed)
+    shapes = {"tokens": (None,), "grid": (2, None)}
+    with ParquetFeed(tmp_path, shapes=shapes, batch_size=5, shuffle=False) as feed:
+        (batch,) = feed
+    for name, expected in (("tokens", tokens), ("grid", grids)):
+        assert batch[name].dtype == object
+        assert [
+            [*map(np.ndarray.tolist, row)] if name == "grid" else row.tolist() for row in batch[name]
+        ] == expected
+    packer = SequencePacker(6, batch_size=1)
+    with ParquetFeed(tmp_path, columns=["tokens"], shapes=shapes, batch_size=2, shuffle=False) as feed:
+        (packed,) = packer.pack(batch["tokens"] for batch in feed)
+    assert packed.tokens.tolist() == [[1, 2, 3, 4, 5, 6]]
+
+
+def test_shapes_that_fit_no_column_are_refused(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[5]])
+    for shapes, message in (
+        ({"half": (None,)}, r"shapes gives \(None,\) for column 'half', which is no array"),
+        ({"grid": (None,)}, r"\(None,\) for column 'grid', which has 2 levels of arrays"),
+        ({"vector": 3}, "3 for column 'vector', which is an array"),
+        ({"vector": (-1,)}, r"\(-1,\) for column 'vector'"),
+    ):
+        with pytest.raises(ParamError, match=message):
+            ParquetFeed(dataset.url, shapes=shapes, batch_size=2)
+    with pytest.raises(DataError, match="There is no column 'tokens'"):
+        ParquetFeed(dataset.url, shapes={"tokens": (None,)}, batch_size=2)
+    with pytest.raises(
+        ParamError, match=r"this dataset tells the shapes of its columns: id \(\), .*vector \(3,\)"
+    ):
+        ParquetFeed(dataset, shapes={"vector": (3,)}, batch_size=2)
+    with ParquetFeed(dataset.url, columns=["id"], shapes={"vector": (3,)}, batch_size=2) as feed:
+        assert list(next(iter(feed))) == ["id"]
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {}, {"shapes": {"x": (None,)}}])
+def test_lists_that_are_all_empty_are_rows_without_elements(tmp_path: Path, options: dict[str, Any]) -> None:
+    lists = pa.array([[]] * 50, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"x": lists, "id": range(50)}), tmp_path / "a.parquet", row_group_size=20)
+    with ParquetFeed(tmp_path, batch_size=7, shuffle_buffer_rows=9, **options) as feed:
+        batches = list(feed)
+    assert sorted(row for batch in batches for row in batch["id"].tolist()) == list(range(50))
+    for batch in batches:
+        assert [row.shape for row in batch["x"]] == [(0,)] * len(batch["id"])
+
+
+def test_a_column_that_stands_in_the_names_of_folders_is_left_out_and_named_when_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    for value in (1, 2):
+        folder = tmp_path / f"k={value}"
+        folder.mkdir()
+        pq.write_table(pa.table({"id": [value]}), folder / "a.parquet")
+    with ParquetFeed(tmp_path, batch_size=2, shuffle=False) as feed:
+        assert {name: rows.tolist() for name, rows in next(iter(feed)).items()} == {"id": [1, 2]}
+    with pytest.raises(
+        DataError, match=r"'k' is a partition column: .* folders \(k=1/a\.parquet\).*materialize"
+    ):
+        ParquetFeed(tmp_path, columns=["id", "k"], batch_size=2)

@@ -6,7 +6,7 @@ the same on all ranks, so that all of them come to the end of a dataset in the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sparkdl.data.argument_checks import check_counts, check_integer
 from sparkdl.data.blend_state import from_json, to_json
 from sparkdl.data.mixture import Mixture
-from sparkdl.data.row_stream import Batch, Feed, ResumableFeed, RowStream, num_rows
+from sparkdl.data.row_stream import Batch, Feed, ResumableFeed, RowStream, no_map_of_rows, num_rows
 from sparkdl.errors import DataError, ParamError, SparkdlError
 
 if TYPE_CHECKING:
@@ -129,6 +129,10 @@ class BlendedFeed:
             if not allowed:
                 return
             yield self._next_mixed(chosen) if self._batch_size else self._next_whole(int(chosen[0]))
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse, with what to do: a DataLoader asks for items where it is given no ``IterableDataset``."""
+        raise no_map_of_rows(self)
 
     def state(self) -> dict[str, Any]:
         """Return where the blend stands after the batches that were taken, as plain values for JSON.

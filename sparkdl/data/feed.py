@@ -11,7 +11,7 @@ import math
 import time
 from contextlib import ExitStack
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
@@ -23,6 +23,7 @@ from sparkdl.data.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed_state import Identity, from_json, to_json
 from sparkdl.data.preparation import check_transform
 from sparkdl.data.row_filter import as_row_filter
+from sparkdl.data.row_stream import no_map_of_rows
 from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.sources import find_dataset
 from sparkdl.errors import ParamError
@@ -84,7 +85,8 @@ class ParquetFeed:
         communicator: open over all ranks, so that each counts its part of the row groups; making the feed is then a
             collective operation. Used for a ``row_filter`` alone.
         cache: keeps decoded row groups after they were first read: in ``"memory"``, or on ``"disk"`` as
-            files that are removed when the feed is closed. Neither changes the order of the rows.
+            files that are removed when the feed is closed. Neither changes the order of the rows. Rows with strings
+            or other objects among their columns, such as arrays of varying length, are kept in memory alone.
         cache_limit_bytes: what the cache takes at most; what does not fit is read again, and that is logged once.
         cache_folder: where the cache's files go; by default the system's folder for temporary files.
         read_timeout_s: seconds to wait for one row group before the read is given up, also while rows that pass the
@@ -219,6 +221,10 @@ class ParquetFeed:
     def __iter__(self) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
         """Give the batches of the current epoch, as :meth:`epoch` does; then the next epoch is the current one."""
         return self.epoch(self._epoch)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse, with what to do: a DataLoader asks for items where it is given no ``IterableDataset``."""
+        raise no_map_of_rows(self)
 
     def epoch(self, epoch: int) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
         """Yield the batches of an epoch, or what is left of it; reading ahead begins with the first ``next``.

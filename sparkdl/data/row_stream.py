@@ -30,6 +30,14 @@ class Feed(Protocol):
         """Yield the batches of an epoch; they depend on its number alone, and may have no rows."""
 
 
+def no_map_of_rows(feed: object) -> ParamError:
+    """The error for a feed that is asked for an item by its number, as a DataLoader around it does."""
+    return ParamError(
+        f"A {type(feed).__name__} gives batches one after the other and none by its number. For a DataLoader, write "
+        "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.training.feed_dataset.FeedDataset."
+    )
+
+
 @runtime_checkable
 class SeekableFeed(Feed, Protocol):
     """A feed that can begin in the middle of an epoch without reading what comes before."""

@@ -58,8 +58,11 @@ class BlockCache:
                 self.hits += 1
                 return block
         block = read()
-        if any(array.dtype.hasobject for array in block):
-            self._say_once("columns of strings or of arrays of varying length are not cached")
+        if self._folder is not None and any(array.dtype.hasobject for array in block):
+            self._say_once(
+                "columns of strings, of arrays of varying length and of other objects make no files that can be "
+                "mapped, so their row groups are read again in every epoch; cache='memory' keeps them"
+            )
             return block
         return self._keep(row_group, block)
 

@@ -81,7 +81,9 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
             ParamError: of a blend, which runs on through the epochs of its feeds.
         """
         if isinstance(self._feed, BlendedFeed):
-            raise ParamError("A blend runs on through the epochs of its feeds and has none to choose; leave it out.")
+            raise ParamError(
+                "A blend runs on through the epochs of its feeds and has none to choose; leave it out."
+            )
         self._feed.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.data.blocks import num_bytes
+from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ class BlockCache:
         self._writing: set[int] = set()
         self._closed = False
         self._is_full = False
-        self._folder = Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=folder)) if kind == "disk" else None
+        self._folder = _own_folder(folder) if kind == "disk" else None
         self.num_bytes = 0
         self.hits = 0
 
@@ -57,8 +58,11 @@ class BlockCache:
                 self.hits += 1
                 return block
         block = read()
-        if any(array.dtype.hasobject for array in block):
-            self._say_once("columns of strings or of arrays of varying length are not cached")
+        if self._folder is not None and any(array.dtype.hasobject for array in block):
+            self._say_once(
+                "columns of strings, of arrays of varying length and of other objects make no files that can be "
+                "mapped, so their row groups are read again in every epoch; cache='memory' keeps them"
+            )
             return block
         return self._keep(row_group, block)
 
@@ -117,6 +121,15 @@ class BlockCache:
             said, self._is_full = self._is_full, True
         if not said:
             logger.warning("The feed's cache does not keep all: %s.", what)
+
+
+def _own_folder(parent: str | None) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=parent))
+    except OSError as error:
+        raise ParamError(
+            f"cache_folder {parent or tempfile.gettempdir()!r} cannot be written: {error}. Name a folder that can."
+        ) from error
 
 
 def _on_disk(block: Block, folder: Path, row_group: int) -> Block:

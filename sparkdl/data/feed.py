@@ -79,7 +79,7 @@ class ParquetFeed:
         cache_limit_bytes: what the cache takes at most; what does not fit is read again, and that is logged once.
         cache_folder: where the cache's files go; by default the system's folder for temporary files.
         read_timeout_s: seconds to wait for one row group before the read is given up, also while rows that pass the
-            filter are counted.
+            filter are counted; and, where the source has to be described first, for all of that.
 
     Attributes:
         dataset: what is read.
@@ -124,7 +124,11 @@ class ParquetFeed:
         if cache not in (None, "memory", "disk"):
             raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
         chosen = as_row_filter(row_filter)
-        self.dataset = find_dataset(source, None if transform is not None else names_to_scan(columns))
+        self.dataset = find_dataset(
+            source,
+            None if transform is not None else names_to_scan(columns),
+            timeout_s=read_timeout_s,
+        )
         preparation = self.dataset.preparation(transform, names_to_scan(columns))
         self._layout = layout_of(preparation or self.dataset, columns)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none

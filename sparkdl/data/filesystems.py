@@ -58,6 +58,10 @@ class Location:
 
         return pa.OSFile(path, "rb") if self.is_local else self.filesystem.open(path, "rb")
 
+    def name_of(self, path: str) -> str:
+        """Return a path of this filesystem as users know it: with its scheme, where it is no plain path."""
+        return path if self.is_local else str(self.filesystem.unstrip_protocol(path))
+
     def make_folder(self) -> None:
         """Make this folder and those above it, where the filesystem has folders."""
         if self.can_rename:  # object stores have none, and would make a bucket from a mistyped name

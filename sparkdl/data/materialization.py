@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
-from sparkdl.data.footers import list_parquet_files, scan_dataset
+from sparkdl.data.footers import scan_dataset
 from sparkdl.data.in_place import open_in_place
 from sparkdl.data.merging import merge_small_files
+from sparkdl.data.parquet_files import list_parquet_files
 from sparkdl.data.plan_key import plan_key
 from sparkdl.data.row_writer import REPORT_SCHEMA, WrittenFile, write_partition
 from sparkdl.data.spark_columns import array_depth, check_types, is_vector, quoted

@@ -1,4 +1,4 @@
-"""From what a feed is given to a dataset: a described one, the URL of a folder, or a Store that holds one.
+"""From what a feed is given to a dataset: a described one, the URL of a folder or file, or a Store that holds one.
 
 Runs wherever the feed is made, on the *driver* or on a *rank*.
 """
@@ -6,53 +6,99 @@ Runs wherever the feed is made, on the *driver* or on a *rank*.
 from __future__ import annotations
 
 import os
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeAlias
 
+from sparkdl.data.daemon_threads import DaemonThreads
 from sparkdl.data.dataset import MANIFEST_NAME, ParquetDataset
-from sparkdl.data.filesystems import open_location
+from sparkdl.data.filesystems import absolute_url, open_location
 from sparkdl.data.footers import scan_dataset
 from sparkdl.data.manifest import open_dataset
 from sparkdl.data.store import Store
-from sparkdl.errors import DataError
+from sparkdl.data.store_failures import describe_failure, reading_from
+from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkdl.data.filesystems import Location
+
 Source: TypeAlias = "ParquetDataset | Store | str | os.PathLike[str]"
 
 
-def find_dataset(source: Source, columns: Sequence[str] | None) -> ParquetDataset:
+def find_dataset(
+    source: Source, columns: Sequence[str] | None, *, timeout_s: float | None = None
+) -> ParquetDataset:
     """Return the dataset that a source stands for.
 
     Args:
-        source: a dataset; the URL or path of a folder of Parquet files, of a dataset in a Store, or of a dataset
-            that Petastorm wrote with a Unischema; or a Store that holds exactly one dataset.
+        source: a dataset; the URL or path of a folder of Parquet files, of one such file, of a dataset in a Store, or
+            of a dataset that Petastorm wrote with a Unischema; or a Store that holds exactly one dataset.
         columns: the columns that matter, by default all.
+        timeout_s: seconds for all of it, by default without an end.
 
     Raises:
-        DataError: if there are no Parquet files, they cannot be read, or a Store holds none or several datasets.
+        ParamError: if the source is something else.
+        DataError: if there are no Parquet files, they cannot be read, or a Store holds none or several datasets; if
+            that is not found out in time.
+        StoreAccessError: if the filesystem lets nobody look.
         StoreError: if the filesystem cannot be opened.
     """
     if isinstance(source, ParquetDataset):
         return source
+    if not isinstance(source, (Store, str, os.PathLike)):
+        raise ParamError(
+            f"The source is a dataset, a Store, or the path or URL of a folder, got {type(source).__name__}. Describe "
+            "some files of a folder with scan_dataset(folder, paths=[...])."
+        )
+    if timeout_s is None:
+        return _find(source, columns)
+    thread = DaemonThreads(1, "sparkdl-finder")
+    try:
+        found = thread.submit(_find, source, columns)
+        if not wait([found], timeout=timeout_s).done:
+            name = source.url if isinstance(source, Store) else os.fspath(source)
+            raise DataError(
+                f"Finding out what {name} holds took longer than {timeout_s:g} s. See whether the Store can be "
+                "reached, or raise read_timeout_s."
+            )
+        return found.result()
+    finally:
+        thread.stop()
+
+
+def _find(source: Store | str | os.PathLike[str], columns: Sequence[str] | None) -> ParquetDataset:
     if isinstance(source, Store):
         return open_dataset(_only_dataset(source))
     url = os.fspath(source)
     location = open_location(url)
-    if location.filesystem.exists(f"{location.path}/{MANIFEST_NAME}"):
+    with reading_from(url):
+        filesystem = location.filesystem
+        is_stored = filesystem.exists(f"{location.path}/{MANIFEST_NAME}")
+        has_metadata = not is_stored and filesystem.exists(f"{location.path}/_common_metadata")
+        # Spark writes folders of such names, too.
+        is_file = url.endswith(".parquet") and filesystem.isfile(location.path)
+    if is_stored:
         return open_dataset(url)
-    if location.filesystem.exists(f"{location.path}/_common_metadata"):
+    if has_metadata:
         from sparkdl.data.petastorm.unischema_dataset import find_unischema_dataset
 
         decoded = find_unischema_dataset(url)
         if decoded is not None:
             return decoded
+    if is_file:
+        folder, name = os.path.split(absolute_url(url))
+        return scan_dataset(folder, columns, paths=[name])
     return scan_dataset(url, columns)
 
 
 def _only_dataset(store: Store) -> str:
     location = store.location
-    manifests = sorted(location.filesystem.glob(f"{location.path}/*/{MANIFEST_NAME}"))
+    with reading_from(store.url):
+        location.filesystem.invalidate_cache()
+        manifests = sorted(location.filesystem.glob(f"{location.path}/*/{MANIFEST_NAME}"))
+        if not manifests:
+            _check_bucket(location)
     names = [str(path).split("/")[-2] for path in manifests]
     if len(names) != 1:
         found = f"holds {len(names)} datasets ({', '.join(names[:5])})" if names else "holds no dataset"
@@ -61,3 +107,12 @@ def _only_dataset(store: Store) -> str:
             "open_dataset() returned, or its URL."
         )
     return f"{store.url}/{names[0]}"
+
+
+def _check_bucket(location: Location) -> None:
+    """Raise what the filesystem says of a bucket that is missing, which globbing does not tell from an empty one."""
+    try:
+        location.filesystem.ls(location.path)
+    except FileNotFoundError as error:
+        if describe_failure(error):
+            raise

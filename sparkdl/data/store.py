@@ -22,7 +22,7 @@ from sparkdl.data.cleanup import list_folders, remove_folder, remove_old_folders
 from sparkdl.data.dataset import MANIFEST_NAME
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.manifest import open_dataset, write_manifest
-from sparkdl.data.store_failures import describe_failure
+from sparkdl.data.store_failures import explain_failure
 from sparkdl.data.uses import FolderUse, Marks, store_time
 from sparkdl.errors import ParamError, StoreError
 
@@ -119,9 +119,7 @@ class Store:
         """Return the error for a Store that did not take what was written."""
         if isinstance(error, StoreError):
             return error
-        why = describe_failure(error) or (
-            f"{type(error).__name__}: {error}. Choose a URL that the driver and every executor can write."
-        )
+        why = explain_failure(error, "Choose a URL that the driver and every executor can write.")
         return StoreError(f"The Store {self.url} cannot be written: {why}")
 
     @contextmanager
@@ -219,9 +217,7 @@ class Store:
                 return []
             return [f"{self.url}/{each}" for each in list_folders(self.location) if each.startswith(prefix)]
         except Exception as error:
-            raise StoreError(
-                f"The Store {self.url} cannot be listed: {type(error).__name__}: {error}"
-            ) from error
+            raise StoreError(f"The Store {self.url} cannot be listed: {explain_failure(error)}") from error
 
 
 class StagedDataset:
@@ -246,7 +242,9 @@ class StagedDataset:
         try:
             write_manifest(final, open_location(self.url))
         except Exception as error:
-            raise StoreError(f"The dataset {self.url} cannot be committed: {error}") from error
+            raise StoreError(
+                f"The dataset {self.url} cannot be committed: {explain_failure(error)}"
+            ) from error
         self._committed = True
         return final
 
@@ -277,7 +275,7 @@ def use_dataset(url: str) -> FolderUse:
     try:
         return FolderUse(open_location(url))
     except Exception as error:
-        raise StoreError(f"{url} cannot be written: {type(error).__name__}: {error}") from error
+        raise StoreError(f"{url} cannot be written: {explain_failure(error)}") from error
 
 
 def use_if_removable(url: str) -> FolderUse | None:

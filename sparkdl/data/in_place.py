@@ -14,6 +14,7 @@ from sparkdl.data.footers import scan_dataset
 from sparkdl.data.input_files import input_files
 from sparkdl.data.plan_text import PlanText, plan_text
 from sparkdl.data.spark_columns import array_depth, is_vector, stored_type
+from sparkdl.data.spark_failures import spark_failures_named
 from sparkdl.data.validate import check_no_nulls, check_shapes
 from sparkdl.errors import DataError
 
@@ -61,9 +62,10 @@ def open_in_place(
     for field, column in zip(fields, described.columns, strict=True):
         if (column.kind, column.dtype, len(column.shape)) != stored_type(field.dataType):
             return None
-    shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
-    dataset = scan_dataset(files.folder, names, shapes, files.paths)
-    check_no_nulls(df, dataset)
+    with spark_failures_named(df.sparkSession, names):
+        shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
+        dataset = scan_dataset(files.folder, names, shapes, files.paths)
+        check_no_nulls(df, dataset)
     return dataset
 
 

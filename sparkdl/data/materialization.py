@@ -22,6 +22,7 @@ from sparkdl.data.parquet_files import list_parquet_files
 from sparkdl.data.plan_key import plan_key
 from sparkdl.data.row_writer import REPORT_SCHEMA, WrittenFile, write_partition
 from sparkdl.data.spark_columns import array_depth, check_types, is_vector, quoted
+from sparkdl.data.spark_failures import spark_failures_named
 from sparkdl.data.store import use_if_removable
 from sparkdl.data.validate import check_census, common_length, no_rows_error
 from sparkdl.data.value_census import ColumnCensus
@@ -121,9 +122,11 @@ def materialize(
         until a block ends.
 
     Raises:
-        DataError: if a column is missing or cannot be fed, or has nulls; if there are no rows.
+        DataError: if a column is missing or cannot be fed, or has nulls; if there are no rows; if Spark cannot read a
+            file, which it names.
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
+        LaunchError: if the executors' Python lacks sparkdl or one of its libraries.
     """
     obtained = obtain_dataset(
         df,
@@ -251,7 +254,10 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         ]
     )
     task = partial(write_partition, url=staged.url, names=names, row_group_bytes=request.row_group_bytes)
-    reports = [WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()]
+    with spark_failures_named(df.sparkSession):
+        reports = [
+            WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()
+        ]
     files = sorted(reports, key=lambda file: file.order)
     _check_failures(store, files)
     num_rows = sum(file.num_rows for file in files)
@@ -262,7 +268,8 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     # Before the nulls, as null elements are counted only in arrays that are there.
     check_census(census, num_rows)
     shapes = _shapes(request, census)
-    files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
+    with spark_failures_named(df.sparkSession):
+        files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)
     return scan_dataset(staged.url, names, shapes, [file.path for file in files])
 

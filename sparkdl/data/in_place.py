@@ -51,7 +51,7 @@ def open_in_place(
     if files is None or files.is_delta:
         return None
     depths = {field.name: array_depth(field.dataType) for field in fields}
-    unknown = {name: (1,) * depth for name, depth in depths.items()}
+    unknown = {name: (None,) * depth for name, depth in depths.items()}
     try:
         described = scan_dataset(files.folder, names, unknown, files.paths)
     except (
@@ -60,7 +60,8 @@ def open_in_place(
         logger.info("The rows are copied: %s", error)
         return None
     for field, column in zip(fields, described.columns, strict=True):
-        if (column.kind, column.dtype, len(column.shape)) != stored_type(field.dataType):
+        found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
+        if found != stored_type(field.dataType):
             return None
     with spark_failures_named(df.sparkSession, names):
         shapes = check_shapes(df, depths, allow_ragged=allow_ragged)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.data.blocks import num_bytes
+from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,9 @@ class BlockCache:
         limit_bytes: what the blocks may take together.
         folder: where the folder is made; by default the system's folder for temporary files.
 
+    Raises:
+        ParamError: if the folder cannot be made.
+
     Attributes:
         num_bytes: what the blocks take.
         hits: how often a block was there.
@@ -45,7 +49,7 @@ class BlockCache:
         self._writing: set[int] = set()
         self._closed = False
         self._is_full = False
-        self._folder = Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=folder)) if kind == "disk" else None
+        self._folder = _make_folder(folder) if kind == "disk" else None
         self.num_bytes = 0
         self.hits = 0
 
@@ -117,6 +121,16 @@ class BlockCache:
             said, self._is_full = self._is_full, True
         if not said:
             logger.warning("The feed's cache does not keep all: %s.", what)
+
+
+def _make_folder(parent: str | None) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=parent))
+    except OSError as error:
+        raise ParamError(
+            f"cache_folder is {parent or tempfile.gettempdir()!r}, where no files can be made: "
+            f"{error.strerror or error}. Give a folder that exists on every machine and can be written."
+        ) from error
 
 
 def _on_disk(block: Block, folder: Path, row_group: int) -> Block:

@@ -63,6 +63,21 @@ def test_a_source_without_parquet_files_says_what_is_there_instead(
     assert scan_dataset(f"{folder.parent}/others", paths=["part-0"]).num_rows == 10
 
 
+@pytest.mark.parametrize("name", ["nowhere", "rows/p0.parquet"])
+def test_a_cache_folder_that_cannot_be_used_is_named(folder: Path, name: str) -> None:
+    with pytest.raises(ParamError, match=rf"cache_folder is '.*/{name}', where no files can be made"):
+        ParquetFeed(folder, batch_size=4, cache="disk", cache_folder=f"{folder.parent}/{name}")
+
+
+def test_nulls_of_files_are_named_with_what_to_do_about_files(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, None]}), tmp_path / "a.parquet")
+    with (
+        ParquetFeed(tmp_path, batch_size=4) as feed,
+        pytest.raises(DataError, match=r"a\.parquet, row group 0.*'x' has 1 nulls\..*write the files again"),
+    ):
+        list(feed)
+
+
 @pytest.mark.parametrize("source", [["a.parquet"], 3, None])
 def test_what_is_no_source_is_refused_by_its_type(source: object) -> None:
     with pytest.raises(ParamError, match=rf"got {type(source).__name__}\. .*paths="):

@@ -126,9 +126,9 @@ def _to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]
     if column.kind in {"ragged", "image"}:
         return _objects_of_rows(values, column)
     num_rows = len(values)
-    for length in column.shape:
+    for level in range(len(column.shape)):
         _check_no_nulls(values, column)
-        values = _flatten(values, length, column)
+        values = _flatten(values, level, column)
     _check_no_nulls(values, column)
     if column.kind != "number":
         return _without_number_type(values, column).reshape((num_rows, *column.shape))
@@ -211,7 +211,8 @@ def _check_no_nulls(values: pa.Array, column: Column) -> None:
         )
 
 
-def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
+def _flatten(values: pa.Array, level: int, column: Column) -> pa.Array:
+    length = column.shape[level]
     if not is_list(values.type):
         raise _other_type(values.type, column)
     if pa.types.is_fixed_size_list(values.type):
@@ -221,7 +222,11 @@ def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
     if len(values) and (lengths != length).any():
         least, greatest = lengths.min(), lengths.max()
         found = f"{least}" if least == greatest else f"{least} to {greatest}"
-        raise DataError(f"Column {column.name!r} has arrays of {found} elements; all must have {length}.")
+        ragged = tuple(None if each == level else known for each, known in enumerate(column.shape))
+        raise DataError(
+            f"Column {column.name!r} has arrays of {found} elements; all must have {length}. A ParquetFeed takes "
+            f"arrays of any length with shapes={{{column.name!r}: {ragged}}}."
+        )
     return values.flatten()
 
 

@@ -6,14 +6,16 @@ the same on all ranks, so that all of them come to the end of a dataset in the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.data.argument_checks import check_counts, check_integer
+from sparkdl.data.blend_state import from_json, to_json
 from sparkdl.data.mixture import Mixture
-from sparkdl.data.row_stream import Batch, Feed, RowStream, num_rows
-from sparkdl.errors import DataError, ParamError
+from sparkdl.data.row_stream import Batch, Feed, ResumableFeed, RowStream, no_map_of_rows, num_rows
+from sparkdl.errors import DataError, ParamError, SparkdlError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +32,8 @@ class BlendedFeed:
     Args:
         feeds: by name the feeds, such as one :class:`~sparkdl.data.ParquetFeed` for each dataset; on every rank
             the same ones with its own ``rank``. Each shuffles by its own seed, and anew in each of its epochs.
-            All their epochs are given whole, from the first one: where a feed stood of itself does not matter.
+            All their epochs are given whole, from the first one: where a feed stood of itself does not matter, nor
+            is it moved.
         weights: by the same names positive numbers; only their ratios matter.
         batch_size: rows per batch and rank, drawn row by row; the feeds then need the same columns. With None
             every batch comes as a whole from one feed, the same feed on all ranks; columns may differ, and
@@ -59,24 +62,29 @@ class BlendedFeed:
         if set(feeds) != set(weights):
             raise ParamError(f"The feeds are {list(feeds)}, but weights are given for {list(weights)}.")
         for name, value in (("batch_size", batch_size), ("num_steps", num_steps)):
-            if value is not None and value < 1:
-                raise ParamError(f"{name} must be at least 1, got {value}.")
+            if value is not None:
+                check_counts(least=1, **{name: value})
+        check_integer(seed=seed)
         if at_end not in ("repeat", "stop"):
             raise ParamError(f"at_end must be 'repeat' or 'stop', got {at_end!r}.")
         self._mixture = Mixture([weights[name] for name in feeds], seed=seed)
         self._streams = [RowStream(name, feed) for name, feed in feeds.items()]
+        world_sizes = {stream.name: len(stream.feed.rows_in_step(0)) for stream in self._streams}
+        if len(set(world_sizes.values())) > 1:
+            raise ParamError(
+                f"All feeds of a blend are shared by the same ranks, but their numbers are {world_sizes}."
+            )
         self._batch_size, self._num_steps, self._source_column = batch_size, num_steps, source_column
-        self._limits = (
-            [self._available(stream.feed) for stream in self._streams] if at_end == "stop" else None
-        )
         self._settings: dict[str, Any] = {
             "feeds": list(feeds),
             "weights": [float(weights[name]) for name in feeds],
             "batch_size": batch_size,
-            "seed": seed,
+            "seed": int(seed),
+            "at_end": at_end,
         }
         self._steps_done = 0
         self._rows_of_ranks: list[int] = []
+        self._begin()
 
     @property
     def rows_of_ranks(self) -> list[int]:
@@ -84,15 +92,17 @@ class BlendedFeed:
         return list(self._rows_of_ranks)
 
     def __len__(self) -> int:
-        """Batches of the whole blend.
+        """Batches of the whole blend, those before it was resumed too.
 
         Raises:
             TypeError: if it repeats its datasets without end.
         """
         lengths = [] if self._num_steps is None else [self._num_steps]
         if self._limits is not None:
-            samples = _samples_within(self._settings["weights"], self._settings["seed"], self._limits)
-            lengths.append(-(-samples // (self._batch_size or 1)))
+            mixture = Mixture(self._settings["weights"], seed=self._settings["seed"])
+            mixture.drawn = self._drawn_before
+            samples = _samples_within(mixture, self._limits)
+            lengths.append(self._steps_before + -(-samples // (self._batch_size or 1)))
         if not lengths:
             raise TypeError("A blend that repeats its datasets has no length; give num_steps.")
         return min(lengths)
@@ -120,35 +130,45 @@ class BlendedFeed:
                 return
             yield self._next_mixed(chosen) if self._batch_size else self._next_whole(int(chosen[0]))
 
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse, with what to do: a DataLoader asks for items where it is given no ``IterableDataset``."""
+        raise no_map_of_rows(self)
+
     def state(self) -> dict[str, Any]:
         """Return where the blend stands after the batches that were taken, as plain values for JSON.
 
-        It is this rank's: where a shard is a row shorter than others its next epoch begins a row earlier.
+        It is the same on every rank if all feeds are such as :class:`~sparkdl.data.ParquetFeed`; of others it has
+        this rank's position.
         """
-        return {
-            **self._settings,
-            "steps_done": self._steps_done,
-            "drawn": list(self._mixture.drawn),
-            "positions": {stream.name: stream.position() for stream in self._streams},
-        }
+        feeds = {stream.name: stream.state(in_rows=self._batch_size is not None) for stream in self._streams}
+        return to_json(self._settings, self._steps_done, self._mixture.drawn, feeds)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on with the batch after those that had been taken when :meth:`state` was called.
 
+        On as many ranks, and with as large shuffle buffers, the batches are those that would have come. On
+        another number of ranks every feed divides the rows that nobody has had of its epoch anew, and each of them
+        comes once; which feed serves which row of a step stays the same. A blend that a state is refused by stays
+        where it was.
+
         Raises:
-            ParamError: if the state is that of a blend of other feeds, weights, batch size or seed.
-            DataError: if a feed has fewer rows than the state says.
+            ParamError: if it is no state of a blend, or that of one of other feeds, weights, batch size, seed
+                or ``at_end``.
+            DataError: if a feed has other rows, another seed or another order than the state says, or is none that
+                goes on with another number of ranks; it names the feed.
         """
-        for key, value in self._settings.items():
-            if state[key] != value:
-                raise ParamError(
-                    f"This blend has {key} {value}, but the state is of one with {state[key]}. Resume with the same "
-                    "settings, or begin anew."
-                )
-        for stream in self._streams:
-            stream.seek(state["positions"][stream.name])
-        self._mixture.drawn = state["drawn"]
-        self._steps_done = state["steps_done"]
+        settled = from_json(state, self._settings)
+        before = [stream.state(in_rows=self._batch_size is not None) for stream in self._streams]
+        try:
+            for stream in self._streams:
+                _resume(stream, settled.feeds[stream.name])
+        except SparkdlError:
+            for stream, position in zip(self._streams, before, strict=True):
+                stream.resume(position)
+            raise
+        self._mixture.drawn = settled.drawn
+        self._steps_done = settled.steps_done
+        self._begin()
 
     def close(self) -> None:
         """Close all feeds; calling it again does nothing."""
@@ -166,13 +186,18 @@ class BlendedFeed:
     ) -> None:
         self.close()
 
-    def _available(self, feed: Feed) -> int:
-        """Samples that one epoch of a feed has on every rank: of rows, those of the shortest shard."""
-        steps = feed.steps_per_epoch
-        if self._batch_size is None or not steps:
-            return steps
-        first, last = feed.rows_in_step(0), feed.rows_in_step(steps - 1)
-        return min(full * (steps - 1) + rest for full, rest in zip(first, last, strict=True))
+    def _begin(self) -> None:
+        """Settle what the end of the blend is counted from."""
+        self._steps_before, self._drawn_before = self._steps_done, self._mixture.drawn
+        self._limits = None
+        if self._settings["at_end"] == "stop":
+            left = [
+                stream.left_of_first_epoch(in_rows=self._batch_size is not None) for stream in self._streams
+            ]
+            self._limits = [
+                drawn + rows if isinstance(stream.feed, ResumableFeed) else rows
+                for stream, drawn, rows in zip(self._streams, self._drawn_before, left, strict=True)
+            ]
 
     def _within_limits(self, before: Sequence[int], chosen: npt.NDArray[np.intp]) -> int:
         if self._limits is None:
@@ -183,7 +208,7 @@ class BlendedFeed:
         stream = self._streams[source]
         batch = stream.take_batch()
         self._steps_done += 1
-        self._rows_of_ranks = stream.feed.rows_in_step(stream.step - 1)
+        self._rows_of_ranks = stream.rows_of_ranks()
         if self._source_column is None:
             return batch
         return self._with_source(batch, np.full(num_rows(batch), source))
@@ -235,13 +260,22 @@ def _first_over(before: Sequence[int], chosen: npt.NDArray[np.intp], limits: Seq
     return allowed
 
 
-def _samples_within(weights: Sequence[float], seed: int, limits: Sequence[int]) -> int:
-    mixture = Mixture(weights, seed=seed)
+def _samples_within(mixture: Mixture, limits: Sequence[int]) -> int:
+    """Return how many samples a mixture gives from where it stands before one that its dataset no longer has."""
+    samples = 0
     while True:
         before = mixture.drawn
         allowed = _first_over(before, mixture.draw(_LOOK_AHEAD), limits)
+        samples += allowed
         if allowed < _LOOK_AHEAD:
-            return sum(before) + allowed
+            return samples
+
+
+def _resume(stream: RowStream, state: Any) -> None:
+    try:
+        stream.resume(state)
+    except SparkdlError as error:
+        raise type(error)(f"The feed {stream.name!r} of the blend cannot go on: {error}") from error
 
 
 def _kinds(batch: Batch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -49,7 +49,7 @@ class BlockCache:
         self._writing: set[int] = set()
         self._closed = False
         self._is_full = False
-        self._folder = _make_folder(folder) if kind == "disk" else None
+        self._folder = _own_folder(folder) if kind == "disk" else None
         self.num_bytes = 0
         self.hits = 0
 
@@ -61,8 +61,11 @@ class BlockCache:
                 self.hits += 1
                 return block
         block = read()
-        if any(array.dtype.hasobject for array in block):
-            self._say_once("columns of strings or of arrays of varying length are not cached")
+        if self._folder is not None and any(array.dtype.hasobject for array in block):
+            self._say_once(
+                "columns of strings, of arrays of varying length and of other objects make no files that can be "
+                "mapped, so their row groups are read again in every epoch; cache='memory' keeps them"
+            )
             return block
         return self._keep(row_group, block)
 
@@ -123,13 +126,13 @@ class BlockCache:
             logger.warning("The feed's cache does not keep all: %s.", what)
 
 
-def _make_folder(parent: str | None) -> Path:
+def _own_folder(parent: str | None) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=parent))
     except OSError as error:
         raise ParamError(
-            f"cache_folder is {parent or tempfile.gettempdir()!r}, where no files can be made: "
-            f"{error.strerror or error}. Give a folder that exists on every machine and can be written."
+            f"cache_folder {parent or tempfile.gettempdir()!r} cannot be written: {error.strerror or error}. "
+            "Give a folder that exists on every machine and can be written."
         ) from error
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data.arrow_columns import to_numpy
+from sparkdl.data.object_sizes import bytes_of
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
@@ -117,8 +118,10 @@ def num_rows(block: Block) -> int:
 
 
 def num_bytes(block: Block) -> int:
-    """Return how many bytes the rows of a block take."""
-    return sum(array.nbytes for array in block)
+    """Return how many bytes the rows of a block take, with the objects in them."""
+    return sum(
+        array.nbytes + sum(map(bytes_of, array.flat) if array.dtype.hasobject else ()) for array in block
+    )
 
 
 def slice_rows(block: Block, start: int, stop: int) -> Block:
@@ -134,6 +137,8 @@ def take_rows(block: Block, indices: npt.NDArray[np.int64]) -> Block:
 def put_rows(block: Block, indices: npt.NDArray[np.int64], rows: Block) -> None:
     """Write rows to the places ``indices`` of a block, which differ from each other."""
     for target, source in zip(block, rows, strict=True):
+        if not target.size:  # lists without elements
+            continue
         if target.ndim > 1 and not target.dtype.hasobject and source.flags.c_contiguous:
             # As one item a row: three times as fast as assigning by a list of indices.
             np.put(_as_items(target), indices, _as_items(source))
@@ -150,7 +155,23 @@ def concatenate(blocks: Sequence[Block]) -> Block:
 
 def copy_of(block: Block) -> Block:
     """Return a block of the same rows in memory of its own."""
-    return [array.copy() for array in block]
+    return [own_objects(array) if array.dtype.hasobject else array.copy() for array in block]
+
+
+def own_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of the same objects, with copies of the arrays and lists among them; others cannot change."""
+    copied = array.copy()
+    items = copied.reshape(-1)
+    for index, value in enumerate(items):
+        if isinstance(value, (np.ndarray, list)):
+            items[index] = _own(value)
+    return copied
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_own(item) for item in value]
+    return own_objects(value) if value.dtype.hasobject else value.copy()
 
 
 def _as_items(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

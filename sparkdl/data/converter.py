@@ -151,7 +151,7 @@ class SparkDatasetConverter:
             shard_count: number of ranks.
             shuffle_row_groups: whether row groups are shuffled anew in each epoch; rows are shuffled only if they are.
             seed: seed of the order, 0 by default; the same on every rank.
-            schema_fields: names of the columns, by default all.
+            schema_fields: names of the columns that are read, by default all; a ``transform_spec`` takes those.
             predicate: a predicate of Petastorm or a :class:`~sparkdl.data.RowFilter`.
             transform_spec: a ``TransformSpec``; its function takes a pandas DataFrame.
             cache_type: ``memory`` or ``local-disk`` to keep decoded rows after the first epoch; None or ``null``

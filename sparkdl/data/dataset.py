@@ -121,14 +121,17 @@ class ParquetDataset:
 
         Args:
             transform: a ``TransformSpec`` of Petastorm, or None.
-            names: the columns that are wanted, by default all.
+            names: the columns that are read, by default all.
+
+        Raises:
+            DataError: if one of them does not exist.
         """
-        del names  # a transform may look at any column
         if transform is None:
             return None
         from sparkdl.data.petastorm.transform import prepare_frames
 
-        return prepare_frames(self.columns, transform)
+        columns = self.columns if names is None else [self.column(name) for name in names]
+        return prepare_frames(columns, transform)
 
     def filter_of(self, row_filter: RowFilter) -> RowFilter:
         """Return a filter of values as users see them as one of values as they lie in the files."""

@@ -25,6 +25,9 @@ Rows: TypeAlias = range | Indices
 Part: TypeAlias = tuple[int, Rows]
 """Rows of one row group, by its position in ``ParquetDataset.row_groups``."""
 
+Taken: TypeAlias = int | tuple[int, ...]
+"""How many rows ranks have had: all of them as many, or by rank."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
@@ -33,12 +36,12 @@ class Stretch:
     Attributes:
         world_size: number of ranks.
         buffer_rows: rows of their shuffle buffers; 0 without shuffling.
-        num_taken: rows that each rank has had of it, fewer where its shard has fewer.
+        num_taken: rows that each rank has had of it, fewer where its shard has fewer; or a number for each rank.
     """
 
     world_size: int
     buffer_rows: int
-    num_taken: int
+    num_taken: Taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,8 @@ class EpochPlan:
         assert taken.world_size == self.world_size, "a stretch is of the plan that its ranks followed"
         rows_left: defaultdict[int, list[Rows]] = defaultdict(list)
         for rank, shard in enumerate(self.shards()):
-            unread = self.unread(rank, shard, buffer_rows=taken.buffer_rows, num_taken=taken.num_taken)
+            num_taken = taken_by(rank, taken.num_taken)
+            unread = self.unread(rank, shard, buffer_rows=taken.buffer_rows, num_taken=num_taken)
             for row_group, rows in unread:
                 rows_left[row_group].append(rows)
         left = {
@@ -128,6 +132,11 @@ class EpochPlan:
     def _rows_left(self, row_group: int) -> Rows:
         rows = self.left.get(row_group)
         return range(self.row_counts[row_group]) if rows is None else rows
+
+
+def taken_by(rank: int, taken: Taken) -> int:
+    """Return how many rows a rank has had."""
+    return taken if isinstance(taken, int) else taken[rank]
 
 
 def as_indices(rows: Rows) -> Indices:

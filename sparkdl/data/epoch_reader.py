@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.batches import rows_at_once, shuffled_blocks
 from sparkdl.data.block_cache import BlockCache
+from sparkdl.data.epoch_plan import taken_by
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.footer_cache import FooterCache
 from sparkdl.data.read_ahead import ReadAhead
@@ -65,6 +66,10 @@ class EpochReader:
         row_filter: which rows are given.
         preparation: makes the layout's columns of those that lie in the files, where they are not the same.
         options: how to read.
+
+    Attributes:
+        is_closed: whether epochs can no longer be read.
+        waited_s: seconds that callers have waited for batches, as they add them up.
     """
 
     def __init__(
@@ -87,6 +92,8 @@ class EpochReader:
         )
         self._readers: set[ShardReader] = set()
         self._shufflers: set[ReadAhead[Block]] = set()
+        self.is_closed = False
+        self.waited_s = 0.0
 
     def count_rows(self, communicator: Communicator | None) -> tuple[int, ...]:
         """Return how many rows of every row group are given; with a communicator each rank counts its part.
@@ -117,7 +124,7 @@ class EpochReader:
         """Start to read a rank's rows of a leg, in their order; the stack ends it."""
         plan, shard = leg.plan, leg.plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
-        taken = min(leg.num_taken, num_rows)
+        taken = min(taken_by(rank, leg.num_taken), num_rows)
         buffer_rows = self._options.buffer_rows
         unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
         if not unread:
@@ -141,6 +148,7 @@ class EpochReader:
 
     def close(self) -> None:
         """End all threads but those that a Store keeps waiting, and remove what the cache keeps on disk."""
+        self.is_closed = True
         for reader in list(self._readers):
             reader.close()
         for shuffler in list(self._shufflers):  # which may have waited for their readers

@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
+from sparkdl.data.argument_checks import check_counts, check_integer
 from sparkdl.data.batches import cut_batches
-from sparkdl.data.column_choice import layout_of, names_to_scan
+from sparkdl.data.column_choice import layout_of, names_and_fields
 from sparkdl.data.course import Course
 from sparkdl.data.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed_state import Identity, from_json, to_json
+from sparkdl.data.preparation import check_transform
 from sparkdl.data.row_filter import as_row_filter
+from sparkdl.data.row_stream import no_map_of_rows
 from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.sources import find_dataset
 from sparkdl.errors import ParamError
@@ -53,7 +57,10 @@ class ParquetFeed:
             ``materialize_dataset`` wrote is decoded by the codecs of its Unischema, as ``make_reader`` does.
         columns: names of the columns to read, by default all; batches hold them in this order. A mapping gives
             names of its own, each for a column or for several scalar columns of one dtype that come as one matrix:
-            ``{"features": ["a", "b"], "label": "y"}``.
+            ``{"features": ["a", "b"], "label": "y"}``. See ``transform`` for what they are with one.
+        shapes: of array columns in a folder of plain Parquet by name the length at every level, None where it differs
+            from row to row: ``{"tokens": (None,)}``. A column that is not named has in every row the lengths of
+            the first one.
         rank: this rank.
         world_size: number of ranks.
         batch_size: rows per batch and rank.
@@ -69,13 +76,17 @@ class ParquetFeed:
             beside the shuffle buffer itself and the cache. A single row group is read even if it takes more.
         row_filter: which rows to give: a :class:`sparkdl.data.RowFilter`, or a predicate of Petastorm. The rows
             that pass are counted when the feed is made.
-        transform: Petastorm's ``TransformSpec``, applied by the reader threads; ``columns`` are then those that it
-            gives. Its function takes a pandas DataFrame of rows of one row group, or with a Unischema a dict of one
-            row, and may not change how many rows there are. What a cache keeps is what it made.
+        transform: Petastorm's ``TransformSpec``, applied by the reader threads. Names in ``columns`` are then those
+            that its function takes, as with Petastorm's ``schema_fields``; what it gives is what its ``edit_fields``,
+            ``removed_fields`` and ``selected_fields`` make of them. A mapping is of columns that it gives, and its
+            function takes all that there are. The function takes a pandas DataFrame of rows of one row group, or
+            with a Unischema a dict of one row, and may not change how many rows there are. What a cache keeps is
+            what it made.
         communicator: open over all ranks, so that each counts its part of the row groups; making the feed is then a
             collective operation. Used for a ``row_filter`` alone.
         cache: keeps decoded row groups after they were first read: in ``"memory"``, or on ``"disk"`` as
-            files that are removed when the feed is closed. Neither changes the order of the rows.
+            files that are removed when the feed is closed. Neither changes the order of the rows. Rows with strings
+            or other objects among their columns, such as arrays of varying length, are kept in memory alone.
         cache_limit_bytes: what the cache takes at most; what does not fit is read again, and that is logged once.
         cache_folder: where the cache's files go; by default the system's folder for temporary files.
         read_timeout_s: seconds to wait for one row group before the read is given up, also while rows that pass the
@@ -83,7 +94,6 @@ class ParquetFeed:
 
     Attributes:
         dataset: what is read.
-        waited_s: seconds that the caller has waited for batches so far.
 
     Raises:
         DataError: if a column does not exist.
@@ -97,6 +107,7 @@ class ParquetFeed:
         *,
         batch_size: int,
         columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        shapes: Mapping[str, tuple[int | None, ...]] | None = None,
         rank: int = 0,
         world_size: int = 1,
         shuffle: bool = True,
@@ -112,30 +123,36 @@ class ParquetFeed:
         cache_folder: str | None = None,
         read_timeout_s: float = 600.0,
     ) -> None:
-        _check_numbers(
+        check_counts(
+            least=1,
+            world_size=world_size,
             batch_size=batch_size,
             num_threads=num_threads,
             shuffle_buffer_rows=1 if shuffle_buffer_rows is None else shuffle_buffer_rows,
             read_ahead_bytes=read_ahead_bytes,
             cache_limit_bytes=cache_limit_bytes,
         )
-        if not 0 <= rank < world_size:
+        check_counts(least=0, rank=rank)
+        if rank >= world_size:
             raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
+        check_integer(seed=seed)
+        if not isinstance(read_timeout_s, (int, float)) or not read_timeout_s > 0:
+            raise ParamError(f"read_timeout_s must be a number of seconds above 0, got {read_timeout_s!r}.")
         if cache not in (None, "memory", "disk"):
             raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
         chosen = as_row_filter(row_filter)
-        self.dataset = find_dataset(
-            source,
-            None if transform is not None else names_to_scan(columns),
-            timeout_s=read_timeout_s,
-        )
-        preparation = self.dataset.preparation(transform, names_to_scan(columns))
-        self._layout = layout_of(preparation or self.dataset, columns)
+        check_transform(transform)
+        names, fields = names_and_fields(columns, transform)
+        self.dataset = find_dataset(source, names, shapes, timeout_s=read_timeout_s)
+        preparation = self.dataset.preparation(transform, names)
+        self._layout = layout_of(preparation or self.dataset, fields)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
         if shuffle_buffer_rows is None:
             fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
             shuffle_buffer_rows = max(1, min(fitting, SHUFFLE_BUFFER_ROWS))
         buffer_rows = shuffle_buffer_rows if shuffle else 0
+        # NumPy's integers are no values for the JSON of a state.
+        rank, world_size, batch_size, seed = int(rank), int(world_size), int(batch_size), int(seed)
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
         self._reader = EpochReader(
             self.dataset,
@@ -161,8 +178,11 @@ class ParquetFeed:
         )
         self._epoch = 0
         self._given = 0
-        self._closed = False
-        self.waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the caller has waited for batches so far."""
+        return self._reader.waited_s
 
     @property
     def steps_per_epoch(self) -> int:
@@ -175,7 +195,11 @@ class ParquetFeed:
 
     def steps_in(self, epoch: int) -> int:
         """Return how many batches :meth:`epoch` gives: fewer than ``steps_per_epoch`` where it was resumed."""
-        return math.ceil(max(self._course.leg(epoch).rows_to_come()) / self._batch_size)
+        return math.ceil(max(self.rows_in_epoch(epoch)) / self._batch_size)
+
+    def rows_in_epoch(self, epoch: int) -> list[int]:
+        """Return how many rows :meth:`epoch` gives each rank: fewer where it was resumed."""
+        return self._course.leg(epoch).rows_to_come()
 
     def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
         """Return how many rows each rank has in a step: ``batch_size`` in all but the last.
@@ -187,19 +211,20 @@ class ParquetFeed:
         if epoch is None:
             return rows_in_step(self._num_rows, self._world_size, self._batch_size, step)
         before = step * self._batch_size
-        return [
-            min(max(rows - before, 0), self._batch_size) for rows in self._course.leg(epoch).rows_to_come()
-        ]
+        return [min(max(rows - before, 0), self._batch_size) for rows in self.rows_in_epoch(epoch)]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that the next iteration over the feed gives."""
-        if epoch < 0:
-            raise ParamError(f"The number of an epoch is at least 0, got {epoch}.")
-        self._epoch, self._given = epoch, 0
+        check_counts(least=0, epoch=epoch)
+        self._epoch, self._given = int(epoch), 0
 
     def __iter__(self) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
         """Give the batches of the current epoch, as :meth:`epoch` does; then the next epoch is the current one."""
         return self.epoch(self._epoch)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse, with what to do: a DataLoader asks for items where it is given no ``IterableDataset``."""
+        raise no_map_of_rows(self)
 
     def epoch(self, epoch: int) -> Generator[dict[str, npt.NDArray[Any]], None, None]:
         """Yield the batches of an epoch, or what is left of it; reading ahead begins with the first ``next``.
@@ -216,8 +241,10 @@ class ParquetFeed:
             DataError: if a file cannot be read, or holds something else than the dataset says; it names file
                 and row group.
         """
-        if self._closed:
+        check_counts(least=0, epoch=epoch)
+        if self._reader.is_closed:
             raise ParamError("The feed is closed; make a new one.")
+        epoch = int(epoch)
         steps = self.steps_in(epoch)
         self._epoch, self._given = epoch, 0
         with ExitStack() as stack:
@@ -229,7 +256,7 @@ class ParquetFeed:
                 batch = self._layout.unpack(next(batches, nothing))
                 # Before it is given: a state that is taken while the batch is used has it behind.
                 self._epoch, self._given = epoch, step + 1
-                self.waited_s += time.perf_counter() - started
+                self._reader.waited_s += time.perf_counter() - started
                 yield batch
                 started = time.perf_counter()
         self._epoch, self._given = epoch + 1, 0
@@ -242,7 +269,30 @@ class ParquetFeed:
                 takes batches ahead of their use knows better.
         """
         given = self._given if given is None else given
-        return to_json(self._course.progress(self._epoch, given * self._batch_size), self._identity)
+        check_counts(least=0, given=given)
+        return to_json(self._course.progress(self._epoch, int(given) * self._batch_size), self._identity)
+
+    def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
+        """Return the state in which each rank has had so many rows from an epoch on, whatever this feed gave.
+
+        For those who take rows across the borders of epochs, as a :class:`BlendedFeed` does: a rank whose shard is a
+        row shorter than others then comes to the next epoch before them.
+
+        Args:
+            epoch: number of the epoch that was begun with, or with what was left of it.
+            num_rows: rows that each rank has had of it and of those that follow.
+        """
+        return to_json(self._course.progress_running_on(epoch, num_rows), self._identity)
+
+    def twin(self) -> ParquetFeed:
+        """Return a feed of the same rows that goes its own way through them, from the first epoch on.
+
+        It reads through this one's threads and cache; whoever closes one of them closes both.
+        """
+        twin = copy(self)
+        twin._course = self._course.afresh()
+        twin._epoch = twin._given = 0
+        return twin
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where another feed of this dataset stood; it becomes the current epoch.
@@ -255,6 +305,7 @@ class ParquetFeed:
             state: what :meth:`state` returned on any rank.
 
         Raises:
+            ParamError: if it is no state of a feed; it names the part that cannot be.
             DataError: if the state is of another dataset or seed, of another kind of order, or of a row filter that
                 other numbers of rows of the row groups pass. Another filter that as many rows of each pass is not
                 noticed.
@@ -271,17 +322,17 @@ class ParquetFeed:
             step: number of the batch, from 0, among the ``steps_per_epoch`` of the whole epoch, as this feed's ranks
                 and batch size divide it. What was resumed before, or sought, is forgotten.
         """
-        if not 0 <= step < self.steps_per_epoch:
+        check_counts(least=0, epoch=epoch, step=step)
+        if step >= self.steps_per_epoch:
             raise ParamError(f"An epoch has {self.steps_per_epoch} batches, counted from 0; got step {step}.")
         self.set_epoch(epoch)
-        self._course.seek(epoch, step * self._batch_size)
+        self._course.seek(int(epoch), int(step) * self._batch_size)
 
     def close(self) -> None:
         """End all threads but those that a Store keeps waiting; epochs that are under way cannot go on.
 
         Calling it again does nothing.
         """
-        self._closed = True
         self._reader.close()
 
     def __enter__(self) -> ParquetFeed:
@@ -291,9 +342,3 @@ class ParquetFeed:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check_numbers(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ParamError(f"{name} must be at least 1, got {value}.")

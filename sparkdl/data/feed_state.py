@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.epoch_plan import Stretch
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset import ParquetDataset
@@ -27,10 +27,12 @@ class Progress:
     Attributes:
         epoch: number of the epoch, from 0.
         stretches: the stretches of it that are done, the first one first; none at its beginning.
+        later: likewise of later epochs that some ranks have begun, which a blend's ranks do when their shards differ.
     """
 
     epoch: int = 0
     stretches: tuple[Stretch, ...] = ()
+    later: Mapping[int, tuple[Stretch, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,35 +98,99 @@ class Identity:
 
 def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:
     """Return a state as :func:`json.dumps` takes it."""
-    return {
+    state = {
         "version": _VERSION,
         "epoch": progress.epoch,
-        "stretches": [
-            [stretch.world_size, stretch.buffer_rows, stretch.num_taken] for stretch in progress.stretches
-        ],
+        "stretches": _stretches_to_json(progress.stretches),
         "of": vars(identity).copy(),
     }
+    if progress.later:
+        state["later"] = [
+            [epoch, _stretches_to_json(stretches)] for epoch, stretches in progress.later.items()
+        ]
+    return state
 
 
 def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
     """Return what a state says.
 
     Raises:
-        DataError: if it is no state of a feed, a newer version wrote it, or it is of another dataset or other
-            options than ``identity``.
+        ParamError: if it is no state of a feed, or a part of it cannot be; it names the part and its value.
+        DataError: if a newer version wrote it, or it is of another dataset or other options than ``identity``.
     """
-    if not isinstance(state, Mapping) or "version" not in state or "of" not in state:
-        raise DataError(f"This is no state of a feed: {str(state)[:80]}. Give what state() returned.")
+    parts = ("version", "epoch", "stretches", "of")
+    missing = [part for part in parts if not isinstance(state, Mapping) or part not in state]
+    if missing:
+        lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(parts) else ""
+        raise ParamError(
+            f"This is no state of a feed: {str(state)[:80]}.{lacks} Give what a feed's state() returned, a dict of "
+            f"{', '.join(parts)}."
+        )
     if state["version"] != _VERSION:
         raise DataError(
             f"The state has version {state['version']}; this sparkdl reads version {_VERSION}. Resume with the "
             "version of sparkdl that wrote it."
         )
+    if not isinstance(state["of"], Mapping):
+        raise _impossible("of", state["of"], "a dict that tells the dataset")
     identity.check(state["of"])
+    later = state.get("later", [])
+    if not isinstance(later, Sequence) or not all(
+        isinstance(each, Sequence) and len(each) == 2 for each in later
+    ):
+        raise _impossible("later", later, "a list of pairs of an epoch and its stretches")
     return Progress(
-        epoch=int(state["epoch"]),
-        stretches=tuple(
-            Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=num_taken)
-            for world_size, buffer_rows, num_taken in state["stretches"]
-        ),
+        epoch=_checked_epoch(state["epoch"]),
+        stretches=_stretches_from_json(state["stretches"]),
+        later={_checked_epoch(epoch): _stretches_from_json(stretches) for epoch, stretches in later},
+    )
+
+
+def _stretches_to_json(stretches: Sequence[Stretch]) -> list[list[Any]]:
+    return [
+        [
+            stretch.world_size,
+            stretch.buffer_rows,
+            stretch.num_taken if isinstance(stretch.num_taken, int) else list(stretch.num_taken),
+        ]
+        for stretch in stretches
+    ]
+
+
+def _stretches_from_json(stretches: Any) -> tuple[Stretch, ...]:
+    if not isinstance(stretches, Sequence) or isinstance(stretches, str):
+        raise _impossible("stretches", stretches, "a list")
+    return tuple(_stretch_from_json(stretch) for stretch in stretches)
+
+
+def _stretch_from_json(stretch: Any) -> Stretch:
+    if isinstance(stretch, Sequence) and not isinstance(stretch, str) and len(stretch) == 3:
+        world_size, buffer_rows, taken = stretch
+        of_ranks = taken if isinstance(taken, Sequence) and not isinstance(taken, str) else [taken]
+        if (
+            _is_count(world_size, 1)
+            and all(_is_count(number, 0) for number in (buffer_rows, *of_ranks))
+            and (of_ranks is not taken or len(of_ranks) == world_size)
+        ):
+            num_taken = tuple(of_ranks) if of_ranks is taken else taken
+            return Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=num_taken)
+    raise _impossible(
+        "a stretch", stretch, "[number of ranks, rows of the shuffle buffer, rows that each rank has had]"
+    )
+
+
+def _checked_epoch(epoch: Any) -> int:
+    if not _is_count(epoch, 0):
+        raise _impossible("epoch", epoch, "a whole number, at least 0")
+    return int(epoch)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _impossible(part: str, value: Any, expected: str) -> ParamError:
+    return ParamError(
+        f"This is no state of a feed: {part} is {value!r}, and has to be {expected}. Give what a feed's state() "
+        "returned."
     )

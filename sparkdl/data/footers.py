@@ -5,6 +5,7 @@ Runs on the *driver*. Footers are read by several threads, as on object stores e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +22,10 @@ from sparkdl.data.parquet_files import find_parquet_files
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
 from sparkdl.data.store_failures import describe_reading_failure
-from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, StoreAccessError
+from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, ParamError, StoreAccessError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 _NUM_THREADS = 16
 
@@ -66,6 +67,7 @@ def scan_dataset(
         DataError: if there are no Parquet files or no rows, a file is damaged, a column is missing or of a type
             that the feed has no form for, or its type differs between files.
         StoreAccessError: if the folder cannot be listed, or its filesystem not be reached.
+        ParamError: if a shape is given for what is no array column, or for more or fewer levels of arrays than it has.
         StoreError: if the filesystem cannot be opened.
     """
     location = open_location(url)
@@ -128,6 +130,11 @@ def _describe_columns(
 ) -> tuple[Column, ...]:
     types = {name: _common_type(footers, name) for name in names}
     described = {name: describe_type(name, arrow_type) for name, arrow_type in types.items()}
+    for name, shape in shapes.items():
+        if name not in footers[0].schema.names:
+            raise missing_column_error(name, footers[0].schema.names)
+        if name in described:
+            _check_shape(name, shape, described[name][2])
     unknown = [name for name, (_, _, depth) in described.items() if depth and name not in shapes]
     known = {**_shapes_of_first_row(location, first, unknown), **shapes}
     columns = [
@@ -135,6 +142,18 @@ def _describe_columns(
         for name, (kind, dtype, depth) in described.items()
     ]
     return with_object_sizes(columns, partial(_first_rows, location, first))
+
+
+def _check_shape(name: str, shape: Any, depth: int) -> None:
+    is_shape = isinstance(shape, Sequence) and all(
+        length is None or (isinstance(length, int) and length >= 0) for length in shape
+    )
+    if not depth or not is_shape or len(shape) != depth:
+        has = f"has {depth} levels of arrays" if depth > 1 else "is an array" if depth else "is no array"
+        raise ParamError(
+            f"shapes gives {shape!r} for column {name!r}, which {has}. Give a length for each level of arrays, None "
+            "where it differs from row to row."
+        )
 
 
 def _describe_column(
@@ -167,6 +186,8 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
     for footer in footers:
         if name not in footer.schema.names:
             if footer is footers[0]:
+                if any(part.startswith(f"{name}=") for part in footer.path.split("/")):
+                    raise _partition_column_error(name, footer.path)
                 raise missing_column_error(name, footer.schema.names)
             raise DataError(
                 f"Column {name!r} is in {footers[0].path}, but not in {footer.path}. Write files of equal columns, or "
@@ -180,6 +201,13 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
             )
         common = found
     return common
+
+
+def _partition_column_error(name: str, path: str) -> DataError:
+    return DataError(
+        f"Column {name!r} is a partition column: its values stand in the names of folders ({path}), and a feed reads "
+        "what stands in the files. Write the files with that column inside, as sparkdl.data.materialize does."
+    )
 
 
 def _shapes_of_first_row(

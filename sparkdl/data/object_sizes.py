@@ -57,6 +57,8 @@ def _mean_bytes(sample: pa.Table, column: Column) -> int:
 
 def bytes_of(value: Any) -> int:
     """Return the bytes that an object takes, with those that it holds."""
+    if isinstance(value, list):  # of arrays, where inner lists differ in length
+        return sys.getsizeof(value) + sum(map(bytes_of, value))
     if not isinstance(value, np.ndarray):
         return sys.getsizeof(value)
     # An array that is a view says nothing of the memory it looks at.

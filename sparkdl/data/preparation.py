@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset import Column, missing_column_error
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pyarrow as pa
+
+_PARTS_OF_SPEC = ("func", "edit_fields", "removed_fields", "selected_fields")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +45,19 @@ class Preparation:
         if name in self.unusable:
             raise DataError(f"Column {name!r} cannot be fed: {self.unusable[name]}.")
         raise missing_column_error(name, [column.name for column in self.columns])
+
+
+def check_transform(transform: Any) -> None:
+    """Check that what a feed was given as a transform is a ``TransformSpec`` of Petastorm, or None.
+
+    Raises:
+        ParamError: if it is something else.
+    """
+    if transform is None or all(hasattr(transform, part) for part in _PARTS_OF_SPEC):
+        return
+    example = (
+        "TransformSpec(function)" if callable(transform) else "TransformSpec(function, edit_fields=[...])"
+    )
+    raise ParamError(
+        f"transform is a {type(transform).__name__}; give a petastorm.transform.TransformSpec, such as {example}."
+    )

@@ -28,7 +28,7 @@ class RowFilter:
     """Rows for which a function says so.
 
     Attributes:
-        columns: names of the columns that the function looks at; the feed need not give them.
+        columns: names of the columns that the function looks at, or the name of one; the feed need not give them.
         keep: takes the values of a row group by column name, each an array with an item per row (strings and lists
             as objects), and returns a boolean array. It must give the same answer for the same rows every
             time, on every rank.
@@ -36,6 +36,10 @@ class RowFilter:
 
     columns: Sequence[str]
     keep: Callable[[Values], npt.NDArray[np.bool_]]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.columns, str):
+            object.__setattr__(self, "columns", (self.columns,))
 
     @classmethod
     def from_predicate(cls, predicate: Any) -> RowFilter:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,14 @@ class Feed(Protocol):
         """Yield the batches of an epoch; they depend on its number alone, and may have no rows."""
 
 
+def no_map_of_rows(feed: object) -> ParamError:
+    """The error for a feed that is asked for an item by its number, as a DataLoader around it does."""
+    return ParamError(
+        f"A {type(feed).__name__} gives batches one after the other and none by its number. For a DataLoader, write "
+        "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.training.feed_dataset.FeedDataset."
+    )
+
+
 @runtime_checkable
 class SeekableFeed(Feed, Protocol):
     """A feed that can begin in the middle of an epoch without reading what comes before."""
@@ -37,38 +46,68 @@ class SeekableFeed(Feed, Protocol):
         """Have :meth:`epoch` begin at a batch of the whole epoch; where it began before is forgotten."""
 
 
+@runtime_checkable
+class ResumableFeed(Feed, Protocol):
+    """A feed that tells where all ranks stand together, so that other numbers of ranks can go on from there."""
+
+    def twin(self) -> ResumableFeed:
+        """Return a feed of the same rows that goes its own way, from the first epoch on."""
+
+    def rows_in_epoch(self, epoch: int) -> list[int]:
+        """Return how many rows :meth:`epoch` gives each rank."""
+
+    def steps_in(self, epoch: int) -> int:
+        """Return how many batches :meth:`epoch` gives."""
+
+    def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
+        """Return how many rows each rank has in a step of what :meth:`epoch` gives, or of a whole epoch."""
+
+    def state(self) -> dict[str, Any]:
+        """Return where the feed stands after the batches that it gave, the same on every rank."""
+
+    def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
+        """Return where it stands once each rank has had so many rows from an epoch on."""
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+
+
 class RowStream:
     """Hands out the rows of a feed's epochs 0, 1, 2, ... one after the other, all of them whole.
 
     Args:
         name: what error messages call the feed.
-        feed: the feed.
+        feed: the feed; of a resumable one a twin is read, so that nobody else moves it.
     """
 
     def __init__(self, name: str, feed: Feed) -> None:
         self.name = name
-        self.feed = feed
+        self.feed = feed.twin() if isinstance(feed, ResumableFeed) else feed
         self.epoch = 0
         self.step = 0
         """Batches of this epoch that have been begun."""
         self.row = 0
         """Rows of the batch begun last that have been handed out."""
+        self._first_epoch = 0
+        self._rows_taken = 0
         self._batches: Iterator[Batch] | None = None
         self._batch: Batch | None = None
 
     def take(self, rows: int) -> list[Batch]:
-        """Return the next ``rows`` rows in as few parts as they lie in; parts are views.
+        """Return the next ``rows`` rows in as few parts as they lie in; parts are views. All ranks take as many.
 
         Raises:
             DataError: if an epoch has no rows at all on this rank.
         """
         parts = []
         without_rows = 0
+        self._rows_taken += rows
         while rows:
             rest = num_rows(self._batch) - self.row if self._batch is not None else 0
             if not rest:
                 without_rows += self._next_batch()
-                if without_rows > 1:
+                # What is left of several epochs can hold no row for this rank; a whole epoch of such a feed has some.
+                if without_rows > 1 and not isinstance(self.feed, ResumableFeed):
                     raise DataError(f"The feed {self.name!r} has no rows on this rank, so it cannot repeat.")
                 continue
             assert self._batch is not None, "there is a rest of it"
@@ -91,19 +130,73 @@ class RowStream:
         self.row = num_rows(self._batch)
         return self._batch
 
-    def position(self) -> dict[str, int]:
-        """Return where the next row lies."""
-        return {"epoch": self.epoch, "step": self.step, "row": self.row}
+    def rows_of_ranks(self) -> list[int]:
+        """Return how many rows each rank has in the batch that :meth:`take_batch` returned."""
+        if isinstance(self.feed, ResumableFeed):
+            return self.feed.rows_in_step(self.step - 1, self.epoch)
+        return self.feed.rows_in_step(self.step - 1)
 
-    def seek(self, position: dict[str, int]) -> None:
-        """Go to a position that :meth:`position` returned.
+    def left_of_first_epoch(self, *, in_rows: bool) -> int:
+        """Return how many rows every rank still gets of epoch 0 at least, or how many batches.
 
-        A feed that can seek skips what comes before it; of others it is read and left out.
+        Only a resumable feed can have less than the whole.
+        """
+        if isinstance(self.feed, ResumableFeed):
+            if self._first_epoch:
+                return 0
+            return min(self.feed.rows_in_epoch(0)) if in_rows else self.feed.steps_in(0)
+        steps = self.feed.steps_per_epoch
+        if not in_rows or not steps:
+            return steps
+        first, last = self.feed.rows_in_step(0), self.feed.rows_in_step(steps - 1)
+        return min(full * (steps - 1) + rest for full, rest in zip(first, last, strict=True))
+
+    def state(self, *, in_rows: bool) -> dict[str, Any]:
+        """Return where the stream stands, as plain values for JSON.
+
+        That of a resumable feed is the same on every rank; that of another is this rank's.
+
+        Args:
+            in_rows: whether rows were taken, or whole batches.
+        """
+        if isinstance(self.feed, ResumableFeed):
+            if in_rows:
+                return self.feed.state_running_on(self._first_epoch, self._rows_taken)
+            return self.feed.state()
+        world_size = len(self.feed.rows_in_step(0))
+        return {"epoch": self.epoch, "step": self.step, "row": self.row, "world_size": world_size}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go to where another stream stood when it returned this state.
+
+        A resumable feed reads nothing of what comes before. One that can seek skips it; of others it is read and
+        left out.
 
         Raises:
-            DataError: if the feed has fewer rows than that.
+            ParamError: if it is no state of such a stream.
+            DataError: if the feed is another one, has fewer rows, or cannot go on with this number of ranks.
         """
         self.close()
+        if isinstance(self.feed, ResumableFeed):
+            self.feed.resume(state)
+            self.epoch = self._first_epoch = int(state["epoch"])
+            self.step = self.row = self._rows_taken = 0
+        else:
+            self._seek(state)
+
+    def _seek(self, position: Mapping[str, Any]) -> None:
+        for part in ("epoch", "step", "row", "world_size"):
+            if not isinstance(position, Mapping) or not isinstance(position.get(part), int):
+                raise ParamError(
+                    f"This is no state of the feed {self.name!r}: {str(position)[:80]}. It needs whole numbers for "
+                    "epoch, step, row and world_size."
+                )
+        world_size = len(self.feed.rows_in_step(0))
+        if position["world_size"] != world_size:
+            raise DataError(
+                f"The feed {self.name!r} was shared by {position['world_size']} ranks and is shared by {world_size} "
+                "now, with which only feeds such as ParquetFeed go on. Resume on as many ranks."
+            )
         self.epoch, self.step, self.row = position["epoch"], 0, 0
         skipped = position["step"] - 1
         if skipped > 0 and isinstance(self.feed, SeekableFeed) and skipped < self.feed.steps_per_epoch:
@@ -129,7 +222,7 @@ class RowStream:
     def _next_batch(self) -> bool:
         """Go to the next batch, or to the beginning of the next epoch; return whether it is the latter."""
         if self._batches is None:
-            if isinstance(self.feed, SeekableFeed):
+            if isinstance(self.feed, SeekableFeed) and not isinstance(self.feed, ResumableFeed):
                 # Steps count from the beginning of the epoch, wherever the feed was told to begin before.
                 self.feed.seek(self.epoch, self.step)
             self._batches = iter(self.feed.epoch(self.epoch))

@@ -98,7 +98,11 @@ def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
             f"{num_rows} rows cannot be shared by {world_size} ranks: there must be at least one rank."
         )
     if num_rows < world_size:
-        remedy = f"Lower numWorkers to {num_rows}." if num_rows else "Train on a DataFrame that has rows."
+        remedy = (
+            f"Lower the number of ranks (numWorkers of an estimator, world_size of a feed) to {num_rows}."
+            if num_rows
+            else "Train on data that has rows."
+        )
         raise ShardingError(
             f"{num_rows} rows cannot be shared by {world_size} ranks: each rank needs at least one. {remedy}"
         )

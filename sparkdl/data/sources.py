@@ -10,7 +10,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeAlias
 
 from sparkdl.data.daemon_threads import DaemonThreads
-from sparkdl.data.dataset import MANIFEST_NAME, ParquetDataset
+from sparkdl.data.dataset import MANIFEST_NAME, Column, ParquetDataset
 from sparkdl.data.filesystems import absolute_url, open_location
 from sparkdl.data.footers import scan_dataset
 from sparkdl.data.manifest import open_dataset
@@ -19,7 +19,7 @@ from sparkdl.data.store_failures import describe_failure, reading_from
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkdl.data.filesystems import Location
 
@@ -27,7 +27,11 @@ Source: TypeAlias = "ParquetDataset | Store | str | os.PathLike[str]"
 
 
 def find_dataset(
-    source: Source, columns: Sequence[str] | None, *, timeout_s: float | None = None
+    source: Source,
+    columns: Sequence[str] | None,
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+    *,
+    timeout_s: float | None = None,
 ) -> ParquetDataset:
     """Return the dataset that a source stands for.
 
@@ -35,27 +39,29 @@ def find_dataset(
         source: a dataset; the URL or path of a folder of Parquet files, of one such file, of a dataset in a Store, or
             of a dataset that Petastorm wrote with a Unischema; or a Store that holds exactly one dataset.
         columns: the columns that matter, by default all.
+        shapes: of array columns in plain Parquet files; see :func:`sparkdl.data.scan_dataset`.
         timeout_s: seconds for all of it, by default without an end.
 
     Raises:
-        ParamError: if the source is something else.
+        ParamError: if the source is something else, or shapes are given for a dataset that tells those of its
+            columns itself.
         DataError: if there are no Parquet files, they cannot be read, or a Store holds none or several datasets; if
             that is not found out in time.
         StoreAccessError: if the filesystem lets nobody look.
         StoreError: if the filesystem cannot be opened.
     """
     if isinstance(source, ParquetDataset):
-        return source
+        return _without_shapes(source, shapes)
     if not isinstance(source, (Store, str, os.PathLike)):
         raise ParamError(
             f"The source is a dataset, a Store, or the path or URL of a folder, got {type(source).__name__}. Describe "
             "some files of a folder with scan_dataset(folder, paths=[...])."
         )
     if timeout_s is None:
-        return _find(source, columns)
+        return _find(source, columns, shapes)
     thread = DaemonThreads(1, "sparkdl-finder")
     try:
-        found = thread.submit(_find, source, columns)
+        found = thread.submit(_find, source, columns, shapes)
         if not wait([found], timeout=timeout_s).done:
             name = source.url if isinstance(source, Store) else os.fspath(source)
             raise DataError(
@@ -67,9 +73,13 @@ def find_dataset(
         thread.stop()
 
 
-def _find(source: Store | str | os.PathLike[str], columns: Sequence[str] | None) -> ParquetDataset:
+def _find(
+    source: Store | str | os.PathLike[str],
+    columns: Sequence[str] | None,
+    shapes: Mapping[str, tuple[int | None, ...]] | None,
+) -> ParquetDataset:
     if isinstance(source, Store):
-        return open_dataset(_only_dataset(source))
+        return _without_shapes(open_dataset(_only_dataset(source)), shapes)
     url = os.fspath(source)
     location = open_location(url)
     with reading_from(url):
@@ -79,17 +89,32 @@ def _find(source: Store | str | os.PathLike[str], columns: Sequence[str] | None)
         # Spark writes folders of such names, too.
         is_file = url.endswith(".parquet") and filesystem.isfile(location.path)
     if is_stored:
-        return open_dataset(url)
+        return _without_shapes(open_dataset(url), shapes)
     if has_metadata:
         from sparkdl.data.petastorm.unischema_dataset import find_unischema_dataset
 
         decoded = find_unischema_dataset(url)
         if decoded is not None:
-            return decoded
+            return _without_shapes(decoded, shapes)
     if is_file:
         folder, name = os.path.split(absolute_url(url))
-        return scan_dataset(folder, columns, paths=[name])
-    return scan_dataset(url, columns)
+        return scan_dataset(folder, columns, shapes, paths=[name])
+    return scan_dataset(url, columns, shapes)
+
+
+def _without_shapes(
+    described: ParquetDataset, shapes: Mapping[str, tuple[int | None, ...]] | None
+) -> ParquetDataset:
+    if shapes is not None:
+        raise ParamError(
+            f"shapes={shapes!r} is for folders of plain Parquet files; this dataset tells the shapes of its columns: "
+            f"{', '.join(_shape_of(column) for column in described.columns)}. Leave shapes out."
+        )
+    return described
+
+
+def _shape_of(column: Column) -> str:
+    return f"{column.name} {column.lengths or column.shape}"
 
 
 def _only_dataset(store: Store) -> str:

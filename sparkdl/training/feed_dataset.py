@@ -5,12 +5,14 @@ Runs on a *rank*. The feed reads ahead in threads of its own, so the DataLoader 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
+from sparkdl.data import BlendedFeed
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -21,19 +23,37 @@ if TYPE_CHECKING:
     from sparkdl.data import ParquetFeed
 
 
+class FeedBatch(dict[str, Any]):
+    """A batch by column name; a type of its own, so that torch's ``default_collate`` can tell that it is no sample."""
+
+
+def _refuse_to_join(batch: list[FeedBatch], **_: Any) -> NoReturn:
+    num_rows = len(next(iter(batch[0].values()), ()))
+    raise ParamError(
+        f"A DataLoader was about to join {len(batch)} batches of a feed, of {num_rows} rows each, into one. A "
+        "FeedDataset gives whole batches: write DataLoader(FeedDataset(feed), batch_size=None), and give the feed "
+        "the batch_size."
+    )
+
+
+# As torch documents for types of one's own: torch.utils.data._utils.collate.collate.
+default_collate_fn_map[FeedBatch] = _refuse_to_join
+
+
 class FeedDataset(IterableDataset[dict[str, Any]]):
     """The batches of a feed as dicts of tensors: ``DataLoader(FeedDataset(feed), batch_size=None)``.
 
     Each iteration gives the feed's current epoch and moves it on to the next one. Tensors share memory with the feed's
     arrays; columns of what torch has no dtype for, such as strings, dates and timestamps, stay arrays. A DataLoader
     tries to make tensors of dates and timestamps all the same, and fails; with ``collate_fn=lambda batch: batch`` it
-    leaves batches as they are.
+    leaves batches as they are. Without ``batch_size=None`` a DataLoader would make batches of batches, of one more
+    dimension; its own way to join them raises a :class:`~sparkdl.errors.ParamError`.
 
     Args:
-        feed: closed by whoever made it.
+        feed: a :class:`~sparkdl.data.ParquetFeed` or a blend of them; closed by whoever made it.
     """
 
-    def __init__(self, feed: ParquetFeed) -> None:
+    def __init__(self, feed: ParquetFeed | BlendedFeed) -> None:
         self._feed = feed
 
     def __len__(self) -> int:
@@ -52,10 +72,18 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
                 "rows once more. Leave num_workers at 0: the feed reads ahead in threads of its own (num_threads)."
             )
         for batch in self._feed:
-            yield {name: as_tensor(array) for name, array in batch.items()}
+            yield FeedBatch((name, as_tensor(array)) for name, array in batch.items())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, that the next iteration gives."""
+        """Choose the epoch, from 0, that the next iteration gives.
+
+        Raises:
+            ParamError: of a blend, which runs on through the epochs of its feeds.
+        """
+        if isinstance(self._feed, BlendedFeed):
+            raise ParamError(
+                "A blend runs on through the epochs of its feeds and has none to choose; leave it out."
+            )
         self._feed.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def test_predicates_transforms_columns_and_caches_are_the_feeds(converter: Spark
     spec = TransformSpec(
         lambda frame: frame.assign(square=frame["id"] ** 2),
         edit_fields=[edit_field("square", np.int64, ())],
-        removed_fields=["pair"],
+        removed_fields=["id"],
     )
     with converter.make_torch_dataloader(
         batch_size=8,
@@ -134,12 +134,14 @@ def test_predicates_transforms_columns_and_caches_are_the_feeds(converter: Spark
         shuffle_row_groups=False,
         predicate=in_lambda(["id"], lambda number: number < 5),
         transform_spec=spec,
-        schema_fields=["square"],
+        schema_fields=["id"],
         cache_type="local-disk",
         cache_size_limit=1 << 20,
         workers_count=1,
     ) as loader:
-        assert [batch["square"].tolist() for batch in loader] == [[0, 1, 4, 9, 16]] * 2
+        batches = list(loader)
+    assert [list(batch) for batch in batches] == [["square"]] * 2
+    assert [batch["square"].tolist() for batch in batches] == [[0, 1, 4, 9, 16]] * 2
 
 
 def test_a_converter_tells_its_size_and_files_and_travels_to_ranks(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.blocks import copy_of, slice_rows, take_rows
+from sparkdl.data.blocks import copy_of, own_objects, slice_rows, take_rows
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.reading_errors import reading_error
 from sparkdl.errors import DataError, FileChangedError
@@ -131,8 +131,11 @@ class ColumnsWorker(ArrowReaderWorker):
         planned = self._dataset
         if planned.cache is not None:
             whole = planned.cache.get(row_group, lambda: self._kept(read_table(), expected_kept))
-            # Rows taken by their numbers are copies anyhow.
-            return copy_of(_select(whole, rows)) if planned.copies_cached else _select(whole, rows)
+            selected = _select(whole, rows)
+            if planned.copies_cached:
+                return copy_of(selected)
+            # Rows that are shuffled are copied then, but not the objects that they refer to.
+            return [own_objects(array) if array.dtype.hasobject else array for array in selected]
         if planned.row_filter is not None:
             return _select(self._kept(read_table(), expected_kept), rows)
         if isinstance(rows, range):  # before it is packed, which for many columns is a copy

@@ -36,6 +36,7 @@ import petastorm.unischema
 from petastorm.codecs import DataframeColumnCodec
 from petastorm.etl.dataset_metadata import UNISCHEMA_KEY
 from petastorm.transform import transform_schema
+from petastorm.unischema import Unischema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,10 +58,18 @@ class UnischemaDataset(ParquetDataset):
 
         Args:
             transform: the ``TransformSpec``, whose function takes a dict of one decoded row, and returns one.
-            names: the columns that are wanted, by default all that can be fed; a transform is given all fields.
+            names: the fields that are read, by default all; without a transform all that can be fed.
+
+        Raises:
+            DataError: if there is no such field for the transform.
         """
         schema = _unpickle(self.pickled_schema, self.url)
         spec = transform
+        if spec is not None and names is not None:
+            for name in names:
+                if name not in schema.fields:
+                    raise missing_column_error(name, list(schema.fields))
+            schema = Unischema(schema._name, [schema.fields[name] for name in names])
         given, unusable = (
             columns_of(schema, self.columns)
             if spec is None

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -12,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.data import Column, ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.data import Column, ParquetDataset, ParquetFeed, SequencePacker, scan_dataset
 from sparkdl.errors import DataError, ParamError, ShardingError
 
 COLUMNS = ["vector", "id", "half", "grid", "is_even", "twice"]
@@ -258,9 +260,120 @@ def test_wrong_arguments_are_named(write_dataset: WriteDataset) -> None:
     good = {"columns": ["id"], "rank": 0, "world_size": 1, "batch_size": 2}
     with pytest.raises(DataError, match=r"no column 'idd'. The columns are: id, twice"):
         ParquetFeed(dataset, **{**good, "columns": ["idd"]})
-    with pytest.raises(ParamError, match="batch_size must be at least 1, got 0"):
-        ParquetFeed(dataset, **{**good, "batch_size": 0})
-    with pytest.raises(ParamError, match=r"rank must be in \[0, 2\), got 2"):
-        ParquetFeed(dataset, **{**good, "rank": 2, "world_size": 2})
-    with pytest.raises(ShardingError, match="Lower numWorkers to 5"):
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+        ({"batch_size": "8"}, "batch_size must be a whole number, got '8'"),
+        ({"rank": 2, "world_size": 2}, r"rank must be in \[0, 2\), got 2"),
+        ({"rank": -1}, "rank must be at least 0, got -1"),
+        ({"world_size": 0}, "world_size must be at least 1, got 0"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"columns": 3}, "A feed needs columns, each named once; got 3"),
+        ({"columns": []}, r"each named once; got \[\]"),
+        ({"columns": "id"}, "each named once; got 'id'"),
+        ({"columns": ["id", "id"]}, "each named once; got"),
+        ({"columns": ["id", 3]}, r"each named once; got \['id', 3\]"),
+        ({"columns": {"x": 3}}, r"each named once; got \{'x': 3\}"),
+        ({"read_timeout_s": 0}, "read_timeout_s must be a number of seconds above 0, got 0"),
+        ({"read_timeout_s": -1}, "above 0, got -1"),
+        ({"read_timeout_s": "1"}, "above 0, got '1'"),
+        (
+            {"cache": "disk", "cache_folder": "/nowhere/at/all"},
+            "cache_folder '/nowhere/at/all' cannot be written",
+        ),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ParamError, match=message):
+            ParquetFeed(dataset, **{**good, **options})
+    with pytest.raises(
+        ShardingError, match=r"Lower the number of ranks \(numWorkers .*, world_size of a feed\) to 5\."
+    ):
         ParquetFeed(dataset, **{**good, "world_size": 6})
+
+
+def test_numpys_integers_are_arguments_as_good_as_pythons(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10, 5]])
+    numbers = {"batch_size": np.int64(4), "rank": np.int32(0), "world_size": np.uint8(2), "seed": np.int64(7)}
+    with (
+        ParquetFeed(dataset, **numbers) as feed,
+        ParquetFeed(dataset, batch_size=4, world_size=2, seed=7) as same,
+    ):
+        next(iter(feed))
+        next(iter(same))
+        assert json.dumps(feed.state(given=np.int64(1))) == json.dumps(same.state())
+
+
+def test_lists_of_any_length_are_read_from_plain_files_once_their_shape_is_told(tmp_path: Path) -> None:
+    tokens = [[], [1], [2, 3], [], [4, 5, 6]]
+    grids = [[[float(n)] * n, [0.0] * n] for n in range(5)]
+    pq.write_table(pa.table({"tokens": tokens, "grid": grids, "id": range(5)}), tmp_path / "a.parquet")
+    with (
+        ParquetFeed(tmp_path, columns=["tokens"], batch_size=5) as feed,
+        pytest.raises(
+            DataError, match=r"of 0 to 3 elements; all must have 0\. .* shapes=\{'tokens': \(None,\)\}"
+        ),
+    ):
+        list(feed)
+    with (
+        ParquetFeed(tmp_path, columns=["grid"], batch_size=5) as feed,
+        pytest.raises(DataError, match=r"of 0 to 4 elements; .* shapes=\{'grid': \(2, None\)\}"),
+    ):
+        list(feed)
+    shapes = {"tokens": (None,), "grid": (2, None)}
+    with ParquetFeed(tmp_path, shapes=shapes, batch_size=5, shuffle=False) as feed:
+        (batch,) = feed
+    for name, expected in (("tokens", tokens), ("grid", grids)):
+        assert batch[name].dtype == object
+        assert [
+            [*map(np.ndarray.tolist, row)] if name == "grid" else row.tolist() for row in batch[name]
+        ] == expected
+    packer = SequencePacker(6, batch_size=1)
+    with ParquetFeed(tmp_path, columns=["tokens"], shapes=shapes, batch_size=2, shuffle=False) as feed:
+        (packed,) = packer.pack(batch["tokens"] for batch in feed)
+    assert packed.tokens.tolist() == [[1, 2, 3, 4, 5, 6]]
+
+
+def test_shapes_that_fit_no_column_are_refused(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[5]])
+    for shapes, message in (
+        ({"half": (None,)}, r"shapes gives \(None,\) for column 'half', which is no array"),
+        ({"grid": (None,)}, r"\(None,\) for column 'grid', which has 2 levels of arrays"),
+        ({"vector": 3}, "3 for column 'vector', which is an array"),
+        ({"vector": (-1,)}, r"\(-1,\) for column 'vector'"),
+    ):
+        with pytest.raises(ParamError, match=message):
+            ParquetFeed(dataset.url, shapes=shapes, batch_size=2)
+    with pytest.raises(DataError, match="There is no column 'tokens'"):
+        ParquetFeed(dataset.url, shapes={"tokens": (None,)}, batch_size=2)
+    with pytest.raises(
+        ParamError, match=r"this dataset tells the shapes of its columns: id \(\), .*vector \(3,\)"
+    ):
+        ParquetFeed(dataset, shapes={"vector": (3,)}, batch_size=2)
+    with ParquetFeed(dataset.url, columns=["id"], shapes={"vector": (3,)}, batch_size=2) as feed:
+        assert list(next(iter(feed))) == ["id"]
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {}, {"shapes": {"x": (None,)}}])
+def test_lists_that_are_all_empty_are_rows_without_elements(tmp_path: Path, options: dict[str, Any]) -> None:
+    lists = pa.array([[]] * 50, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"x": lists, "id": range(50)}), tmp_path / "a.parquet", row_group_size=20)
+    with ParquetFeed(tmp_path, batch_size=7, shuffle_buffer_rows=9, **options) as feed:
+        batches = list(feed)
+    assert sorted(row for batch in batches for row in batch["id"].tolist()) == list(range(50))
+    for batch in batches:
+        assert [row.shape for row in batch["x"]] == [(0,)] * len(batch["id"])
+
+
+def test_a_column_that_stands_in_the_names_of_folders_is_left_out_and_named_when_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    for value in (1, 2):
+        folder = tmp_path / f"k={value}"
+        folder.mkdir()
+        pq.write_table(pa.table({"id": [value]}), folder / "a.parquet")
+    with ParquetFeed(tmp_path, batch_size=2, shuffle=False) as feed:
+        assert {name: rows.tolist() for name, rows in next(iter(feed)).items()} == {"id": [1, 2]}
+    with pytest.raises(
+        DataError, match=r"'k' is a partition column: .* folders \(k=1/a\.parquet\).*materialize"
+    ):
+        ParquetFeed(tmp_path, columns=["id", "k"], batch_size=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -115,6 +116,47 @@ def test_a_cache_reads_no_file_again_and_changes_no_row(
     assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_cache_in_memory_keeps_strings_and_arrays_of_any_length_and_counts_their_bytes(
+    tmp_path: Path, shuffle: bool
+) -> None:
+    numbers = range(60)
+    texts = [f"row {number} of many" for number in numbers]
+    nested = [[[number] * (number % 4), [number]] for number in numbers]
+    table = pa.table(
+        {"text": texts, "list": [[number] * (number % 5) for number in numbers], "nested": nested}
+    )
+    pq.write_table(table.append_column("id", pa.array(numbers)), tmp_path / "a.parquet", row_group_size=20)
+    shapes = {"list": (None,), "nested": (2, None)}
+    with ParquetFeed(tmp_path, shapes=shapes, batch_size=7, shuffle=shuffle, cache="memory") as feed:
+        assert len(ids(feed)) == 60
+        (tmp_path / "a.parquet").unlink()
+        for _ in range(2):
+            for batch in feed:
+                for number, text, row, inner in zip(
+                    batch["id"], batch["text"], batch["list"], batch["nested"], strict=True
+                ):
+                    assert text == texts[number]
+                    assert row.tolist() == [number] * (number % 5)
+                    assert [part.tolist() for part in inner] == nested[number]
+                    row[:] = -1  # what the caller does to a batch stays with the caller
+                    inner[1][:] = -1
+        held = feed._reader._cache.num_bytes
+    least = sum(map(sys.getsizeof, texts)) + table["list"].nbytes + table["nested"].nbytes
+    assert least < held < least + 60 * 1000
+
+
+def test_a_cache_on_disk_says_that_it_keeps_no_strings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pq.write_table(pa.table({"text": ["a", "b"], "id": [0, 1]}), tmp_path / "a.parquet")
+    with ParquetFeed(tmp_path, batch_size=2, cache="disk", cache_folder=str(tmp_path)) as feed:
+        for _ in range(2):
+            assert sorted(ids(feed)) == [0, 1]
+    (record,) = caplog.records
+    assert "read again in every epoch; cache='memory' keeps them" in record.message
+
+
 def test_a_cache_keeps_what_its_limit_allows_and_says_so_once(
     write_dataset: WriteDataset, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,9 +227,10 @@ def test_a_predicate_of_petastorm_filters_rows(write_dataset: WriteDataset) -> N
         assert sorted(np.concatenate([batch["twice"] for batch in feed]).tolist()) == [8, 60]
 
 
-def test_a_filter_may_look_at_strings_that_are_not_fed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["word", ["word"]])
+def test_a_filter_may_look_at_strings_that_are_not_fed(tmp_path: Path, names: str | list[str]) -> None:
     pq.write_table(pa.table({"x": [1, 2, 3], "word": ["a", "b", "a"]}), tmp_path / "a.parquet")
-    row_filter = RowFilter(["word"], lambda values: values["word"] == "a")
+    row_filter = RowFilter(names, lambda values: values["word"] == "a")
     with ParquetFeed(tmp_path, columns=["x"], batch_size=4, shuffle=False, row_filter=row_filter) as feed:
         assert next(iter(feed))["x"].tolist() == [1, 3]
 

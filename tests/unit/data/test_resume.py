@@ -253,8 +253,6 @@ def test_a_state_of_something_else_is_refused_and_the_difference_named(write_dat
         ParquetFeed(swapped, columns=["id"], batch_size=10).resume(state)
     with pytest.raises(DataError, match="seed was 0 then and 1 now; shuffle was True then and False now"):
         ParquetFeed(dataset, columns=["id"], batch_size=10, seed=1, shuffle=False).resume(state)
-    with pytest.raises(DataError, match="no state of a feed"):
-        ParquetFeed(dataset, columns=["id"], batch_size=10).resume({"epoch": 3})
     with pytest.raises(DataError, match="version 9"):
         ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "version": 9})
 
@@ -278,3 +276,42 @@ def test_a_feed_seeks_to_any_batch_of_the_whole_epoch_whatever_it_resumed_before
             assert [batch["id"].tolist() for batch in feed] == expected[step:]
         with pytest.raises(ParamError, match="has 6 batches, counted from 0; got step 6"):
             feed.seek(1, 6)
+
+
+def test_what_is_no_state_of_a_feed_is_refused_with_what_is_wrong(write_dataset: WriteDataset) -> None:
+    with ParquetFeed(write_dataset([[25]]), columns=["id"], batch_size=10) as feed:
+        good = feed.state()
+        for bad, message in (
+            (
+                {},
+                r"no state of a feed: \{\}\. Give what a feed's state\(\) returned, a dict of version, epoch",
+            ),
+            (None, "no state of a feed: None"),
+            ("x", "no state of a feed: x"),
+            ({key: good[key] for key in good if key != "epoch"}, "It lacks epoch"),
+            ({**good, "epoch": -3}, "epoch is -3, and has to be a whole number, at least 0"),
+            ({**good, "epoch": 1.0}, "epoch is 1.0"),
+            ({**good, "of": 3}, "of is 3"),
+            ({**good, "stretches": "q"}, "stretches is 'q', and has to be a list"),
+            (
+                {**good, "stretches": [[0, 0, 0]]},
+                r"a stretch is \[0, 0, 0\], and has to be \[number of ranks",
+            ),
+            ({**good, "stretches": [[1, 10]]}, r"a stretch is \[1, 10\]"),
+            ({**good, "stretches": [[1, 10, -1]]}, r"a stretch is \[1, 10, -1\]"),
+            ({**good, "stretches": [[2, 10, [1, 2, 3]]]}, r"a stretch is \[2, 10, \[1, 2, 3\]\]"),
+            ({**good, "later": [3]}, r"later is \[3\]"),
+        ):
+            with pytest.raises(ParamError, match=message):
+                feed.resume(bad)
+            assert feed.state() == good
+        for call, message in (
+            (lambda: feed.state(given=-1), "given must be at least 0, got -1"),
+            (lambda: feed.set_epoch(-1), "epoch must be at least 0, got -1"),
+            (lambda: feed.set_epoch(0.5), "epoch must be a whole number, got 0.5"),
+            (lambda: next(feed.epoch(-1)), "epoch must be at least 0, got -1"),
+            (lambda: feed.seek(-1), "epoch must be at least 0, got -1"),
+            (lambda: feed.seek(0, -1), "step must be at least 0, got -1"),
+        ):
+            with pytest.raises(ParamError, match=message):
+                call()

@@ -93,7 +93,9 @@ def test_ranks_share_one_order_of_row_groups_whatever_their_number() -> None:
 
 
 def test_fewer_rows_than_ranks_is_an_error_that_says_how_many_ranks_can_work() -> None:
-    with pytest.raises(ShardingError, match=r"3 rows cannot be shared by 4 ranks.*Lower numWorkers to 3"):
+    with pytest.raises(
+        ShardingError, match=r"3 rows cannot be shared by 4 ranks.*Lower the number of ranks \(.*\) to 3\."
+    ):
         plan_shards([1, 2], 4, seed=0, epoch=0, shuffle=True)
     with pytest.raises(DataError, match="0 rows"):
         rows_per_rank(0, 1)

@@ -65,7 +65,7 @@ def test_a_source_without_parquet_files_says_what_is_there_instead(
 
 @pytest.mark.parametrize("name", ["nowhere", "rows/p0.parquet"])
 def test_a_cache_folder_that_cannot_be_used_is_named(folder: Path, name: str) -> None:
-    with pytest.raises(ParamError, match=rf"cache_folder is '.*/{name}', where no files can be made"):
+    with pytest.raises(ParamError, match=rf"cache_folder '.*/{name}' cannot be written: .*Give a folder"):
         ParquetFeed(folder, batch_size=4, cache="disk", cache_folder=f"{folder.parent}/{name}")
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter
 from sparkdl.data.petastorm.containment import install
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 
 install()
 from petastorm import make_batch_reader  # noqa: E402
@@ -69,7 +72,7 @@ def test_every_transformed_row_comes_once_whatever_the_order_and_cache(
             with ParquetFeed(
                 dataset,
                 transform=SPEC,
-                columns=["pair", "id"],
+                columns={"pair": "pair", "id": "id"},
                 batch_size=4,
                 rank=rank,
                 world_size=world_size,
@@ -86,6 +89,52 @@ def test_selected_fields_choose_and_order_the_columns(write_dataset: WriteDatase
     rows = read(write_dataset([[5]]), transform=TransformSpec(selected_fields=["half", "id"]))
     assert list(rows) == ["half", "id"]
     np.testing.assert_array_equal(rows["id"], np.arange(5))
+
+
+def test_a_transform_takes_the_columns_that_are_named_and_no_others(
+    write_dataset: WriteDataset, tmp_path: Path
+) -> None:
+    def add(frame: pd.DataFrame) -> pd.DataFrame:
+        assert sorted(frame.columns) == ["half", "id"]
+        return frame.assign(sum=frame["half"] + frame["id"])
+
+    spec = TransformSpec(add, edit_fields=[edit_field("sum", np.float64, ())], removed_fields=["half"])
+    dataset = write_dataset([[5]])
+    other = tmp_path / "other"
+    other.mkdir()
+    # A column that no feed can give is in nobody's way unless it is named.
+    table = pq.read_table(dataset.url).append_column(
+        "m", pa.array([[("k", 1)]] * 5, pa.map_(pa.string(), pa.int8()))
+    )
+    pq.write_table(table, other / "a.parquet")
+    row_filter = RowFilter("twice", lambda values: values["twice"] > 2)
+    for source in (dataset, dataset.url, other):
+        rows = read(source, transform=spec, columns=["half", "id"], row_filter=row_filter)
+        assert list(rows) == ["id", "sum"]
+        assert rows["sum"].tolist() == [1.5 * number for number in (2, 3, 4)]
+    chosen = TransformSpec(add, spec.edit_fields, selected_fields=["sum"])
+    assert list(read(dataset, transform=chosen, columns=["half", "id"])) == ["sum"]
+    with make_batch_reader(
+        f"file://{dataset.url}", schema_fields=["half", "id"], workers_count=1, transform_spec=spec
+    ) as reader:
+        assert set(next(reader)._fields) == {"id", "sum"}
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (
+            lambda frame: frame,
+            r"transform is a function; give a petastorm.transform.TransformSpec, such as Tran",
+        ),
+        (3, "transform is a int; give a petastorm"),
+    ],
+)
+def test_what_is_no_transform_spec_is_refused(
+    write_dataset: WriteDataset, transform: Any, message: str
+) -> None:
+    with pytest.raises(ParamError, match=message):
+        ParquetFeed(write_dataset([[5]]), batch_size=2, transform=transform)
 
 
 def test_nested_arrays_are_cells_of_their_shape(write_dataset: WriteDataset) -> None:

@@ -124,14 +124,28 @@ def test_a_transform_takes_and_returns_decoded_rows_as_in_make_reader(scenes: st
     assert rows["number"].tolist() == list(range(12))
 
 
+def test_a_transform_takes_the_fields_that_columns_name_as_with_schema_fields(scenes: str) -> None:
+    def change(row: dict[str, Any]) -> dict[str, Any]:
+        assert set(row) == {"id", "points"}
+        return {"id": row["id"], "count": np.int32(len(row["points"]))}
+
+    spec = TransformSpec(change, [edit_field("count", np.int32, ())], ["points"])
+    rows = read(scenes, transform=spec, columns=["id", "points"])
+    assert list(rows) == ["id", "count"]
+    assert rows["count"].tolist() == [len(scene(number)["points"]) for number in range(12)]
+    with pytest.raises(DataError, match="no column 'count'. The columns are: "):
+        ParquetFeed(scenes, columns=["count"], batch_size=2, transform=spec)
+
+
 def test_what_cannot_be_fed_says_so_when_it_is_asked_for(scenes: str) -> None:
     spec = TransformSpec(
         edit_fields=[edit_field("price", Decimal, ()), edit_field("cloud", np.int8, (2, None))]
     )
     with pytest.raises(DataError, match="'price' cannot be fed: its type is Decimal; have a TransformSpec"):
-        ParquetFeed(scenes, columns=["price"], batch_size=2, transform=spec)
+        ParquetFeed(scenes, columns={"cost": "price"}, batch_size=2, transform=spec)
+    chosen = TransformSpec(edit_fields=spec.edit_fields, selected_fields=["id", "cloud"])
     with pytest.raises(DataError, match=r"'cloud' cannot be fed: its shape \(2, None\) varies in more than"):
-        ParquetFeed(scenes, columns=["cloud"], batch_size=2, transform=spec)
+        ParquetFeed(scenes, batch_size=2, transform=chosen)
 
 
 def test_a_field_that_there_is_not_is_named(scenes: str) -> None:

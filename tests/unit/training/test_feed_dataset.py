@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sparkdl.data import ParquetFeed
+from sparkdl.data import BlendedFeed, ParquetFeed
+from sparkdl.errors import ParamError
 from sparkdl.training.feed_dataset import FeedDataset
 
 
@@ -82,3 +83,34 @@ def test_a_dataset_goes_on_from_its_state(folder: Path) -> None:
         dataset.load_state_dict(state)
         assert len(dataset) == 6
         torch.testing.assert_close(torch.cat([batch["y"] for batch in dataset]), rest)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}])
+def test_a_data_loader_that_would_join_batches_is_refused(folder: Path, options: dict[str, int]) -> None:
+    with ParquetFeed(folder, batch_size=16) as feed:
+        loader = DataLoader(FeedDataset(feed), **options)
+        message = rf"join {options.get('batch_size', 1)} batches of a feed, of 16 rows each.*batch_size=None"
+        with pytest.raises(ParamError, match=message):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": None}])
+def test_a_data_loader_around_a_feed_or_a_blend_itself_says_what_to_write(
+    folder: Path, options: dict[str, None]
+) -> None:
+    with ParquetFeed(folder, batch_size=16) as feed:
+        for source in (feed, BlendedFeed({"a": feed}, {"a": 1}, batch_size=4, num_steps=3)):
+            with pytest.raises(
+                ParamError, match=r"A (Parquet|Blended)Feed gives .* write DataLoader\(FeedDataset\(feed\)"
+            ):
+                next(iter(DataLoader(source, **options)))
+
+
+def test_a_blend_is_a_data_loaders_dataset_too(folder: Path) -> None:
+    with ParquetFeed(folder, batch_size=16) as feed:
+        blend = BlendedFeed({"a": feed}, {"a": 1}, batch_size=4, num_steps=3)
+        loader = DataLoader(FeedDataset(blend), batch_size=None)
+        assert len(loader) == 3
+        assert [tuple(batch["y"].shape) for batch in loader] == [(4,)] * 3
+        with pytest.raises(ParamError, match="has none to choose"):
+            loader.dataset.set_epoch(1)

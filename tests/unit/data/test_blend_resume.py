@@ -1,0 +1,226 @@
+"""Blends that are interrupted and go on with other numbers of ranks."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.data import BlendedFeed, Mixture, ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.errors import DataError, ParamError
+
+WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
+
+WEIGHTS = {"a": 3, "b": 1}
+
+
+def datasets_of(folder: str, row_counts: Sequence[Sequence[int]]) -> dict[str, ParquetDataset]:
+    """By name rows numbered from 0, in row groups of these sizes."""
+    datasets = {}
+    for name, counts in zip(WEIGHTS, row_counts, strict=True):
+        Path(folder, name).mkdir()
+        start = 0
+        with pq.ParquetWriter(Path(folder, name, "a.parquet"), pa.schema([("id", pa.int64())])) as writer:
+            for count in counts:
+                writer.write_table(pa.table({"id": np.arange(start, start + count)}))
+                start += count
+        datasets[name] = scan_dataset(str(Path(folder, name)))
+    return datasets
+
+
+def blend_of(
+    datasets: dict[str, ParquetDataset], rank: int = 0, world_size: int = 1, **options: Any
+) -> BlendedFeed:
+    feeds = {
+        name: ParquetFeed(
+            dataset, rank=rank, world_size=world_size, batch_size=5, seed=3, shuffle_buffer_rows=4
+        )
+        for name, dataset in datasets.items()
+    }
+    return BlendedFeed(feeds, WEIGHTS, seed=1, source_column="source", **options)
+
+
+def take(
+    datasets: dict[str, ParquetDataset], world_size: int, steps: int | None, state: Any, **options: Any
+) -> tuple[list[list[np.ndarray]], list[dict[str, Any]], dict[str, Any]]:
+    """By source the rows that all ranks had, the first rank's batches, and the state, the same on all ranks."""
+    rows: list[list[np.ndarray]] = [[] for _ in datasets]
+    states, batches_of_ranks = [], []
+    for rank in range(world_size):
+        with blend_of(datasets, rank, world_size, **options) as blend:
+            if state is not None:
+                blend.resume(json.loads(json.dumps(state)))
+            planned = len(blend) - blend.state()["steps_done"] if options["at_end"] == "stop" else steps
+            batches = []
+            for batch in islice(blend, steps):
+                assert blend.rows_of_ranks[rank] == len(batch["id"])
+                batches.append(batch)
+            assert len(batches) == (planned if steps is None else min(steps, planned))
+            states.append(blend.state())
+        batches_of_ranks.append(batches)
+        for batch in batches:
+            for source, had in enumerate(rows):
+                had.append(batch["id"][batch["source"] == source])
+    assert all(found == states[0] for found in states)
+    assert len({len(batches) for batches in batches_of_ranks}) == 1
+    return rows, batches_of_ranks[0], states[0]
+
+
+row_groups = st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(lambda counts: sum(counts) >= 4)
+handed = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), min_size=1, max_size=3)
+batch_sizes = st.none() | st.integers(1, 7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(row_groups, row_groups, batch_sizes, handed)
+def test_a_blend_that_repeats_gives_every_row_of_every_epoch_once_however_often_its_ranks_change(
+    of_a: list[int], of_b: list[int], batch_size: int | None, groups: list[tuple[int, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        datasets = datasets_of(folder, [of_a, of_b])
+        state: Any = None
+        seen: list[list[np.ndarray]] = [[], []]
+        for world_size, steps in groups:
+            rows, _, state = take(datasets, world_size, steps, state, batch_size=batch_size, at_end="repeat")
+            for had, new in zip(seen, rows, strict=True):
+                had.extend(new)
+        # One rank alone ends the epochs that any rank has begun, in their order.
+        had_before = [
+            max([of["epoch"] + 1, *(epoch + 1 for epoch, _ in of.get("later", []))])
+            for of in state["feeds"].values()
+        ]
+        lengths = [sum(of_a), sum(of_b)]
+        missing = [
+            epochs * length - sum(map(len, had))
+            for epochs, length, had in zip(had_before, lengths, seen, strict=True)
+        ]
+        with blend_of(datasets, batch_size=batch_size) as blend:
+            blend.resume(state)
+            rest: list[list[int]] = [[], []]
+            while any(len(rows) < count for rows, count in zip(rest, missing, strict=True)):
+                batch = next(iter(blend))
+                for source, rows_of_source in enumerate(rest):
+                    rows_of_source.extend(batch["id"][batch["source"] == source].tolist())
+        for epochs, length, had, new, count in zip(had_before, lengths, seen, rest, missing, strict=True):
+            counts = np.bincount(np.concatenate([*had, new[:count]]).astype(int), minlength=length)
+            assert counts.tolist() == [epochs] * length
+
+
+@settings(max_examples=30, deadline=None)
+@given(row_groups, row_groups, batch_sizes, handed)
+def test_a_blend_that_stops_repeats_no_row_and_ends_with_a_dataset_however_often_its_ranks_change(
+    of_a: list[int], of_b: list[int], batch_size: int | None, groups: list[tuple[int, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        datasets = datasets_of(folder, [of_a, of_b])
+        state: Any = None
+        seen: list[list[np.ndarray]] = [[], []]
+        for world_size, steps in [*((size, steps) for size, steps in groups), (1, None)]:
+            rows, _, state = take(datasets, world_size, steps, state, batch_size=batch_size, at_end="stop")
+            for had, new in zip(seen, rows, strict=True):
+                had.extend(new)
+        left = []
+        for had, length in zip(seen, (sum(of_a), sum(of_b)), strict=True):
+            counts = np.bincount(np.concatenate([[], *had]).astype(int), minlength=length)
+            assert counts.max() <= 1
+            left.append(int((counts == 0).sum()))
+        assert min(left) == 0, "one rank alone reads a dataset to its end"
+
+
+@pytest.mark.parametrize("batch_size", [6, None])
+def test_steps_draw_from_the_same_feeds_whatever_the_number_of_ranks(
+    tmp_path: Path, batch_size: int | None
+) -> None:
+    datasets = datasets_of(str(tmp_path), [[30], [20]])
+    options: dict[str, Any] = {"batch_size": batch_size, "at_end": "repeat"}
+    _, first, state = take(datasets, 2, 3, None, **options)
+    _, second, state = take(datasets, 3, 4, state, **options)
+    _, third, state = take(datasets, 1, 2, state, **options)
+    sources = [batch["source"] for batch in (*first, *second, *third)]
+    assert state["steps_done"] == len(sources) == 9
+    expected = Mixture(list(WEIGHTS.values()), seed=1).draw(9 * (batch_size or 1))
+    found = np.concatenate(sources) if batch_size else np.array([source[0] for source in sources])
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("batch_size", [6, None])
+def test_a_blend_whose_feed_has_another_seed_or_other_rows_is_refused_and_stays_where_it_was(
+    tmp_path: Path, batch_size: int | None
+) -> None:
+    datasets = datasets_of(str(tmp_path), [[30], [20]])
+
+    def blend(seed: int) -> BlendedFeed:
+        feeds = {
+            "a": ParquetFeed(datasets["a"], batch_size=4),
+            "b": ParquetFeed(datasets["b"], batch_size=4, seed=seed),
+        }
+        return BlendedFeed(feeds, WEIGHTS, batch_size=batch_size)
+
+    with blend(0) as first, blend(1) as other, blend(1) as whole:
+        list(islice(first, 3))
+        expected = [batch["id"].tolist() for batch in islice(whole, 4)]
+        assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[:2]
+        with pytest.raises(
+            DataError, match="feed 'b' of the blend cannot go on: .*seed was 0 then and 1 now"
+        ):
+            other.resume(first.state())
+        assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[2:]
+
+
+def test_what_is_no_state_of_a_blend_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    with blend_of(datasets_of(str(tmp_path), [[30], [20]]), batch_size=4) as blend:
+        good = blend.state()
+        for bad, message in (
+            (
+                {},
+                r"no state of a blend: \{\}\. Give what a BlendedFeed's state\(\) returned, a dict of version",
+            ),
+            (None, "no state of a blend: None"),
+            ({key: good[key] for key in good if key != "drawn"}, "It lacks drawn"),
+            ({**good, "drawn": [3]}, r"drawn is \[3\], and has to be a list of 2 whole numbers"),
+            ({**good, "drawn": [3, -1]}, r"drawn is \[3, -1\]"),
+            ({**good, "steps_done": "x"}, "steps_done is x"),
+            ({**good, "feeds": {"a": good["feeds"]["a"]}}, "feeds is .*a dict of the states of a, b"),
+            (
+                {**good, "feeds": {**good["feeds"], "b": {}}},
+                "feed 'b' of the blend cannot go on: .*no state of a feed",
+            ),
+            (
+                {**good, "blend": {**good["blend"], "at_end": "stop"}},
+                "at_end repeat, but the state is of one with stop",
+            ),
+        ):
+            with pytest.raises(ParamError, match=message):
+                blend.resume(bad)
+        with pytest.raises(DataError, match="version 9"):
+            blend.resume({**good, "version": 9})
+
+
+def test_feeds_of_unequal_numbers_of_ranks_make_no_blend(write_dataset: WriteDataset) -> None:
+    dataset = write_dataset([[10]])
+    feeds = {name: ParquetFeed(dataset, batch_size=2, world_size=int(name)) for name in "23"}
+    with pytest.raises(ParamError, match=r"their numbers are \{'2': 2, '3': 3\}"):
+        BlendedFeed(feeds, {"2": 1, "3": 1}, batch_size=4)
+
+
+def test_one_feed_may_serve_two_names_and_stays_where_it_stood_itself(write_dataset: WriteDataset) -> None:
+    with ParquetFeed(write_dataset([[10, 3], [20]]), columns=["id"], batch_size=5) as feed:
+        expected = [batch["id"].tolist() for batch in feed]
+        feed.seek(2, 3)
+        before = feed.state()
+        blend = BlendedFeed({"a": feed, "b": feed}, {"a": 1, "b": 1}, batch_size=10, source_column="source")
+        batch = next(iter(blend))
+        for source in (0, 1):
+            assert batch["id"][batch["source"] == source].tolist() == expected[0]
+        assert feed.state() == before
+        assert feed.waited_s > 0

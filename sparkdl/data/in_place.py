@@ -51,7 +51,7 @@ def open_in_place(
     if files is None or files.is_delta:
         return None
     depths = {field.name: array_depth(field.dataType) for field in fields}
-    unknown = {name: (None,) * depth for name, depth in depths.items()}
+    unknown = {name: (None,) * depth for name, depth in depths.items() if depth}
     try:
         described = scan_dataset(files.folder, names, unknown, files.paths)
     except (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from sparkdl.estimators.labels import check_class_labels
 from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
 from sparkdl.training.columns import dtype_name
+from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.losses import as_module, ignored_label, prediction_kind
 from sparkdl.training.probe import ProbeResult, probe
 from sparkdl.training.saved_model import ModelSignature
@@ -61,6 +63,7 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
         raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
     _check_function("optimizer", params.getOptimizer())
     _check_function("loss", params.getLoss())
+    _check_function("scheduler", params.getScheduler())
 
 
 def _check_function(name: str, value: object) -> None:
@@ -74,12 +77,12 @@ def _check_function(name: str, value: object) -> None:
 
 
 def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:
-    """Try model, loss and optimizer on the first row and build the spec.
+    """Try model, loss, optimizer and scheduler on the first row and build the spec.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
         DataError: if features do not fit the model or labels the loss, or weights are no weights.
-        ParamError: if the model's output, the optimizer, or the loss with weights cannot be used.
+        ParamError: if the model's output, the optimizer, the scheduler, or the loss with weights cannot be used.
     """
     if dataset.num_rows < params.getNumWorkers():
         raise ShardingError(
@@ -100,6 +103,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         names=(features, label),
         weighted=weight is not None,
     )
+    _try_scheduler(params, found, dataset)
     if found.num_classes is not None and dtype_name(found.label_dtype) == "int64":
         check_class_labels(dataset, label, found.num_classes, ignored_label(loss))
     signature = ModelSignature(
@@ -113,6 +117,15 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     return FitInputs(_make_spec(params, loss, found, dataset), signature, row[features])
 
 
+def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, dataset: ParquetDataset) -> None:
+    scheduler, interval = params.getScheduler(), params.getSchedulerInterval()
+    if scheduler is not None:
+        rows_of_rank = math.ceil(dataset.num_rows / params.getNumWorkers())
+        batches = math.ceil(rows_of_rank / params.getBatchSize())
+        updates = math.ceil(batches / params.getGradientAccumulationSteps()) if interval == "step" else 1
+        make_scheduler(scheduler, found.optimizer, params.getEpochs() * updates, interval)
+
+
 def _make_spec(
     params: _TorchEstimatorParams, loss: Any, found: ProbeResult, dataset: ParquetDataset
 ) -> TrainingSpec:
@@ -121,6 +134,13 @@ def _make_spec(
         model=params.getModel(),
         loss=loss,
         optimizer=params.getOptimizer(),
+        scheduler=params.getScheduler(),
+        scheduler_interval=params.getSchedulerInterval(),
+        learning_rate_scaling=params.getLearningRateScaling(),
+        warmup_steps=params.getWarmupSteps(),
+        accumulated_batches=params.getGradientAccumulationSteps(),
+        max_grad_norm=params.getMaxGradNorm(),
+        precision=params.getPrecision(),
         features=params.getFeaturesCol(),
         label=params.getLabelCol(),
         weight=_weight_column(params),

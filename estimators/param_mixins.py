@@ -22,7 +22,9 @@ def _to_store_url(value: Any) -> str:
     return value.url if isinstance(value, Store) else TypeConverters.toString(value)
 
 
-def _one_of(*choices: str) -> Callable[[Any], str]:
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """Return a converter of a Param that takes one of some strings, and raises TypeError for anything else."""
+
     def convert(value: Any) -> str:
         if value not in choices:
             raise TypeError(f"{value!r} is none of {', '.join(map(repr, choices))}")
@@ -170,7 +172,7 @@ class HasCache(Params):
         Params._dummy(),
         "cache",
         "whether ranks keep decoded rows after the first epoch: off, memory or disk",
-        _one_of("off", "memory", "disk"),
+        one_of("off", "memory", "disk"),
     )
 
     def getCache(self) -> str:
@@ -189,7 +191,7 @@ class HasTransport(Params):
         Params._dummy(),
         "transport",
         "how ranks exchange gradients: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
-        _one_of(*TRANSPORTS),
+        one_of(*TRANSPORTS),
     )
 
     def getTransport(self) -> str:
@@ -253,7 +255,7 @@ class HasTracking(Params):
         Params._dummy(),
         "tracking",
         "MLflow: auto (on when it is installed), on or off",
-        _one_of("auto", "on", "off"),
+        one_of("auto", "on", "off"),
     )
     experiment: Param[str] = Param(
         Params._dummy(), "experiment", "MLflow experiment; default: the active one", TypeConverters.toString

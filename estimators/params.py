@@ -32,6 +32,14 @@ from sparkdl.estimators.param_mixins import (
     HasTransport,
     P,
 )
+from sparkdl.estimators.update_mixins import (
+    HasGradientAccumulation,
+    HasLearningRateScaling,
+    HasMaxGradNorm,
+    HasPrecision,
+    HasScheduler,
+    HasSchedulerInterval,
+)
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
 DEFAULTS: dict[str, Any] = {
@@ -45,6 +53,11 @@ DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "shuffle": True,
     "cache": "off",
+    "schedulerInterval": "epoch",
+    "learningRateScaling": "none",
+    "warmupSteps": 0,
+    "gradientAccumulationSteps": 1,
+    "precision": "float32",
     "transport": "auto",
     "tracking": "auto",
     "showProgress": True,
@@ -70,6 +83,11 @@ class _TorchParams(
     HasTracking,
     HasShowProgress,
     HasPredictionBatchSize,
+    HasSchedulerInterval,
+    HasLearningRateScaling,
+    HasGradientAccumulation,
+    HasMaxGradNorm,
+    HasPrecision,
 ):
     """Params that the estimator and its model share; each can be written as JSON."""
 
@@ -98,8 +116,8 @@ class _TorchParams(
         return self._set(seed=value)
 
 
-class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss):
-    """Params of the estimator: the shared ones and three that hold Python objects."""
+class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler):
+    """Params of the estimator: the shared ones and those that hold Python objects."""
 
     def check_values(self) -> None:
         """Check what needs no data.
@@ -110,10 +128,20 @@ class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss):
         for param in (self.model, self.optimizer, self.loss):
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")
-        for param in (self.batchSize, self.epochs, self.numWorkers, self.predictionBatchSize):
+        for param, least in (
+            (self.batchSize, 1),
+            (self.epochs, 1),
+            (self.numWorkers, 1),
+            (self.predictionBatchSize, 1),
+            (self.gradientAccumulationSteps, 1),
+            (self.warmupSteps, 0),
+        ):
             value = self.getOrDefault(param)
-            if value < 1:
-                raise ParamError(f"Param {param.name} is {value}: {param.doc}, at least 1.")
+            if value < least:
+                raise ParamError(f"Param {param.name} is {value}: {param.doc}, at least {least}.")
+        max_grad_norm = self.getMaxGradNorm()
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ParamError(f"Param maxGradNorm is {max_grad_norm}: {self.maxGradNorm.doc}.")
         if self.getKeepRowsSeconds() < 0:
             raise ParamError(
                 f"Param keepRowsSeconds is {self.getKeepRowsSeconds()}: {self.keepRowsSeconds.doc}."
@@ -124,7 +152,9 @@ class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss):
             )
         if not isinstance(self.getModel(), nn.Module):
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
-        functions: tuple[Param[Any], ...] = (self.optimizer, self.loss)
+        functions: list[Param[Any]] = [self.optimizer, self.loss]
+        if self.isSet(self.scheduler):
+            functions.append(self.scheduler)
         for function in functions:
             given = self.getOrDefault(function)
             if isinstance(given, type) or not callable(given):

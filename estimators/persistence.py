@@ -5,7 +5,7 @@ Layout, which Spark's own pipelines read and write around::
     metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
     metadata/_SUCCESS
     module/               the module, see sparkdl.training.saved_model
-    functions.pkl         estimator only: loss and optimizer, by cloudpickle
+    functions.pkl         estimator only: loss, optimizer and scheduler, by cloudpickle
 
 Paths and URLs are those of :func:`sparkdl.data.filesystems.open_location`. Loading runs what is pickled: load only what
 you trust.
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
-_OBJECT_PARAMS = ("model", "optimizer", "loss")
+_OBJECT_PARAMS = ("model", "optimizer", "loss", "scheduler")
 
 
 class _FolderWriter(MLWriter):
@@ -95,7 +95,7 @@ class TorchEstimatorWriter(_FolderWriter):
         _write_metadata(estimator, folder, {}, skipped=_OBJECT_PARAMS)
         if estimator.isSet(estimator.model):
             save_module(estimator.getModel(), folder / _MODULE)
-        params = (estimator.optimizer, estimator.loss)
+        params = (estimator.optimizer, estimator.loss, estimator.scheduler)
         functions = {param.name: estimator.getOrDefault(param) for param in params if estimator.isSet(param)}
         try:
             (folder / _FUNCTIONS).write_bytes(cloudpickle.dumps(functions))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data import Store
+    from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
     from sparkdl.training.spec import OptimizerFactory
 
@@ -48,6 +49,17 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         labelCol: column of labels; default ``"label"``. Class labels count from 0, as integers or as doubles.
         predictionCol: column that the model adds; default ``"prediction"``.
         weightCol: column of non-negative row weights.
+        scheduler: function that takes the optimizer and how often the schedule goes on during the whole fit, and
+            returns a scheduler of ``torch.optim.lr_scheduler``.
+        schedulerInterval: when it goes on: after each ``"epoch"`` (default) or after each ``"step"``, an update of the
+            weights.
+        learningRateScaling: what the optimizer's learning rate is multiplied with, as numWorkers batches lead to one
+            update: ``"none"`` (1, default), ``"linear"`` (numWorkers), ``"sqrt"`` (its root, for Adam).
+        warmupSteps: updates over which the learning rate grows to its full value; default 0.
+        gradientAccumulationSteps: batches of each rank that lead to one update of the weights; default 1.
+        maxGradNorm: to which the norm of all gradients together is clipped; default: no clipping.
+        precision: in which the model computes where it bears it, by torch's autocast: ``"float32"`` (default),
+            ``"bfloat16"``, or ``"float16"`` with scaled losses. Weights stay as they are.
         batchSize: rows per rank and step; default 32.
         epochs: how often every row is visited; default 1.
         numWorkers: ranks that train together, one slot of the cluster each; default 1.
@@ -80,6 +92,13 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         labelCol: str | None = None,
         predictionCol: str | None = None,
         weightCol: str | None = None,
+        scheduler: SchedulerFactory | None = None,
+        schedulerInterval: str | None = None,
+        learningRateScaling: str | None = None,
+        warmupSteps: int | None = None,
+        gradientAccumulationSteps: int | None = None,
+        maxGradNorm: float | None = None,
+        precision: str | None = None,
         batchSize: int | None = None,
         epochs: int | None = None,
         numWorkers: int | None = None,
@@ -105,6 +124,13 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             labelCol=labelCol,
             predictionCol=predictionCol,
             weightCol=weightCol,
+            scheduler=scheduler,
+            schedulerInterval=schedulerInterval,
+            learningRateScaling=learningRateScaling,
+            warmupSteps=warmupSteps,
+            gradientAccumulationSteps=gradientAccumulationSteps,
+            maxGradNorm=maxGradNorm,
+            precision=precision,
             batchSize=batchSize,
             epochs=epochs,
             numWorkers=numWorkers,
@@ -203,7 +229,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         return self._copyValues(TorchModel(saved, summary))
 
     def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
-        skipped = {self.model, self.optimizer, self.loss}
+        skipped = {self.model, self.optimizer, self.loss, self.scheduler}
         params = {
             param.name: value for param, value in self.extractParamMap().items() if param not in skipped
         }
@@ -213,6 +239,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             "model": type(model).__name__,
             "loss": _name_of(self.getLoss()),
             "optimizer": _name_of(self.getOptimizer()),
+            **({"scheduler": _name_of(self.getScheduler())} if self.getScheduler() else {}),
             "numParameters": sum(parameter.numel() for parameter in model.parameters()),
             "numRows": parquet.num_rows,
         }
@@ -229,7 +256,7 @@ class _Listener:
         del rank  # only rank 0 reports
         self._progress.update(event)
         if event.get("kind") == "epoch":
-            names = ("loss", "rows_per_s", "seconds", "data_wait_share")
+            names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
             metrics = {name: float(event[name]) for name in names}
             self._run.log_epoch(int(event["epoch"]), metrics)
 

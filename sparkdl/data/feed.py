@@ -208,6 +208,7 @@ class ParquetFeed:
             step: number of the step, from 0, among those that :meth:`epoch` gives.
             epoch: number of the epoch; by default a whole one.
         """
+        check_counts(least=0, step=step)
         if epoch is None:
             return rows_in_step(self._num_rows, self._world_size, self._batch_size, step)
         before = step * self._batch_size

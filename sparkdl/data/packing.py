@@ -6,6 +6,7 @@ Runs on every *rank*. What comes out depends on the documents and their order al
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparkdl.data.packed_batch import PackedBatch, Tokens, lay_out
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 
 class SequencePacker:
@@ -127,8 +128,14 @@ class SequencePacker:
         """Go on where :meth:`state` was called.
 
         Raises:
-            ParamError: if the state is of rows of another length.
+            ParamError: if it is no state of a packer, or of rows of another length.
         """
+        parts = ("length", "open", "done")
+        if not isinstance(state, Mapping) or not all(part in state for part in parts):
+            raise ParamError(
+                f"This is no state of a packer: {str(state)[:80]}. Give what a SequencePacker's state() returned, a "
+                f"dict of {', '.join(parts)}."
+            )
         if state["length"] != self._length:
             raise ParamError(
                 f"Rows have {self._length} tokens, but the state is of rows of {state['length']}. Resume "

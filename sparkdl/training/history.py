@@ -30,6 +30,8 @@ class EpochRecord:
         rows_per_s: ``rows / seconds``.
         data_wait_share: share of the time in which training waited for the feed, from 0 to 1, on average over the
             ranks; None where an older version of sparkdl did not measure it.
+        learning_rate: that of the optimizer's first group in the epoch's last update; None where an older version of
+            sparkdl did not note it.
     """
 
     epoch: int
@@ -38,6 +40,7 @@ class EpochRecord:
     seconds: float
     rows_per_s: float
     data_wait_share: float | None = None
+    learning_rate: float | None = None
 
 
 class EpochMeter:
@@ -75,8 +78,13 @@ class EpochMeter:
         """Return this rank's mean loss of the epoch so far, waiting for the device; NaN before any row."""
         return float(self._loss_sum) / self._weight if self._weight else float("nan")
 
-    def close(self, communicator: Communicator) -> EpochRecord:
-        """Average over all ranks by rows, with one sum and one maximum. Collective: every rank calls it."""
+    def close(self, communicator: Communicator, *, learning_rate: float | None = None) -> EpochRecord:
+        """Average over all ranks by rows, with one sum and one maximum. Collective: every rank calls it.
+
+        Args:
+            communicator: of all ranks.
+            learning_rate: to note in the record.
+        """
         loss_of_rank = float(self._loss_sum)  # waits for the device
         elapsed = time.perf_counter() - self._started
         totals = np.array(
@@ -95,4 +103,5 @@ class EpochMeter:
             seconds=duration,
             rows_per_s=rows / duration,
             data_wait_share=wait_shares / communicator.world_size,
+            learning_rate=learning_rate,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,19 +11,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, ParquetFeed
-from sparkdl.errors import ParamError
 from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
 from sparkdl.training.device_batches import batches_for
 from sparkdl.training.history import EpochMeter, EpochRecord
+from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.optimizer import make_optimizer
+from sparkdl.training.precision import Precision
 from sparkdl.training.progress import ProgressReporter, Report
+from sparkdl.training.rank_device import choose_device, cores_per_rank
 from sparkdl.training.seeds import seed_rank
 from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
+from sparkdl.training.update import UpdatePlan, WeightUpdate
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
-    from sparkdl.training.losses import LossFunction
     from sparkdl.training.spec import TrainingSpec
 
 
@@ -74,18 +75,10 @@ def _train(
     spec: TrainingSpec, communicator: Communicator, dataset: ParquetDataset, report: Report
 ) -> TrainingResult:
     seed_rank(spec.seed, communicator.rank)
-    torch.set_num_threads(spec.num_threads or _cores_per_rank(communicator))
-    device = _choose_device(spec, communicator)
+    torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
+    device = choose_device(spec.device, communicator)
     module = spec.model.to(device).train()
     wrapped = _distribute(module, spec, communicator, device)
-    step = TrainingStep(
-        spec,
-        module=wrapped,
-        loss=_loss_on(spec.loss, device),
-        optimizer=make_optimizer(spec.optimizer, module),
-        communicator=communicator,
-        device=device,
-    )
     feed = ParquetFeed(
         dataset,
         columns=spec.columns(),
@@ -100,34 +93,66 @@ def _train(
     with feed, single_rows_allowed(module), ExitStack() as stack:
         if isinstance(wrapped, DataParallel):
             stack.callback(wrapped.close)  # the module may be trained again
+        step, learning_rate = _prepare_step(spec, module, wrapped, feed, communicator)
         progress = ProgressReporter(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,
             steps_per_epoch=feed.steps_per_epoch,
         )
         epochs = range(1, spec.epochs + 1)
-        history = tuple(_run_epoch(epoch, feed, step, progress, communicator) for epoch in epochs)
+        history = tuple(
+            _run_epoch(epoch, feed, step, learning_rate, progress, communicator) for epoch in epochs
+        )
     _leave_process_group(communicator)
     return TrainingResult(module=module.to("cpu").eval(), history=history)
+
+
+def _prepare_step(
+    spec: TrainingSpec, module: nn.Module, wrapped: nn.Module, feed: ParquetFeed, communicator: Communicator
+) -> tuple[TrainingStep, LearningRate]:
+    device = next(module.parameters()).device
+    plan = UpdatePlan(feed, spec.accumulated_batches)
+    optimizer = make_optimizer(spec.optimizer, module)
+    learning_rate = LearningRate(
+        optimizer,
+        factor=scaling_factor(spec.learning_rate_scaling, communicator.world_size),
+        warmup_steps=spec.warmup_steps,
+        scheduler=spec.scheduler,
+        interval=spec.scheduler_interval,
+        num_epochs=spec.epochs,
+        steps_per_epoch=plan.num_updates,
+    )
+    precision = Precision(spec.precision, device)
+    step = TrainingStep(
+        spec,
+        module=wrapped,
+        loss=spec.loss.to(device) if isinstance(spec.loss, nn.Module) else spec.loss,
+        plan=plan,
+        update=WeightUpdate(optimizer, learning_rate, precision, spec.max_grad_norm),
+        precision=precision,
+        communicator=communicator,
+        device=device,
+    )
+    return step, learning_rate
 
 
 def _run_epoch(
     epoch: int,
     feed: ParquetFeed,
     step: TrainingStep,
+    learning_rate: LearningRate,
     progress: ProgressReporter,
     communicator: Communicator,
 ) -> EpochRecord:
     meter = EpochMeter(epoch, step.device)
-    steps = feed.steps_per_epoch
     # A step that fails leaves them to its traceback, with the threads that make them.
     with closing(batches_for(step.device, feed.epoch(epoch - 1))) as batches:
         for index, batch in enumerate(meter.time_waits(batches), start=1):
-            rows_of_step = sum(feed.rows_in_step(index - 1))
-            result = step.run(batch, rows_of_step=rows_of_step, epoch=epoch, step=index, steps=steps)
+            result = step.run(batch, epoch=epoch, step=index)
             meter.add(result.loss_mean, result.weight, result.rows)
-            progress.step(epoch=epoch, step=index, rows=rows_of_step, meter=meter)
-    record = meter.close(communicator)
+            progress.step(epoch=epoch, step=index, rows=sum(feed.rows_in_step(index - 1)), meter=meter)
+    record = meter.close(communicator, learning_rate=learning_rate.last)
+    learning_rate.end_epoch(record.loss)
     progress.epoch(record)
     return record
 
@@ -153,29 +178,6 @@ def _distribute(
 def _leave_process_group(communicator: Communicator) -> None:
     if communicator.world_size > 1:
         destroy_process_group()
-
-
-def _choose_device(spec: TrainingSpec, communicator: Communicator) -> torch.device:
-    if spec.device == "cpu":
-        return torch.device("cpu")
-    num_devices = torch.cuda.device_count()
-    if not num_devices:
-        raise ParamError(
-            f"Rank {communicator.rank} was asked to train on a GPU, but torch {torch.__version__} sees "
-            "none there. Set gpusPerWorker to 0, or give the executors GPUs and a CUDA build of torch."
-        )
-    device = torch.device("cuda", communicator.topology.local_rank % num_devices)
-    torch.cuda.set_device(device)
-    return device
-
-
-def _cores_per_rank(communicator: Communicator) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // communicator.topology.local_size)
-
-
-def _loss_on(loss: LossFunction, device: torch.device) -> LossFunction:
-    return loss.to(device) if isinstance(loss, nn.Module) else loss
 
 
 def _report_nothing(event: dict[str, object]) -> None:

@@ -31,6 +31,8 @@ from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.predictor import decide
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from sparkdl.training.spec import OptimizerFactory
 
 _CPU = torch.device("cpu")
@@ -46,6 +48,7 @@ class ProbeResult:
         num_classes: number of classes for a loss over classes, else None.
         prediction_shape: shape of one row's prediction.
         has_unused_parameters: whether some parameter got no gradient.
+        optimizer: that the factory made, of a copy of the model.
     """
 
     features_dtype: torch.dtype
@@ -53,6 +56,7 @@ class ProbeResult:
     num_classes: int | None
     prediction_shape: tuple[int, ...]
     has_unused_parameters: bool
+    optimizer: Optimizer
 
 
 def probe(
@@ -88,7 +92,7 @@ def probe(
     # In eval() mode, as BatchNorm cannot normalize one row; on a copy, as buffers may change in any mode.
     trial = copy.deepcopy(model).to(_CPU).eval()
     features_dtype, outputs = _try_features(trial, features, names[0])
-    make_optimizer(optimizer, trial)
+    made = make_optimizer(optimizer, trial)
     num_classes = _count_classes(loss, outputs)
     label_dtype, has_unused = _try_labels(trial, loss, outputs, labels, names[1], weighted)
     predicted = decide(outputs.detach(), prediction_kind(loss))
@@ -99,6 +103,7 @@ def probe(
         num_classes=num_classes,
         prediction_shape=() if shape == (1,) else shape,
         has_unused_parameters=has_unused,
+        optimizer=made,
     )
 
 

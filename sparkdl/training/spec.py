@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
+    from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
 
 OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
@@ -27,6 +28,27 @@ class TrainingSpec:
 
     optimizer: OptimizerFactory
     """Called once on each rank with ``model.parameters()``."""
+
+    scheduler: SchedulerFactory | None = None
+    """Called once on each rank with the optimizer and the number of steps of the schedule; None for none."""
+
+    scheduler_interval: str = "epoch"
+    """``"epoch"`` or ``"step"``: when the schedule goes on, a step being an update of the weights."""
+
+    learning_rate_scaling: str = "none"
+    """``"none"``, ``"linear"`` or ``"sqrt"``; see :func:`sparkdl.training.learning_rate.scaling_factor`."""
+
+    warmup_steps: int = 0
+    """Updates over which the learning rate grows to its full value."""
+
+    accumulated_batches: int = 1
+    """Batches of each rank that lead to one update of the weights."""
+
+    max_grad_norm: float | None = None
+    """To which the norm of all gradients is clipped in each update; None for no clipping."""
+
+    precision: str = "float32"
+    """``"float32"``, or the lower precision in which the model computes: ``"bfloat16"`` or ``"float16"``."""
 
     features: str
     """Name of the feature column, ``(rows, *shape)`` in each batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from sparkdl.torch import DataParallel
 from sparkdl.training.columns import dtype_named, to_features, to_tensor
 from sparkdl.training.finite import FiniteLossCheck
 from sparkdl.training.losses import (
@@ -23,10 +26,10 @@ from sparkdl.training.losses import (
 )
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from sparkdl.collective import Communicator
+    from sparkdl.training.precision import Precision
     from sparkdl.training.spec import TrainingSpec
+    from sparkdl.training.update import UpdatePlan, WeightUpdate
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
 """Columns by name: arrays, or tensors that are on the device already."""
@@ -44,10 +47,11 @@ class StepResult:
 class TrainingStep:
     """Applies batches to a module so that N ranks compute what one rank would on the joined batch.
 
-    The wrapped module averages the gradients of the ranks. With ``w`` the weight of this rank's rows
-    (their number, unless rows or classes are weighted), ``W`` that of all ranks' rows in the step and ``P``
-    the number of ranks, the rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that
-    sums by ``w * P``.
+    An update of the weights takes the batches of one step, or of several where gradients are accumulated. The wrapped
+    module averages the gradients of the ranks. With ``w`` the weight of this rank's rows in a batch (their number,
+    unless rows or classes are weighted), ``W`` that of all ranks' rows in the update and ``P`` the number of ranks, the
+    rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that sums by ``w * P``. Where ``W``
+    depends on the batches, it is found and divided by when all of them are through.
     """
 
     def __init__(
@@ -56,49 +60,56 @@ class TrainingStep:
         *,
         module: nn.Module,
         loss: LossFunction,
-        optimizer: Optimizer,
+        plan: UpdatePlan,
+        update: WeightUpdate,
+        precision: Precision,
         communicator: Communicator,
         device: torch.device,
     ) -> None:
         self._spec = spec
         self._module = module
         self._loss = loss
-        self._optimizer = optimizer
+        self._plan = plan
+        self._update = update
+        self._precision = precision
         self._communicator = communicator
         self.device = device
         self._finite = FiniteLossCheck(communicator, device)
         self._features_dtype = dtype_named(spec.features_dtype)
         self._label_dtype = dtype_named(spec.label_dtype)
         self._sums = reduction_of(self._loss) == "sum"
-        self._global_weight = not self._sums and needs_global_weight(
+        self._finds_weight = not self._sums and needs_global_weight(
             self._loss, weighted=spec.weight is not None, label_is_scalar=spec.label_shape == ()
         )
+        self._weight_of_update = 0.0
         self._last_batch: Batch | None = None
 
-    def run(self, batch: Batch, *, rows_of_step: int, epoch: int, step: int, steps: int) -> StepResult:
+    def run(self, batch: Batch, *, epoch: int, step: int) -> StepResult:
         """Take one step together with all other ranks.
 
         Args:
             batch: this rank's columns; may hold 0 rows while other ranks have some.
-            rows_of_step: rows of all ranks in this step.
             epoch: number of the epoch, from 1, for error messages.
             step: number of the step, from 1.
-            steps: steps of the epoch.
 
         Raises:
             TrainingError: when the loss is not finite, as :class:`~sparkdl.training.finite.FiniteLossCheck` tells.
         """
         rows = len(batch[self._spec.label])
-        self._optimizer.zero_grad(set_to_none=True)
-        if rows:
-            self._last_batch = batch
-            term = self._forward(batch)
-            self._finite.observe(term.mean, epoch=epoch, step=step)
-            self._backward(term.mean, term.weight, rows_of_step)
-        else:
-            term = self._pass_without_rows(rows_of_step)
-        self._optimizer.step()
-        self._finite.settle(epoch=epoch, step=step, steps=steps)
+        updates = self._plan.is_last_of_update(step)
+        with nullcontext() if updates else self._without_averaging():
+            if rows:
+                self._last_batch = batch
+                term = self._forward(batch)
+                self._finite.observe(term.mean, epoch=epoch, step=step)
+                self._backward(term.mean, term.weight, self._plan.rows_of_update(step))
+            else:
+                term = self._pass_without_rows()
+        self._weight_of_update += term.weight
+        if updates:
+            self._update.apply(self._divisor())
+            self._weight_of_update = 0.0
+        self._finite.settle(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), term.weight, rows)
 
     def _forward(self, batch: Batch) -> LossTerm:
@@ -107,13 +118,33 @@ class TrainingStep:
         weights = None
         if self._spec.weight is not None:
             weights = to_tensor(batch[self._spec.weight], torch.float32, self.device)
-        outputs = self._module(features)
+        with self._precision.computing():
+            outputs = self._module(features)
+        outputs = self._precision.for_loss(outputs)
         return compute_loss(self._loss, outputs, match_targets(self._loss, outputs, targets), weights)
 
-    def _backward(self, loss_mean: Tensor, weight: float, rows_of_step: int) -> None:
-        (loss_mean * self._scale(weight, rows_of_step)).backward()
+    def _backward(self, loss_mean: Tensor, weight: float, rows_of_update: int) -> None:
+        scale = weight * self._communicator.world_size
+        if not self._sums and not self._finds_weight:
+            scale /= rows_of_update
+        self._precision.scaler.scale(loss_mean * scale).backward()
 
-    def _pass_without_rows(self, rows_of_step: int) -> LossTerm:
+    def _without_averaging(self) -> AbstractContextManager[None]:
+        if self._communicator.world_size == 1:
+            return nullcontext()
+        assert isinstance(self._module, (DataParallel, DistributedDataParallel))
+        return self._module.no_sync()
+
+    def _divisor(self) -> float:
+        """The weight of all rows of all ranks in this update, if the gradients are still to be divided by it."""
+        if not self._finds_weight:
+            return 1.0
+        total = np.array([self._weight_of_update], dtype=np.float64)
+        if self._communicator.world_size > 1:
+            self._communicator.allreduce(total, op="sum")
+        return float(total[0])
+
+    def _pass_without_rows(self) -> LossTerm:
         """Take part in a step without rows, as the others wait for this rank's gradients.
 
         The last batch that had rows goes through the model once more and counts nothing. Zero rows would do
@@ -122,20 +153,8 @@ class TrainingStep:
         assert self._last_batch is not None, "every rank has a row in its first step"
         kept = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
         term = self._forward(self._last_batch)
-        self._backward(term.mean, 0.0, rows_of_step)
+        self._backward(term.mean, 0.0, 1)
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():
                 buffer.copy_(kept[name])
         return LossTerm(mean=term.mean, weight=0.0)
-
-    def _scale(self, weight: float, rows_of_step: int) -> float:
-        world_size = self._communicator.world_size
-        if self._sums:
-            return weight * world_size
-        total = float(rows_of_step)
-        if self._global_weight:
-            sums = np.array([weight], dtype=np.float64)
-            if world_size > 1:
-                self._communicator.allreduce(sums, op="sum")
-            total = float(sums[0])
-        return weight * world_size / total if total else 0.0

@@ -6,6 +6,7 @@ import mlflow
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
 from sparkdl.errors import RankError
 from tests.spark.estimator_examples import (
@@ -17,7 +18,8 @@ from tests.spark.estimator_examples import (
 
 
 def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, tracked):
-    model = make_estimator(tracked, tracking="auto", runName="first", epochs=3).fit(frame)
+    estimator = make_estimator(tracked, tracking="auto", runName="first", epochs=3)
+    model = estimator.setScheduler(lambda optimizer, steps: StepLR(optimizer, 1, 0.5)).fit(frame)
     assert (tracked / "mlflow.db").is_file()
     run = mlflow.get_run(model.summary.run_id)
     assert run.info.status == "FINISHED"
@@ -28,6 +30,8 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert [(metric.step, metric.value) for metric in logged] == [
         (record.epoch, record.loss) for record in model.history
     ]
+    rates = mlflow.MlflowClient().get_metric_history(run.info.run_id, "learning_rate")
+    assert [metric.value for metric in rates] == [0.5, 0.25, 0.125]
     assert mlflow.active_run() is None
 
     served = mlflow.pyfunc.load_model(model.summary.model_uri)

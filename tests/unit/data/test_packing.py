@@ -186,3 +186,9 @@ def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> 
 def test_a_state_of_another_length_is_refused() -> None:
     with pytest.raises(ParamError, match="Rows have 4 tokens, but the state is of rows of 8"):
         SequencePacker(4, batch_size=1).resume(SequencePacker(8, batch_size=1).state())
+
+
+@pytest.mark.parametrize("state", [{}, None, {"length": 4, "open": []}])
+def test_what_is_no_state_of_a_packer_is_refused(state: object) -> None:
+    with pytest.raises(ParamError, match=r"no state of a packer: .*a dict of length, open, done"):
+        SequencePacker(4, batch_size=1).resume(state)

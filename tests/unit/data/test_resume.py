@@ -311,6 +311,7 @@ def test_what_is_no_state_of_a_feed_is_refused_with_what_is_wrong(write_dataset:
             (lambda: feed.set_epoch(0.5), "epoch must be a whole number, got 0.5"),
             (lambda: next(feed.epoch(-1)), "epoch must be at least 0, got -1"),
             (lambda: feed.seek(-1), "epoch must be at least 0, got -1"),
+            (lambda: feed.rows_in_step(-1), "step must be at least 0, got -1"),
             (lambda: feed.seek(0, -1), "step must be at least 0, got -1"),
         ):
             with pytest.raises(ParamError, match=message):

@@ -66,6 +66,8 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         make_estimator(transport="fast")
     with pytest.raises(TypeError, match="'yes' is none of 'off', 'memory', 'disk'"):
         make_estimator(cache="yes")
+    with pytest.raises(TypeError, match="'fp8' is none of 'float32', 'bfloat16', 'float16'"):
+        make_estimator(precision="fp8")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,10 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         ({"batchSize": -1}, "Param batchSize is -1"),
         ({"numWorkers": 0}, "Param numWorkers is 0"),
         ({"gpusPerWorker": 2}, "Param gpusPerWorker is 2"),
+        ({"scheduler": torch.optim.lr_scheduler.StepLR}, "Param scheduler is StepLR: function that takes"),
+        ({"warmupSteps": -1}, "Param warmupSteps is -1"),
+        ({"gradientAccumulationSteps": 0}, "Param gradientAccumulationSteps is 0"),
+        ({"maxGradNorm": 0.0}, r"Param maxGradNorm is 0\.0"),
     ],
 )
 def test_values_that_cannot_work_are_named(changes, message):

@@ -141,6 +141,8 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
         model=nn.Linear(2, 3),
         loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25),
+        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, steps),
+        precision="bfloat16",
         epochs=4,
     )
     estimator.save(place)
@@ -148,7 +150,10 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
     assert (loaded.uid, loaded.getEpochs()) == (estimator.uid, 4)
     assert torch.equal(loaded.getModel().weight, estimator.getModel().weight)
     assert loaded.getLoss().weight.tolist() == [1.0, 2.0, 3.0]
-    assert loaded.getOptimizer()(loaded.getModel().parameters()).defaults["lr"] == 0.25
+    optimizer = loaded.getOptimizer()(loaded.getModel().parameters())
+    assert optimizer.defaults["lr"] == 0.25
+    assert loaded.getScheduler()(optimizer, 30).step_size == 30
+    assert loaded.getPrecision() == "bfloat16"
 
 
 def test_what_cannot_be_saved_leaves_what_was_there(tmp_path):

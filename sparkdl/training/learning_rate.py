@@ -1,0 +1,123 @@
+"""The learning rate of a fit: scaled with the number of ranks, warmed up, and changed by the user's schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from sparkdl.errors import ParamError
+
+SchedulerFactory: TypeAlias = Callable[[Optimizer, int], LRScheduler]
+"""Takes the optimizer and how often the scheduler will step in the whole fit."""
+
+SCALINGS = ("none", "linear", "sqrt")
+INTERVALS = ("epoch", "step")
+
+
+def scaling_factor(scaling: str, world_size: int) -> float:
+    """What the optimizer's learning rates are multiplied with: 1, the number of ranks, or its square root.
+
+    ``"linear"`` follows Goyal et al. 2017, "Accurate, Large Minibatch SGD"; ``"sqrt"`` Krizhevsky 2014, "One weird
+    trick for parallelizing convolutional neural networks", and suits Adam.
+    """
+    return {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[scaling]
+
+
+def make_scheduler(
+    factory: SchedulerFactory, optimizer: Optimizer, num_steps: int, interval: str
+) -> LRScheduler:
+    """Return ``factory(optimizer, num_steps)``.
+
+    Raises:
+        ParamError: if the factory raises, returns something else than a scheduler, or one that needs a loss in each
+            step.
+    """
+    try:
+        scheduler = factory(optimizer, num_steps)
+    except Exception as error:
+        raise ParamError(
+            f"Param scheduler failed when called with the optimizer and {num_steps} steps: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(scheduler, LRScheduler):
+        raise ParamError(
+            "Param scheduler must be a function that takes the optimizer and the number of steps and returns a "
+            f"torch.optim.lr_scheduler.LRScheduler; it returned {type(scheduler).__name__}."
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and interval != "epoch":
+        raise ParamError(
+            "Param scheduler makes a ReduceLROnPlateau, which looks at the loss of an epoch. "
+            f"Set schedulerInterval to 'epoch'; it is {interval!r}."
+        )
+    return scheduler
+
+
+class LearningRate:
+    """The learning rate of one rank's optimizer; the same on every rank.
+
+    Args:
+        optimizer: as the user's factory made it.
+        factor: what its learning rates are multiplied with, once.
+        warmup_steps: over so many updates the learning rate grows from its ``1 / warmup_steps`` part to all of it;
+            whatever the schedule says meanwhile is multiplied with that part.
+        scheduler: makes the schedule; None for a constant learning rate.
+        interval: ``"epoch"`` or ``"step"``: when the schedule goes on, a step being an update of the weights.
+        num_epochs: epochs of the fit.
+        steps_per_epoch: updates of an epoch.
+
+    Raises:
+        ParamError: as :func:`make_scheduler`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        factor: float = 1.0,
+        warmup_steps: int = 0,
+        scheduler: SchedulerFactory | None = None,
+        interval: str = "epoch",
+        num_epochs: int,
+        steps_per_epoch: int,
+    ) -> None:
+        self._optimizer = optimizer
+        self._warmup_steps = warmup_steps
+        self._interval = interval
+        self._num_updates = 0
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+        self._scheduler: LRScheduler | None = None
+        if scheduler is not None:
+            num_steps = num_epochs * (steps_per_epoch if interval == "step" else 1)
+            self._scheduler = make_scheduler(scheduler, optimizer, num_steps, interval)
+        self.last = float("nan")
+        """That of the first group of parameters in the last update."""
+
+    @contextmanager
+    def during_update(self) -> Iterator[None]:
+        """Within, the optimizer has the learning rate of the next update; then a schedule per step goes on."""
+        self._num_updates += 1
+        part = min(1.0, self._num_updates / self._warmup_steps) if self._warmup_steps else 1.0
+        scheduled = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = rate * part
+        self.last = float(self._optimizer.param_groups[0]["lr"])
+        yield
+        for group, rate in zip(self._optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = rate
+        if self._scheduler is not None and self._interval == "step":
+            self._scheduler.step()
+
+    def end_epoch(self, loss: float) -> None:
+        """A schedule per epoch goes on; one that waits for a plateau is told the epoch's loss."""
+        if self._scheduler is None or self._interval != "epoch":
+            return
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(loss)
+        else:
+            self._scheduler.step()

@@ -172,10 +172,10 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             dataset.sparkSession, num_ranks=self.getNumWorkers(), gpus_per_rank=self.getGpusPerWorker()
         )
         with _progress(show=self.getShowProgress()) as progress:
-            progress.status("Writing the rows to the Store")
+            progress.status("Preparing the rows")
             store = self.getStore()
             with (
-                self._materialized(dataset) as parquet,
+                self._materialized(dataset, progress) as parquet,
                 store.scratch_folder("weights") as weights,
             ):
                 inputs = prepare_fit(self, parquet)
@@ -187,11 +187,18 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
                     progress.status("Logging the model to MLflow" if run.run_id else "")
                     return self._make_model(inputs, outcome, run)
 
-    def _materialized(self, dataset: DataFrame) -> AbstractContextManager[ParquetDataset]:
+    def _materialized(
+        self, dataset: DataFrame, progress: ProgressLine
+    ) -> AbstractContextManager[ParquetDataset]:
         """Give the training rows as Parquet: written to the Store, found there, or read where they lie."""
         dtype = "float64" if dtype_name(parameter_dtype(self.getModel())) == "float64" else "float32"
         return use_materialized(
-            dataset, column_names(self), self.getStore(), vector_dtype=dtype, numbers_only=True
+            dataset,
+            column_names(self),
+            self.getStore(),
+            vector_dtype=dtype,
+            numbers_only=True,
+            on_write=lambda: progress.status("Writing the rows to the Store"),
         )
 
     def _train(

@@ -41,6 +41,13 @@ class StoreError(SparkdlError, OSError):
     """The Store cannot be read or written. Choose a URL that the driver and every executor can write."""
 
 
+class StoreAccessError(DataError, StoreError):
+    """A folder or Store cannot be read at all: no credentials, no such bucket, a server that does not answer.
+
+    The message says which of them and what to set. Nothing is wrong with the files.
+    """
+
+
 class SerializationError(SparkdlError, TypeError):
     """Something that has to travel to the ranks cannot be pickled; the message names it."""
 

@@ -206,7 +206,8 @@ def _other_type(found: pa.DataType, column: Column) -> DataError:
 def _check_no_nulls(values: pa.Array, column: Column) -> None:
     if values.null_count:
         raise DataError(
-            f"Column {column.name!r} has {values.null_count} nulls. Fill or drop them before the fit."
+            f"Column {column.name!r} has {values.null_count} nulls. Fill those values, or leave their rows out, and "
+            "write the files again."
         )
 
 

@@ -34,6 +34,9 @@ class BlockCache:
         limit_bytes: what the blocks may take together.
         folder: where the folder is made; by default the system's folder for temporary files.
 
+    Raises:
+        ParamError: if the folder cannot be made.
+
     Attributes:
         num_bytes: what the blocks take.
         hits: how often a block was there.
@@ -128,7 +131,8 @@ def _own_folder(parent: str | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="sparkdl-feed-", dir=parent))
     except OSError as error:
         raise ParamError(
-            f"cache_folder {parent or tempfile.gettempdir()!r} cannot be written: {error}. Name a folder that can."
+            f"cache_folder {parent or tempfile.gettempdir()!r} cannot be written: {error.strerror or error}. "
+            "Give a folder that exists on every machine and can be written."
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset import MANIFEST_NAME
 from sparkdl.data.filesystems import open_location
+from sparkdl.data.store_failures import explain_failure
 from sparkdl.data.uses import Marks, mark_for_removal, store_time, unmark_for_removal
 from sparkdl.errors import StoreError
 
@@ -52,7 +53,7 @@ def remove_old_folders(url: str, older_than_s: float) -> list[str]:
     except StoreError:
         raise
     except Exception as error:
-        raise StoreError(f"The Store {url} cannot be cleaned up: {type(error).__name__}: {error}") from error
+        raise StoreError(f"The Store {url} cannot be cleaned up: {explain_failure(error)}") from error
 
 
 def list_folders(location: Location) -> list[str]:
@@ -90,7 +91,7 @@ def remove_unless_used(url: str) -> bool:
             return False
         return _remove_if_old(url, store_time(location), 0.0)
     except Exception as error:
-        raise StoreError(f"{url} cannot be removed: {type(error).__name__}: {error}") from error
+        raise StoreError(f"{url} cannot be removed: {explain_failure(error)}") from error
 
 
 def _remove_if_old(url: str, now: float, older_than_s: float) -> bool:

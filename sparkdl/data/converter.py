@@ -56,12 +56,16 @@ def make_spark_converter(
         plain read of Parquet files is used where it lies, and stays.
 
     Raises:
-        ParamError: if ``dtype`` is neither.
+        ParamError: if ``dtype`` is neither, or ``parquet_row_group_size_bytes`` below 1.
         DataError: if a column cannot be fed, or there are no rows.
         StoreError: if the Store cannot be written.
     """
     if dtype not in ("float32", "float64", None):
         raise ParamError(f"dtype must be 'float32', 'float64' or None, got {dtype!r}.")
+    if parquet_row_group_size_bytes < 1:
+        raise ParamError(
+            f"parquet_row_group_size_bytes must be at least 1, got {parquet_row_group_size_bytes}."
+        )
     if parent_cache_dir_url is None:
         parent_cache_dir_url = df.sparkSession.conf.get(PARENT_CACHE_DIR_URL_CONF, None)
     store = Store.default() if parent_cache_dir_url is None else Store(parent_cache_dir_url)

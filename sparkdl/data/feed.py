@@ -90,7 +90,7 @@ class ParquetFeed:
         cache_limit_bytes: what the cache takes at most; what does not fit is read again, and that is logged once.
         cache_folder: where the cache's files go; by default the system's folder for temporary files.
         read_timeout_s: seconds to wait for one row group before the read is given up, also while rows that pass the
-            filter are counted.
+            filter are counted; and, where the source has to be described first, for all of that.
 
     Attributes:
         dataset: what is read.
@@ -143,7 +143,7 @@ class ParquetFeed:
         chosen = as_row_filter(row_filter)
         check_transform(transform)
         names, fields = names_and_fields(columns, transform)
-        self.dataset = find_dataset(source, names, shapes)
+        self.dataset = find_dataset(source, names, shapes, timeout_s=read_timeout_s)
         preparation = self.dataset.preparation(transform, names)
         self._layout = layout_of(preparation or self.dataset, fields)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none

@@ -15,20 +15,22 @@ from urllib.parse import unquote
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from sparkdl.errors import StoreError
+from sparkdl.data.store_failures import explain_failure
+from sparkdl.errors import ParamError, StoreError
 
-PLUGINS = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-    "hdfs": "pyarrow and the Hadoop client (libhdfs)",
-    "oci": "ocifs",
+_NEEDED = {
+    "s3": "Install sparkdl[s3].",
+    "s3a": "Install sparkdl[s3].",
+    "gs": "Install sparkdl[gcs].",
+    "gcs": "Install sparkdl[gcs].",
+    "abfs": "Install sparkdl[azure].",
+    "abfss": "Install sparkdl[azure].",
+    "az": "Install sparkdl[azure].",
+    "hdfs": "Install pyarrow and the Hadoop client (libhdfs), and set JAVA_HOME, HADOOP_HOME and CLASSPATH (to what "
+    "`hadoop classpath --glob` prints).",
+    "oci": "Install ocifs.",
 }
-"""What to install for a URL scheme."""
+"""What it takes to open URLs of a scheme."""
 
 _WITHOUT_RENAME = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"})
 
@@ -58,6 +60,10 @@ class Location:
 
         return pa.OSFile(path, "rb") if self.is_local else self.filesystem.open(path, "rb")
 
+    def name_of(self, path: str) -> str:
+        """Return a path of this filesystem as users know it: with its scheme, where it is no plain path."""
+        return path if self.is_local else str(self.filesystem.unstrip_protocol(path))
+
     def make_folder(self) -> None:
         """Make this folder and those above it, where the filesystem has folders."""
         if self.can_rename:  # object stores have none, and would make a bucket from a mistyped name
@@ -74,6 +80,7 @@ def open_location(url: str) -> Location:
     Raises:
         StoreError: if the scheme is unknown, its plugin is not installed, or the filesystem cannot be
             reached.
+        ParamError: if the URL is empty.
     """
     local = _as_local_path(url)
     if local is not None:
@@ -87,11 +94,8 @@ def open_location(url: str) -> Location:
     scheme = url.split(":", 1)[0]
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        needed = PLUGINS.get(scheme, f"the fsspec plugin for {scheme}")
-        raise StoreError(f"{url} cannot be opened: {error}. Install {needed}.") from error
     except Exception as error:
-        raise StoreError(f"{url} cannot be opened: {error}") from error
+        raise StoreError(f"{url} cannot be opened: {_why_not(scheme, error)}") from error
     return Location(
         filesystem=filesystem,
         path=str(path).rstrip("/"),
@@ -102,8 +106,27 @@ def open_location(url: str) -> Location:
     )
 
 
+def _why_not(scheme: str, error: Exception) -> str:
+    # That of libhdfs lists every place where it looked for Java, one a line.
+    what = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    is_missing = isinstance(error, ImportError) or what.startswith("Protocol not known")
+    if is_missing or scheme == "hdfs":
+        return (
+            f"{what}. {_NEEDED.get(scheme, f'Mend the URL, or install the plugin of fsspec for {scheme}.')}"
+        )
+    return explain_failure(
+        error, "See whether the URL is complete, and what its plugin needs is set in the environment."
+    )
+
+
 def absolute_url(url: str | os.PathLike[str]) -> str:
-    """Return the URL with relative local paths made absolute, ``~`` filled in and no slash at the end."""
+    """Return the URL with relative local paths made absolute, ``~`` filled in and no slash at the end.
+
+    Raises:
+        ParamError: if it is empty.
+    """
+    if not os.fspath(url).strip():
+        raise ParamError("The path of a folder is empty. Give a path or a URL; the current folder is '.'.")
     text = os.fspath(url).rstrip("/") or "/"
     return text if _has_scheme(text) else str(Path(text).expanduser().absolute())
 

@@ -18,9 +18,11 @@ from sparkdl.data.arrow_columns import describe_type, shape_of_first_row
 from sparkdl.data.dataset import Column, ParquetDataset, RowGroup, missing_column_error
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.object_sizes import with_object_sizes
+from sparkdl.data.parquet_files import find_parquet_files
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
-from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, ParamError
+from sparkdl.data.store_failures import describe_reading_failure
+from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, ParamError, StoreAccessError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,13 +66,14 @@ def scan_dataset(
     Raises:
         DataError: if there are no Parquet files or no rows, a file is damaged, a column is missing or of a type
             that the feed has no form for, or its type differs between files.
+        StoreAccessError: if the folder cannot be listed, or its filesystem not be reached.
         ParamError: if a shape is given for what is no array column, or for more or fewer levels of arrays than it has.
         StoreError: if the filesystem cannot be opened.
     """
     location = open_location(url)
-    paths = list_parquet_files(location) if paths is None else list(paths)
+    paths = find_parquet_files(location, url) if paths is None else list(paths)
     if not paths:
-        raise DataError(f"There are no Parquet files in {url}.")
+        raise DataError(f"No files of {url} were given; name at least one in paths.")
     with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
         footers = list(pool.map(lambda path: _read_footer(location, path), paths))
     row_groups = tuple(
@@ -86,36 +89,28 @@ def scan_dataset(
     return ParquetDataset(url=absolute_url(url), columns=described, row_groups=row_groups)
 
 
-def list_parquet_files(location: Location) -> list[str]:
-    """Return the paths of the data files below a folder, relative to it and sorted."""
-    location.filesystem.invalidate_cache()  # Spark writes behind the back of fsspec's listings
-    found = []
-    for path in location.filesystem.find(location.path):
-        relative = str(path)[len(location.path) :].lstrip("/")
-        is_private = any(part.startswith(("_", ".")) for part in relative.split("/"))
-        if relative.endswith(".parquet") and not is_private:
-            found.append(relative)
-    return sorted(found)
-
-
 def _read_footer(location: Location, path: str) -> _Footer:
+    where = location.name_of(f"{location.path}/{path}")
     try:
         with location.open_file(f"{location.path}/{path}") as file:
             metadata = pq.read_metadata(file)
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError as error:
         raise FileVanishedError(
-            f"The Parquet file {location.path}/{path} was there when the folder was listed, and is gone now. Wait "
+            f"The Parquet file {where} was there when the folder was listed, and is gone now. Wait "
             "until whoever writes to the folder is done."
         ) from error
     except Exception as error:
+        why = describe_reading_failure(error)
+        if why:
+            raise StoreAccessError(f"{where} cannot be read: {why}") from error
         # Errors of a filesystem have a number; those without one are Arrow's, of a footer that makes no sense.
         if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
             why = " ".join(str(error).split()).rstrip(".")
             raise CorruptFileError(
-                f"The Parquet file {location.path}/{path} cannot be read: {why}. Write it again."
+                f"The Parquet file {where} cannot be read: {why}. Write it again."
             ) from error
-        raise DataError(f"The Parquet file {location.path}/{path} cannot be read: {error}") from error
+        raise DataError(f"The Parquet file {where} cannot be read: {error}") from error
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     leaves = {}
     for name in schema.names:
@@ -237,7 +232,7 @@ def _first_rows(location: Location, first: RowGroup, names: Sequence[str], num_r
         piece = ParquetDatasetPiece(
             f"{location.path}/{first.path}", location.open_file, row_group=first.index
         )
-        raise reading_error(error, piece, names) from error
+        raise reading_error(error, piece, names, location.name_of(piece.path)) from error
     return pa.Table.from_batches([batch])
 
 

@@ -14,6 +14,7 @@ from sparkdl.data.footers import scan_dataset
 from sparkdl.data.input_files import input_files
 from sparkdl.data.plan_text import PlanText, plan_text
 from sparkdl.data.spark_columns import array_depth, is_vector, stored_type
+from sparkdl.data.spark_failures import spark_failures_named
 from sparkdl.data.validate import check_no_nulls, check_shapes
 from sparkdl.errors import DataError
 
@@ -50,7 +51,7 @@ def open_in_place(
     if files is None or files.is_delta:
         return None
     depths = {field.name: array_depth(field.dataType) for field in fields}
-    unknown = {name: (1,) * depth for name, depth in depths.items()}
+    unknown = {name: (None,) * depth for name, depth in depths.items() if depth}
     try:
         described = scan_dataset(files.folder, names, unknown, files.paths)
     except (
@@ -59,11 +60,13 @@ def open_in_place(
         logger.info("The rows are copied: %s", error)
         return None
     for field, column in zip(fields, described.columns, strict=True):
-        if (column.kind, column.dtype, len(column.shape)) != stored_type(field.dataType):
+        found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
+        if found != stored_type(field.dataType):
             return None
-    shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
-    dataset = scan_dataset(files.folder, names, shapes, files.paths)
-    check_no_nulls(df, dataset)
+    with spark_failures_named(df.sparkSession, names):
+        shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
+        dataset = scan_dataset(files.folder, names, shapes, files.paths)
+        check_no_nulls(df, dataset)
     return dataset
 
 

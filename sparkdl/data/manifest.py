@@ -10,6 +10,7 @@ from typing import Any
 
 from sparkdl.data.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
 from sparkdl.data.filesystems import Location, absolute_url, open_location
+from sparkdl.data.store_failures import describe_failure, reading_from
 from sparkdl.errors import StoreError
 
 _VERSION = 2
@@ -39,15 +40,15 @@ def open_dataset(url: str) -> ParquetDataset:
     """Return the dataset that a Store keeps at ``url``.
 
     Raises:
+        StoreAccessError: if the Store cannot be read.
         StoreError: if there is no complete dataset there, or a newer version of sparkdl wrote it.
     """
     location = open_location(url)
+    with reading_from(url):
+        text = _read_manifest(location, url)
     try:
-        with location.filesystem.open(f"{location.path}/{MANIFEST_NAME}", "rb") as file:
-            content = json.loads(file.read())
-    except FileNotFoundError as error:
-        raise StoreError(f"{url} holds no complete dataset: there is no {MANIFEST_NAME}.") from error
-    except (OSError, ValueError) as error:
+        content = json.loads(text)
+    except ValueError as error:
         raise StoreError(f"The manifest of {url} cannot be read: {error}") from error
     if content.get("version") != _VERSION:
         raise StoreError(
@@ -63,6 +64,17 @@ def open_dataset(url: str) -> ParquetDataset:
             for position, index, num_rows in content["row_groups"]
         ),
     )
+
+
+def _read_manifest(location: Location, url: str) -> bytes:
+    try:
+        with location.filesystem.open(f"{location.path}/{MANIFEST_NAME}", "rb") as file:
+            content: bytes = file.read()
+    except FileNotFoundError as error:
+        if describe_failure(error):  # a whole bucket is missing
+            raise
+        raise StoreError(f"{url} holds no complete dataset: there is no {MANIFEST_NAME}.") from error
+    return content
 
 
 def _column_to_json(column: Column) -> dict[str, Any]:

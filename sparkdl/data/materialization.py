@@ -15,19 +15,22 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
-from sparkdl.data.footers import list_parquet_files, scan_dataset
+from sparkdl.data.footers import scan_dataset
 from sparkdl.data.in_place import open_in_place
 from sparkdl.data.merging import merge_small_files
+from sparkdl.data.parquet_files import list_parquet_files
 from sparkdl.data.plan_key import plan_key
 from sparkdl.data.row_writer import REPORT_SCHEMA, WrittenFile, write_partition
 from sparkdl.data.spark_columns import array_depth, check_types, is_vector, quoted
-from sparkdl.data.store import use_if_removable
+from sparkdl.data.spark_failures import spark_failures_named
+from sparkdl.data.store import as_store, use_if_removable
 from sparkdl.data.validate import check_census, common_length, no_rows_error
 from sparkdl.data.value_census import ColumnCensus
 from sparkdl.errors import DataError, ParamError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import os
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
@@ -57,6 +60,7 @@ class _Request:
     vector_dtype: str
     row_group_bytes: int
     numbers_only: bool
+    on_write: Callable[[], None]
 
     @property
     def key(self) -> str | None:
@@ -91,7 +95,7 @@ class Obtained:
 def materialize(
     df: DataFrame,
     columns: Sequence[str],
-    store: Store,
+    store: Store | str | os.PathLike[str],
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
@@ -109,7 +113,7 @@ def materialize(
         df: the DataFrame, of classic Spark or Spark Connect.
         columns: names of its columns: booleans, numbers, strings, binary, decimals, dates, timestamps, images of
             Spark's ``image`` source, vectors, and arrays and nested arrays of them, ragged or not.
-        store: where to write; executors have to reach it under the same URL.
+        store: where to write, a path or URL too; executors have to reach it under the same URL.
         vector_dtype: ``float64`` or ``float32``: elements of columns of vectors.
         row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
         numbers_only: whether anything but numbers and arrays of one length is refused.
@@ -120,9 +124,11 @@ def materialize(
         until a block ends.
 
     Raises:
-        DataError: if a column is missing or cannot be fed, or has nulls; if there are no rows.
+        DataError: if a column is missing or cannot be fed, or has nulls; if there are no rows; if Spark cannot read a
+            file, which it names.
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
+        LaunchError: if the executors' Python lacks sparkdl or one of its libraries.
     """
     obtained = obtain_dataset(
         df,
@@ -142,18 +148,22 @@ def materialize(
 def use_materialized(
     df: DataFrame,
     columns: Sequence[str],
-    store: Store,
+    store: Store | str | os.PathLike[str],
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
     numbers_only: bool = False,
     in_place: bool = True,
+    on_write: Callable[[], None] | None = None,
 ) -> Iterator[ParquetDataset]:
     """Give what :func:`materialize` returns, safe from every cleanup until the block ends.
 
     Rows that nobody else can ask for, as those of a random sample, are removed at the end of the block, and so is
     everything in a Store that keeps nothing (``keep_for=timedelta(0)``).
+
+    ``on_write`` is called before rows are written; rows that are found, or read where they lie, are not.
     """
+    store = as_store(store)
     obtained = obtain_dataset(
         df,
         columns,
@@ -162,6 +172,7 @@ def use_materialized(
         row_group_bytes=row_group_bytes,
         numbers_only=numbers_only,
         in_place=in_place,
+        on_write=on_write,
     )
     try:
         yield obtained.dataset
@@ -175,16 +186,21 @@ def use_materialized(
 def obtain_dataset(
     df: DataFrame,
     columns: Sequence[str],
-    store: Store,
+    store: Store | str | os.PathLike[str],
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
     numbers_only: bool = False,
     in_place: bool = True,
+    on_write: Callable[[], None] | None = None,
 ) -> Obtained:
     """Do what :func:`materialize` does, for somebody who reads the rows until they end the use of them."""
+    if isinstance(columns, str):
+        raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
     fields = check_types(df.schema, columns, numbers_only=numbers_only)
-    request = _Request(df, fields, store, vector_dtype, row_group_bytes, numbers_only)
+    request = _Request(
+        df, fields, as_store(store), vector_dtype, row_group_bytes, numbers_only, on_write or _do_nothing
+    )
     if request.vector_dtype not in {"float32", "float64"}:
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {request.vector_dtype!r}.")
     if request.row_group_bytes < 1:
@@ -241,6 +257,7 @@ def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
 def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     """Write the rows, check them and describe what lies in the folder then."""
     df, store = request.df, request.store
+    request.on_write()
     names = [field.name for field in request.fields]
     # Numbered, as mapInArrow of classic Spark trips over dots in names.
     selected = df.select(
@@ -250,7 +267,10 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         ]
     )
     task = partial(write_partition, url=staged.url, names=names, row_group_bytes=request.row_group_bytes)
-    reports = [WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()]
+    with spark_failures_named(df.sparkSession):
+        reports = [
+            WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()
+        ]
     files = sorted(reports, key=lambda file: file.order)
     _check_failures(store, files)
     num_rows = sum(file.num_rows for file in files)
@@ -261,7 +281,8 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     # Before the nulls, as null elements are counted only in arrays that are there.
     check_census(census, num_rows)
     shapes = _shapes(request, census)
-    files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
+    with spark_failures_named(df.sparkSession):
+        files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)
     return scan_dataset(staged.url, names, shapes, [file.path for file in files])
 
@@ -318,6 +339,10 @@ def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]
         )
     if found - wanted:
         location.filesystem.rm([f"{location.path}/{path}" for path in sorted(found - wanted)])
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _clean_up(store: Store) -> None:

@@ -22,7 +22,7 @@ from sparkdl.data.cleanup import list_folders, remove_folder, remove_old_folders
 from sparkdl.data.dataset import MANIFEST_NAME
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.manifest import open_dataset, write_manifest
-from sparkdl.data.store_failures import describe_failure
+from sparkdl.data.store_failures import explain_failure
 from sparkdl.data.uses import FolderUse, Marks, store_time
 from sparkdl.errors import ParamError, StoreError
 
@@ -48,13 +48,14 @@ class Store:
             :meth:`cleanup`.
 
     Raises:
-        ParamError: if ``keep_for`` is negative.
+        ParamError: if the URL is empty, or ``keep_for`` negative or no ``timedelta``.
         StoreError: on first use, if the scheme is unknown or its plugin is not installed.
     """
 
     def __init__(self, url: str | os.PathLike[str], *, keep_for: timedelta = KEEP_FOR) -> None:
-        if keep_for < timedelta(0):
-            raise ParamError(f"keep_for must not be negative, got {keep_for}.")
+        if not isinstance(url, (str, os.PathLike)):
+            raise ParamError(f"A Store takes a path or a URL, got {type(url).__name__}.")
+        _check_duration("keep_for", keep_for)
         self.url = absolute_url(url)
         self.keep_for = keep_for
 
@@ -119,9 +120,7 @@ class Store:
         """Return the error for a Store that did not take what was written."""
         if isinstance(error, StoreError):
             return error
-        why = describe_failure(error) or (
-            f"{type(error).__name__}: {error}. Choose a URL that the driver and every executor can write."
-        )
+        why = explain_failure(error, "Choose a URL that the driver and every executor can write.")
         return StoreError(f"The Store {self.url} cannot be written: {why}")
 
     @contextmanager
@@ -205,8 +204,11 @@ class Store:
             The URLs of what was removed.
 
         Raises:
+            ParamError: if ``older_than`` is negative or no ``timedelta``.
             StoreError: if the Store cannot be listed, or something in it cannot be removed.
         """
+        if older_than is not None:
+            _check_duration("older_than", older_than)
         return remove_old_folders(
             self.url, (self.keep_for if older_than is None else older_than).total_seconds()
         )
@@ -219,9 +221,7 @@ class Store:
                 return []
             return [f"{self.url}/{each}" for each in list_folders(self.location) if each.startswith(prefix)]
         except Exception as error:
-            raise StoreError(
-                f"The Store {self.url} cannot be listed: {type(error).__name__}: {error}"
-            ) from error
+            raise StoreError(f"The Store {self.url} cannot be listed: {explain_failure(error)}") from error
 
 
 class StagedDataset:
@@ -246,7 +246,9 @@ class StagedDataset:
         try:
             write_manifest(final, open_location(self.url))
         except Exception as error:
-            raise StoreError(f"The dataset {self.url} cannot be committed: {error}") from error
+            raise StoreError(
+                f"The dataset {self.url} cannot be committed: {explain_failure(error)}"
+            ) from error
         self._committed = True
         return final
 
@@ -277,7 +279,7 @@ def use_dataset(url: str) -> FolderUse:
     try:
         return FolderUse(open_location(url))
     except Exception as error:
-        raise StoreError(f"{url} cannot be written: {type(error).__name__}: {error}") from error
+        raise StoreError(f"{url} cannot be written: {explain_failure(error)}") from error
 
 
 def use_if_removable(url: str) -> FolderUse | None:
@@ -295,6 +297,24 @@ def use_if_removable(url: str) -> FolderUse | None:
         return use
     use.end()
     raise StoreError(f"The dataset {url} was removed while its use began. Make the DataFrame anew.")
+
+
+def as_store(store: Store | str | os.PathLike[str]) -> Store:
+    """Return the Store, or the one at a path or URL.
+
+    Raises:
+        ParamError: if it is something else.
+    """
+    return store if isinstance(store, Store) else Store(store)
+
+
+def _check_duration(name: str, value: timedelta) -> None:
+    if not isinstance(value, timedelta):
+        raise ParamError(
+            f"{name} must be a datetime.timedelta, got {value!r}; timedelta(seconds=5) are five seconds."
+        )
+    if value < timedelta(0):
+        raise ParamError(f"{name} must not be negative, got {value}.")
 
 
 def _make_store(url: str, keep_for: timedelta) -> Store:

@@ -1,44 +1,142 @@
-"""What a filesystem's error means for somebody who writes to a Store. Runs on the *driver* and on *executors*."""
+"""What a filesystem's error means for somebody who writes to a Store or reads from one, and what to do about it.
+
+Runs on the *driver*, on *executors* and on the reader threads of every *rank*.
+"""
 
 from __future__ import annotations
 
 import errno
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+from sparkdl.errors import SparkdlError, StoreAccessError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What some errors mean.
+
+    Attributes:
+        words: the type and text of the error hold one of them, in small letters.
+        text: what is wrong.
+        remedy: what to do.
+        reading_remedy: what to do if the Store was only read, where that is something else.
+        may_pass: whether trying again can help.
+    """
+
+    words: tuple[str, ...]
+    text: str
+    remedy: str
+    reading_remedy: str = ""
+    may_pass: bool = False
+
+
+_FULL_DISK = _Meaning(
+    ("no space left", "disk quota exceeded", "errno 28", "quotaexceeded"),
+    "its disk is full",
+    "Make room there, call Store.cleanup(), or choose another Store.",
+)
 _MEANINGS = (
-    (("no space left", "disk quota exceeded", "errno 28", "quotaexceeded"), "its disk is full"),
-    (
+    _FULL_DISK,
+    _Meaning(
         ("nocredentials", "unable to locate credentials", "could not find credentials", "anonymous caller"),
         "no credentials were found",
+        "Set them in the environment of the driver and of the executors, as the plugin of that filesystem reads them "
+        "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role).",
     ),
-    (("nosuchbucket", "bucket does not exist", "containernotfound"), "there is no such bucket"),
-    (
-        ("accessdenied", "forbidden", "invalidaccesskeyid", "signaturedoesnotmatch"),
+    _Meaning(
+        ("nosuchbucket", "bucket does not exist", "containernotfound"),
+        "there is no such bucket",
+        "Create the bucket, or mend the URL.",
+    ),
+    _Meaning(
+        ("accessdenied", "access denied", "forbidden", "invalidaccesskeyid", "signaturedoesnotmatch"),
         "the credentials do not allow it",
+        "Grant them reading, writing, listing and deleting there.",
+        "Grant them reading and listing there.",
+    ),
+    _Meaning(
+        (
+            "could not connect to the endpoint",
+            "connection refused",
+            "connecttimeout",
+            "connect timeout",
+            "cannot connect to host",
+            "name or service not known",
+            "name resolution",
+        ),
+        "its server cannot be reached",
+        "See whether the server runs and this machine reaches it, and mend its address (for S3: AWS_ENDPOINT_URL).",
+        may_pass=True,
     ),
 )
-_REMEDIES = {
-    "its disk is full": "Make room there, call Store.cleanup(), or choose another Store.",
-    "no credentials were found": "Set them in the environment of the driver and of the executors, as the plugin of "
-    "that filesystem reads them (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role).",
-    "there is no such bucket": "Create the bucket, or mend the URL.",
-    "the credentials do not allow it": "Grant them reading, writing, listing and deleting there.",
-}
 
 
 def describe_failure(error: BaseException) -> str:
     """Return why a Store failed and what to do about it; empty for what may go away when tried again."""
+    found = _find_meaning(error)
+    if found is None or found[0].may_pass:
+        return ""
+    return _in_words(*found)
+
+
+def explain_failure(error: BaseException, otherwise: str = "") -> str:
+    """Return what :func:`describe_failure` does; of an error that it does not know, what it is and ``otherwise``."""
+    found = _find_meaning(error)
+    if found is None:
+        return f"{type(error).__name__}: {_line(error)} {otherwise}".rstrip()
+    return _in_words(*found)
+
+
+def describe_reading_failure(error: BaseException) -> str:
+    """Return why a Store could not be read at all and what to do about it; empty for an error that may be of a file."""
+    found = _find_meaning(error)
+    return "" if found is None or found[0] is _FULL_DISK else _in_words(*found, is_reading=True)
+
+
+@contextmanager
+def reading_from(url: str) -> Iterator[None]:
+    """Give whatever a filesystem raises in this block as an error that names the URL and says what to do.
+
+    Raises:
+        StoreAccessError: instead of an error that is not sparkdl's.
+    """
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except Exception as error:
+        why = describe_reading_failure(error) or (
+            f"{type(error).__name__}: {_line(error)} See whether the URL is right and can be read from here."
+        )
+        raise StoreAccessError(f"{url} cannot be read: {why}") from error
+
+
+def _find_meaning(error: BaseException) -> tuple[_Meaning, BaseException] | None:
     seen: BaseException | None = error
     while seen is not None:
         meaning = _meaning(seen)
-        if meaning:
-            return f"{meaning}: {type(seen).__name__}: {seen}. {_REMEDIES[meaning]}"
+        if meaning is not None:
+            return meaning, seen
         seen = seen.__cause__ or seen.__context__
-    return ""
+    return None
 
 
-def _meaning(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return "its disk is full"
+def _meaning(error: BaseException) -> _Meaning | None:
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return _FULL_DISK
     text = f"{type(error).__name__} {error}".lower()
-    return next((meaning for words, meaning in _MEANINGS if any(word in text for word in words)), "")
+    return next((meaning for meaning in _MEANINGS if any(word in text for word in meaning.words)), None)
+
+
+def _in_words(meaning: _Meaning, error: BaseException, *, is_reading: bool = False) -> str:
+    remedy = (meaning.reading_remedy if is_reading else "") or meaning.remedy
+    return f"{meaning.text}: {type(error).__name__}: {_line(error)} {remedy}"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") + "."

@@ -9,11 +9,15 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from sparkdl.data.executor_python import executor_python_problem
 from sparkdl.errors import LaunchError, RankError, SparkdlError
 from sparkdl.launch.outcome import Failure, find_culprit
 from sparkdl.launch.spark_job import SparkJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
@@ -51,7 +55,7 @@ def collect(
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
-        _raise_for(failures, job.error)
+        _raise_for(failures, job.error, job.spark)
         raise LaunchError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
@@ -59,15 +63,18 @@ def collect(
         raise
     except Exception as error:
         if _is_spark_error(error):
-            _raise_for(heard, error)
+            _raise_for(heard, error, job.spark)
         raise
 
 
-def _raise_for(failures: list[Failure], spark_error: Exception | None) -> None:
+def _raise_for(failures: list[Failure], spark_error: Exception | None, spark: SparkSession) -> None:
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None:
         raise _rank_error(culprit) from (_original(culprit) or spark_error)
     if spark_error is not None:
+        problem = executor_python_problem(spark_error, spark)
+        if problem:
+            raise LaunchError(problem) from spark_error
         raise LaunchError(f"Spark ended the ranks' stage: {spark_error}") from spark_error
 
 

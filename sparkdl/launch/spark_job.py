@@ -57,6 +57,11 @@ class SparkJob:
         self._thread.start()
 
     @property
+    def spark(self) -> SparkSession:
+        """The session that runs the stage."""
+        return self._spark
+
+    @property
     def running(self) -> bool:
         """Whether the stage is still under way."""
         return self._thread.is_alive()

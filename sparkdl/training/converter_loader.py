@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -69,6 +70,13 @@ class ConverterLoader:
                 "shuffling_queue_capacity shuffles rows, which is done only where row groups are shuffled too. Set "
                 "shuffle_row_groups=True, or the capacity to 0."
             )
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ParamError(f"cur_shard must be in [0, {world_size}), which is shard_count; got {rank}.")
+        _check_at_least(1, workers_count=num_threads, batch_size=batch_size)
+        _check_at_least(0, shuffling_queue_capacity=buffer_rows)
+        _check_at_least(1, cache_size_limit=cache_limit_bytes)
+        if _CACHES[cache] == "disk" and cache_folder is not None and not Path(cache_folder).is_dir():
+            raise ParamError(f"cache_location must be a folder that exists, got {cache_folder!r}.")
         limit: dict[str, Any] = {} if cache_limit_bytes is None else {"cache_limit_bytes": cache_limit_bytes}
         self._rank, self._num_epochs = rank or 0, num_epochs
         self._batch_size = batch_size
@@ -149,6 +157,12 @@ class ConverterLoader:
                 yield slice_batch(batch, 0, rows - 1)
             else:
                 yield batch if saved is None else saved
+
+
+def _check_at_least(least: int, **numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < least:
+            raise ParamError(f"{name} must be at least {least}, got {value}.")
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:

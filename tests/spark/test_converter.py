@@ -12,7 +12,7 @@ import torch
 
 from sparkdl.data import Column, Store, make_spark_converter, materialize, open_dataset, use_materialized
 from sparkdl.data.filesystems import open_location
-from sparkdl.data.footers import list_parquet_files
+from sparkdl.data.parquet_files import list_parquet_files
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:

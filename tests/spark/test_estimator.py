@@ -194,12 +194,14 @@ def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(
 
 
 @pytest.mark.any_spark_will_do
-def test_a_second_fit_on_the_same_rows_does_not_write_them_again(frame, tmp_path):
-    estimator = make_estimator(tmp_path, epochs=1, keepRowsSeconds=3600)
+def test_a_second_fit_on_the_same_rows_does_not_write_them_again(frame, tmp_path, capsys):
+    estimator = make_estimator(tmp_path, epochs=1, keepRowsSeconds=3600, showProgress=True)
     estimator.fit(frame)
     (manifest,) = (tmp_path / "store").glob("*/_sparkdl_dataset.json")
     before = manifest.stat().st_mtime_ns
+    assert "Writing the rows" in capsys.readouterr().err
     estimator.fit(frame)
+    assert "Writing the rows" not in capsys.readouterr().err
     assert [path.stat().st_mtime_ns for path in (tmp_path / "store").glob("*/*.json")] == [before]
     assert [path.name for path in (tmp_path / "store").iterdir()] == [manifest.parent.name]
 

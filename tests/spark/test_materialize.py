@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sparkdl.data import Column, ParquetFeed, Store, check_labels, materialize, open_dataset
+from sparkdl.data import (
+    Column,
+    ParquetFeed,
+    Store,
+    check_labels,
+    materialize,
+    open_dataset,
+    use_materialized,
+)
 from sparkdl.data.cleanup import remove_unless_used
-from sparkdl.errors import DataError, StoreError
+from sparkdl.errors import DataError, ParamError, StoreError
 from tests.small_disk import small_disk
 
 if TYPE_CHECKING:
@@ -159,6 +167,32 @@ def test_an_empty_dataframe_is_an_error(df: DataFrame, store: Store) -> None:
         with pytest.raises(DataError, match="has no rows"):
             materialize(empty, ["id", "array"], store)
     assert files_of(store) == []
+
+
+@pytest.mark.any_spark_will_do
+def test_columns_as_one_text_are_refused_and_a_store_may_be_a_path(df: DataFrame, store: Store) -> None:
+    with pytest.raises(ParamError, match=r"a list of names, got the text 'id'\. Write \['id'\]"):
+        materialize(df, "id", store)
+    assert materialize(df, ["id"], store.url).url.startswith(store.url)
+    with use_materialized(df, ["id"], Path(store.url)) as dataset:
+        assert dataset.url.startswith(store.url)
+    with pytest.raises(ParamError, match="got int"):
+        materialize(df, ["id"], 5)
+
+
+@pytest.mark.any_spark_will_do
+def test_who_asks_is_told_when_rows_are_written_and_only_then(
+    df: DataFrame, store: Store, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    for name in ("first", "second"):
+        with use_materialized(df, ["id"], store, on_write=lambda name=name: told.append(name)):
+            pass
+    df.select("id").write.parquet(str(tmp_path / "in place"))
+    plain = df.sparkSession.read.parquet(str(tmp_path / "in place"))
+    with use_materialized(plain, ["id"], store, on_write=lambda: told.append("in place")):
+        pass
+    assert told == ["first"]
 
 
 @pytest.mark.any_spark_will_do

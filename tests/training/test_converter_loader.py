@@ -49,6 +49,25 @@ def epochs_of_ranks(
     return batches_of_ranks
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cur_shard": 3, "shard_count": 2},
+        {"workers_count": 0},
+        {"shuffling_queue_capacity": -1},
+        {"cache_size_limit": 0},
+        {"cache_location": "/nowhere", "cache_type": "local-disk"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_is_out_of_range_is_named_as_the_caller_spells_it(
+    converter: SparkDatasetConverter, options: dict[str, Any]
+) -> None:
+    name, value = next(iter(options.items()))
+    with pytest.raises(ParamError, match=rf"^{name} must be .* got {value!r}\."):
+        converter.make_torch_dataloader(**options)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4, 5])
 @pytest.mark.parametrize("batch_size", [2, 8])
 def test_every_row_comes_once_per_epoch_in_equal_steps_and_no_batch_is_empty(

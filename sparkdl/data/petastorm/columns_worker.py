@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sparkdl.data.block_cache import BlockCache
     from sparkdl.data.blocks import Block, BlockLayout
     from sparkdl.data.epoch_plan import Rows
+    from sparkdl.data.filesystems import Location
     from sparkdl.data.preparation import Preparation
     from sparkdl.data.row_filter import RowFilter
 
@@ -33,7 +34,7 @@ class PlannedDataset:
     """What the worker has to know of a dataset that was planned before; nothing is listed or opened again.
 
     Attributes:
-        fs: the filesystem.
+        location: where the files lie.
         layout: how columns are laid out in blocks.
         row_filter: which rows count; requests number those that pass it.
         cache: keeps blocks of whole row groups.
@@ -42,13 +43,18 @@ class PlannedDataset:
         partitions: none; Petastorm looks at it.
     """
 
-    fs: Any
+    location: Location
     layout: BlockLayout
     row_filter: RowFilter | None = None
     cache: BlockCache | None = None
     copies_cached: bool = True
     preparation: Preparation | None = None
     partitions: None = None
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem, under the name by which Petastorm asks for it."""
+        return self.location.filesystem
 
     def pack(self, table: pa.Table) -> Block:
         """Return rows as they were read as a block."""
@@ -109,16 +115,16 @@ class ColumnsWorker(ArrowReaderWorker):
             table = self._load_rows(None, piece, shuffle_row_drop_partition)
             if table.num_rows != expected_rows:
                 raise FileChangedError(
-                    f"it has {table.num_rows} rows now, but had {expected_rows} when the fit began"
+                    f"it has {table.num_rows} rows now, but had {expected_rows} when the dataset was described"
                 )
             return table
 
         try:
             block = self._block(piece_index, read_table, rows, expected_kept)
         except Exception as error:
-            raise reading_error(
-                error, piece, [field.name for field in self._schema.fields.values()]
-            ) from error
+            names = [field.name for field in self._schema.fields.values()]
+            where = self._dataset.location.name_of(piece.path)
+            raise reading_error(error, piece, names, where) from error
         self.publish_func(block)
 
     def _block(self, row_group: int, read_table: Any, rows: Rows, expected_kept: int) -> Block:

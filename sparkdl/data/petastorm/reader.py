@@ -81,9 +81,7 @@ class ShardReader(Reader):
         location = open_location(dataset.url)
         groups = dataset.row_groups
         self.schema = _schema_of(layout, row_filter, preparation)
-        self.dataset = PlannedDataset(
-            location.filesystem, layout, row_filter, cache, copies_cached, preparation
-        )
+        self.dataset = PlannedDataset(location, layout, row_filter, cache, copies_cached, preparation)
         self.ngram = None
         self.num_epochs = 1
         self.is_batched_reader = True
@@ -185,7 +183,7 @@ def kept_rows_counter(
         try:
             return len(row_filter.rows_kept(piece.read(columns=list(row_filter.columns))))
         except Exception as error:
-            raise reading_error(error, piece, row_filter.columns) from error
+            raise reading_error(error, piece, row_filter.columns, location.name_of(piece.path)) from error
 
     return lambda row_groups: results_in_order(
         count, row_groups, num_threads=num_threads, timeout_s=timeout_s

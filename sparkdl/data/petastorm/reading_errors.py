@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.errors import CorruptFileError, DataError, FileChangedError, FileVanishedError
+from sparkdl.data.store_failures import describe_reading_failure
+from sparkdl.errors import (
+    CorruptFileError,
+    DataError,
+    FileChangedError,
+    FileVanishedError,
+    StoreAccessError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +25,9 @@ if TYPE_CHECKING:
     from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 
 
-def reading_error(error: Exception, piece: ParquetDatasetPiece, columns: Sequence[str]) -> DataError:
+def reading_error(
+    error: Exception, piece: ParquetDatasetPiece, columns: Sequence[str], name: str | None = None
+) -> DataError:
     """Return the error to raise for a row group that could not be read.
 
     To find the column, the columns are read once more, one by one.
@@ -27,15 +36,20 @@ def reading_error(error: Exception, piece: ParquetDatasetPiece, columns: Sequenc
         error: what was raised.
         piece: the row group.
         columns: what was read of it.
+        name: the file as users know it; by default its path.
 
     Returns:
         - :class:`FileVanishedError` if the file is not there,
         - :class:`FileChangedError` if it is not the file that the dataset was made of: a row group or column is
           gone, rows are more or fewer, or it was written again meanwhile,
         - :class:`CorruptFileError` if it is damaged,
+        - :class:`StoreAccessError` if its Store cannot be read at all any more, as when credentials have expired,
         - :class:`DataError` else: the values are not what the dataset says, or the filesystem failed.
     """
-    where = f"{piece.path}, row group {piece.row_group}"
+    where = f"{name or piece.path}, row group {piece.row_group}"
+    why = "" if isinstance(error, DataError) else describe_reading_failure(error)
+    if why:
+        return StoreAccessError(f"Reading {where} failed: {why}")
     if isinstance(error, FileNotFoundError):
         return FileVanishedError(
             f"Reading {where} failed: the file is no longer there. Files have to stay until the last epoch is read."
@@ -46,7 +60,10 @@ def reading_error(error: Exception, piece: ParquetDatasetPiece, columns: Sequenc
         return DataError(f"Reading {where} failed: {error}")
     if isinstance(error, OSError) and error.errno is not None:
         return DataError(f"Reading {where} failed: {type(error).__name__}: {error}")
-    return _look_closer(error, piece, columns, where)
+    try:
+        return _look_closer(error, piece, columns, where)
+    except Exception:  # of a filesystem that is no longer there to be looked at
+        return DataError(f"Reading {where} failed: {type(error).__name__}: {error}")
 
 
 def _look_closer(

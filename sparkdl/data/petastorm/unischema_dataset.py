@@ -27,6 +27,7 @@ from sparkdl.data.petastorm.fields import columns_of
 from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
 from sparkdl.data.preparation import Preparation
 from sparkdl.data.row_filter import RowFilter, Values
+from sparkdl.data.store_failures import reading_from
 from sparkdl.errors import DataError
 
 install()
@@ -153,13 +154,14 @@ def _transformed(
 
 def _read_schema(location: Location) -> bytes | None:
     path = f"{location.path}/_common_metadata"
-    if not location.filesystem.exists(path):
-        return None
+    with reading_from(location.name_of(location.path)):
+        if not location.filesystem.exists(path):
+            return None
     try:
         with location.open_file(path) as file:
             metadata = pq.read_metadata(file).metadata or {}
     except Exception as error:
-        raise DataError(f"The Parquet file {path} cannot be read: {error}") from error
+        raise DataError(f"The Parquet file {location.name_of(path)} cannot be read: {error}") from error
     found: bytes | None = metadata.get(UNISCHEMA_KEY)
     return found
 

@@ -4,6 +4,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import fsspec
@@ -12,7 +13,7 @@ import pytest
 from sparkdl.data import ParquetDataset, Store, open_dataset, scan_dataset
 from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
-from sparkdl.errors import StoreError
+from sparkdl.errors import ParamError, StoreError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
@@ -81,12 +82,56 @@ def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
     assert store.filesystem.ls(store.location.path, detail=False) == []
 
 
-def test_a_missing_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(StoreError, match="Install gcsfs"):
-        Store("gs://bucket/folder").check_writable()
-    with pytest.raises(StoreError, match="nosuchscheme"):
-        Store("nosuchscheme://x").check_writable()
+@pytest.mark.parametrize(
+    ("url", "plugin", "remedy"),
+    [
+        ("gs://bucket/folder", "gcsfs", r"Install sparkdl\[gcs\]"),
+        ("s3://bucket/folder", "s3fs", r"Install sparkdl\[s3\]"),
+        ("abfss://c@a.dfs.core.windows.net/folder", "adlfs", r"Install sparkdl\[azure\]"),
+        ("abfs://c@a.dfs.core.windows.net/folder", "adlfs", r"Install sparkdl\[azure\]"),
+        (
+            "nosuchscheme://x",
+            "nosuchscheme",
+            r"Mend the URL, or install the plugin of fsspec for nosuchscheme",
+        ),
+    ],
+)
+def test_a_missing_plugin_is_named_by_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, url: str, plugin: str, remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, plugin, None)
+    scheme = url.partition(":")[0]
+    # Where a test before this one has opened such a URL, fsspec remembers the plugin.
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
+    with pytest.raises(StoreError, match=rf"{scheme}:.* cannot be opened: .*{remedy}\."):
+        Store(url).check_writable()
+
+
+def test_a_missing_hadoop_client_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("JAVA_HOME", "HADOOP_HOME", "ARROW_LIBHDFS_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(StoreError, match="Hadoop client") as caught:
+        Store("hdfs://nowhere/folder").check_writable()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Store(""), "path of a folder is empty"),
+        (lambda: scan_dataset(" "), "path of a folder is empty"),
+        (lambda: Store(None), "takes a path or a URL, got NoneType"),
+        (lambda: Store("x", keep_for=5), r"keep_for must be a datetime\.timedelta, got 5"),
+        (lambda: Store("x", keep_for=timedelta(-1)), "keep_for must not be negative"),
+        (lambda: Store("x").cleanup(5), r"older_than must be a datetime\.timedelta, got 5"),
+        (lambda: Store("x").cleanup(timedelta(-1)), "older_than must not be negative"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""Whether a job of Spark failed because the executors' Python is not one that has sparkdl. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_PROBLEMS = (
+    # As pyspark words them; the last is Java's, where there is no such program.
+    re.compile(r"Python in worker has different version[^\n]*?(?= than that in driver| but)"),
+    re.compile(r"(?:PyArrow|Pandas) >= [\d.]+ must be installed; however,[^\n.]*"),
+    re.compile(r'Cannot run program "[^"\n]*"'),
+)
+
+
+def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
+    """Return what is wrong with the executors' Python and what to do; empty if a job failed for another reason.
+
+    Args:
+        error: what a job of Spark raised.
+        spark: its session.
+    """
+    what = _what(str(error))
+    if not what:
+        return ""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return (
+            f"The Python that Spark runs on the executors {what}. Set PYSPARK_PYTHON, where the Connect server is "
+            "started, to a Python that has sparkdl on every machine; or install what is missing there."
+        )
+    return (
+        f"Spark runs {_python_of(spark)} on the executors, which {what}. Set PYSPARK_PYTHON, before the session is "
+        f"made, to a Python that has sparkdl on every machine (this program runs on {sys.executable}), or "
+        "spark.pyspark.python for spark-submit; or install what is missing there."
+    )
+
+
+def _what(text: str) -> str:
+    missing = _MISSING_MODULE.search(text)
+    if missing is not None:
+        return f"has no module {missing[1]!r}"
+    found = next((match for match in (problem.search(text) for problem in _PROBLEMS) if match), None)
+    return f"cannot be used ({' '.join(found[0].split())})" if found else ""
+
+
+def _python_of(spark: SparkSession) -> str:
+    context: Any = spark.sparkContext
+    program = str(context.pythonExec)
+    path = shutil.which(program) if context.master.startswith("local[") or context.master == "local" else None
+    return repr(program) if path in {None, program} else f"{program!r} ({path})"

@@ -1,0 +1,129 @@
+"""Jobs of Spark that fail over files or over the executors' Python: what it was, in words instead of Java."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from sparkdl.data import Store, materialize
+from sparkdl.data.spark_failures import spark_failures_named
+from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, LaunchError
+from sparkdl.estimators.stored_values import stored_values
+from sparkdl.launch import run_on_ranks
+from tests.spark.rank_functions import sum_of_ranks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONGEST_MESSAGE = 700
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A folder of two files, the second of which has a page of column ``pair`` that cannot be decompressed."""
+    folder = tmp_path / "rows with space"
+    folder.mkdir()
+    table = pa.table(
+        {"x": range(1000), "y": [0.5] * 1000, "pair": [[float(i), -float(i)] for i in range(1000)]}
+    )
+    for name in ("a.parquet", "b.parquet"):
+        pq.write_table(table, folder / name, row_group_size=500, use_dictionary=False)
+    chunk = pq.read_metadata(folder / "b.parquet").row_group(1).column(2)
+    content = bytearray((folder / "b.parquet").read_bytes())
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    content[end - 1000 : end] = b"\xff" * 1000
+    (folder / "b.parquet").write_bytes(bytes(content))
+    return folder
+
+
+def test_a_damaged_file_is_named_whether_rows_are_read_in_place_or_copied(
+    spark: SparkSession, damaged: Path, store: Store
+) -> None:
+    df = spark.read.parquet(str(damaged))
+    for rows in (df, df.where("x >= 0")):
+        with pytest.raises(
+            CorruptFileError,
+            match=r"Reading .*/b\.parquet, row group 1, column 'pair' failed: .* write it again",
+        ) as caught:
+            materialize(rows, ["x", "pair"], store)
+        assert len(str(caught.value)) < LONGEST_MESSAGE
+        assert caught.value.__cause__ is not None, "what Spark said is kept"
+    dataset = materialize(df, ["x", "y"], store)
+    assert dataset.num_rows == 2000, "columns that are not damaged can be read"
+
+
+@pytest.mark.any_spark_will_do
+def test_a_file_that_vanished_under_spark_is_an_error_of_its_own(
+    spark: SparkSession, damaged: Path, store: Store
+) -> None:
+    df = spark.read.parquet(str(damaged)).where("x >= 0")
+    (damaged / "b.parquet").unlink()
+    with pytest.raises(FileVanishedError, match=r"/b\.parquet.* no longer there"):
+        materialize(df, ["x"], store)
+
+
+@pytest.mark.any_spark_will_do
+def test_what_spark_says_of_a_file_that_the_driver_cannot_read_is_told_in_one_line(
+    spark: SparkSession,
+) -> None:
+    java = "\n".join(
+        [
+            "An error occurred: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while "
+            "reading file nosuch://there/a%20b.parquet. SQLSTATE: KD001",
+            *["\tat org.apache.spark.Something"] * 100,
+            "Caused by: java.lang.RuntimeException: java.io.IOException: {cause}",
+        ]
+    )
+    for cause, error in (
+        ("could not read page Page [1] in col [x]", CorruptFileError),
+        ("the wire is cut", DataError),
+    ):
+        with pytest.raises(error) as caught, spark_failures_named(spark):
+            raise RuntimeError(java.format(cause=cause))
+        assert type(caught.value) is error
+        assert str(caught.value).startswith(f"Spark cannot read nosuch://there/a b.parquet: {cause}. ")
+        assert len(str(caught.value)) < LONGEST_MESSAGE
+
+
+@pytest.mark.any_spark_will_do
+def test_labels_of_a_damaged_file_are_an_error_with_file_row_group_and_column(
+    spark: SparkSession, damaged: Path, store: Store
+) -> None:
+    dataset = materialize(spark.read.parquet(str(damaged)), ["x", "y"], store)
+    assert sum(map(len, stored_values(dataset, "y"))) == 2000
+    path = damaged / "b.parquet"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0 failed"):
+        list(stored_values(dataset, "y"))
+
+
+@pytest.mark.any_spark_will_do
+def test_a_python_of_the_executors_without_sparkdl_is_named_with_the_setting(
+    spark: SparkSession, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH="{libraries}" exec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    for start in (
+        lambda: materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store),
+        lambda: run_on_ranks(sum_of_ranks, num_ranks=2, spark=spark),
+    ):
+        with pytest.raises(
+            LaunchError, match=r"runs '.*/bare-python' on the executors, which has no module .*PYSPARK_PYTHON"
+        ) as caught:
+            start()
+        assert len(str(caught.value)) < LONGEST_MESSAGE
+    assert not list(Path(store.url).glob("fit-*"))

@@ -1,0 +1,84 @@
+"""What a feed takes as its source, and what it says of all that it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.data import ParquetFeed, scan_dataset
+from sparkdl.data.sources import find_dataset
+from sparkdl.errors import DataError, ParamError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for index in range(2):
+        pq.write_table(pa.table({"x": np.arange(10) + 10 * index}), folder / f"p{index}.parquet")
+    return folder
+
+
+def test_a_single_file_is_a_source(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(folder)
+    for source in (folder / "p1.parquet", f"file://{folder}/p1.parquet", "p1.parquet"):
+        with ParquetFeed(source, batch_size=20, shuffle=False) as feed:
+            (batch,) = feed
+        np.testing.assert_array_equal(batch["x"], np.arange(10, 20))
+    named_like_a_file = tmp_path / "spark.parquet"
+    folder.rename(named_like_a_file)
+    assert find_dataset(named_like_a_file, None).num_rows == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", r"There is nothing at .*/nowhere\. Mend the path"),
+        ("nowhere.parquet", r"There is nothing at .*/nowhere\.parquet\. Mend the path"),
+        ("rows/*.parquet", r"/\*\.parquet is a pattern, and a folder is needed.*paths="),
+        ("notes.txt", r"notes\.txt is a file, and a folder is needed.*paths=\['notes\.txt'\]"),
+        ("empty", r"no Parquet files in .*/empty: the folder is empty"),
+        (
+            "others",
+            r"no Parquet files in .*/others: names have to end in \.parquet, and there are part-0\. .*paths=",
+        ),
+    ],
+)
+def test_a_source_without_parquet_files_says_what_is_there_instead(
+    folder: Path, name: str, message: str
+) -> None:
+    (folder.parent / "notes.txt").write_text("text")
+    (folder.parent / "empty").mkdir()
+    (folder.parent / "others").mkdir()
+    (folder.parent / "others" / "_SUCCESS").touch()
+    os.link(folder / "p0.parquet", folder.parent / "others" / "part-0")
+    for read in (lambda url: ParquetFeed(url, batch_size=4), scan_dataset):
+        with pytest.raises(DataError, match=message):
+            read(f"{folder.parent}/{name}")
+    assert scan_dataset(f"{folder.parent}/others", paths=["part-0"]).num_rows == 10
+
+
+@pytest.mark.parametrize("name", ["nowhere", "rows/p0.parquet"])
+def test_a_cache_folder_that_cannot_be_used_is_named(folder: Path, name: str) -> None:
+    with pytest.raises(ParamError, match=rf"cache_folder '.*/{name}' cannot be written: .*Give a folder"):
+        ParquetFeed(folder, batch_size=4, cache="disk", cache_folder=f"{folder.parent}/{name}")
+
+
+def test_nulls_of_files_are_named_with_what_to_do_about_files(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, None]}), tmp_path / "a.parquet")
+    with (
+        ParquetFeed(tmp_path, batch_size=4) as feed,
+        pytest.raises(DataError, match=r"a\.parquet, row group 0.*'x' has 1 nulls\..*write the files again"),
+    ):
+        list(feed)
+
+
+@pytest.mark.parametrize("source", [["a.parquet"], 3, None])
+def test_what_is_no_source_is_refused_by_its_type(source: object) -> None:
+    with pytest.raises(ParamError, match=rf"got {type(source).__name__}\. .*paths="):
+        ParquetFeed(source, batch_size=4)  # type: ignore[arg-type]

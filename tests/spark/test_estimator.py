@@ -268,10 +268,7 @@ def test_bad_data_is_named_before_any_rank_starts(frame, tmp_path, name):
 
 
 def test_fewer_rows_than_ranks_are_named(frame, tmp_path):
-    with pytest.raises(
-        ShardingError,
-        match=r"1 rows cannot be shared by 2 ranks.*Lower the number of ranks \(numWorkers .*\) to 1\.",
-    ):
+    with pytest.raises(ShardingError, match="1 rows cannot be shared by 2 ranks.*Lower numWorkers to 1"):
         make_estimator(tmp_path, numWorkers=2).fit(frame.limit(1))
     assert store_is_empty(tmp_path)
 

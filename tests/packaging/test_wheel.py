@@ -123,7 +123,8 @@ def test_wheel_built_from_the_sdist_passes_the_unit_tests_in_a_clean_environment
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     run(
         clean_python,
-        *("-m", "pytest", "-q", "-x", "--import-mode=importlib", "-o", "pythonpath=.", "tests/unit"),
+        *("-m", "pytest", "-q", "-x", "--import-mode=importlib", "-o", "pythonpath=."),
+        *("-m", "not slow", "tests/unit"),
         cwd=tmp_path,
         timeout_s=840,
         # mpi4py looks for the MPI library below its own environment.

@@ -6,7 +6,6 @@ Variables that libraries read when they are imported come too late for it: see :
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -41,7 +40,6 @@ READ_AT_IMPORT = (
 NUM_NURSERIES = 2
 """Ranks of one nursery have the seed of string hashes in common, as ranks of a launcher have not."""
 
-_PR_SET_PDEATHSIG = 1
 _ABOVE_ALL_FDS = 500
 
 
@@ -106,7 +104,10 @@ class Nursery:
         """What the process answers to a request."""
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
-            return int(self._socket.recv(64))
+            answer = self._socket.recv(64)
+        if not answer:
+            raise RuntimeError("the process that forks ranks has ended: look for its traceback above")
+        return int(answer)
 
 
 _nurseries: dict[int, Nursery] = {}
@@ -133,8 +134,6 @@ def can_be_forked(nursery: Nursery, environment: Mapping[str, str]) -> bool:
 
 
 def _main(fd: int) -> None:
-    # Should the test process be killed, its ranks go with it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     from tests.run_ranks import rank_main
 
     for name in PRELOADED:

@@ -113,7 +113,11 @@ def create_group(members: list[int], name: str, deadline: Deadline) -> MPI.Intra
 
     def create() -> None:
         try:
-            created.set_result(world.Create_group(world.Get_group().Incl(members), tag))
+            everybody = world.Get_group()
+            group = everybody.Incl(members)
+            created.set_result(world.Create_group(group, tag))
+            for used in (group, everybody):
+                used.Free()
         except BaseException as error:
             created.set_exception(error)
 

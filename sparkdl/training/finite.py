@@ -21,8 +21,9 @@ _SETTLE_EVERY_STEPS = 50
 class FiniteLossCheck:
     """Checks losses at once on CPU; on CUDA takes notes on the device, which all ranks compare now and then.
 
-    On CPU the rank that sees the loss raises before its backward pass, while the others wait in the allreduce
-    of that very step, so nobody can see a later one first. On CUDA the earliest step over all ranks is named.
+    On CPU the rank that sees the loss raises before its backward pass, and the others wait for its gradients no later
+    than in the update to which the step belongs: of several losses in one update any one may be named. On CUDA it is
+    the earliest step over all ranks.
     """
 
     def __init__(self, communicator: Communicator, device: torch.device) -> None:

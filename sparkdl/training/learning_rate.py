@@ -62,7 +62,7 @@ class LearningRate:
 
     Args:
         optimizer: as the user's factory made it.
-        factor: what its learning rates are multiplied with, once.
+        factor: what its learning rates are multiplied with, whatever the schedule makes them.
         warmup_steps: over so many updates the learning rate grows from its ``1 / warmup_steps`` part to all of it;
             whatever the schedule says meanwhile is multiplied with that part.
         scheduler: makes the schedule; None for a constant learning rate.
@@ -86,38 +86,42 @@ class LearningRate:
         steps_per_epoch: int,
     ) -> None:
         self._optimizer = optimizer
+        self._factor = factor
         self._warmup_steps = warmup_steps
         self._interval = interval
         self._num_updates = 0
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
         self._scheduler: LRScheduler | None = None
         if scheduler is not None:
             num_steps = num_epochs * (steps_per_epoch if interval == "step" else 1)
             self._scheduler = make_scheduler(scheduler, optimizer, num_steps, interval)
-        self.last = float("nan")
+        self._tried = self.last = float("nan")
         """That of the first group of parameters in the last update."""
 
     @contextmanager
     def during_update(self) -> Iterator[None]:
-        """Within, the optimizer has the learning rate of the next update; then a schedule per step goes on."""
-        self._num_updates += 1
-        part = min(1.0, self._num_updates / self._warmup_steps) if self._warmup_steps else 1.0
+        """Within, the optimizer has the learning rate of the next update."""
+        part = min(1.0, (self._num_updates + 1) / self._warmup_steps) if self._warmup_steps else 1.0
         scheduled = [group["lr"] for group in self._optimizer.param_groups]
         for group, rate in zip(self._optimizer.param_groups, scheduled, strict=True):
-            group["lr"] = rate * part
-        self.last = float(self._optimizer.param_groups[0]["lr"])
+            group["lr"] = rate * part * self._factor
+        self._tried = float(self._optimizer.param_groups[0]["lr"])
         yield
         for group, rate in zip(self._optimizer.param_groups, scheduled, strict=True):
             group["lr"] = rate
+
+    def advance(self) -> None:
+        """The update has been made: warm-up and a schedule per step go on."""
+        self._num_updates += 1
+        self.last = self._tried
         if self._scheduler is not None and self._interval == "step":
             self._scheduler.step()
 
     def end_epoch(self, loss: float) -> None:
-        """A schedule per epoch goes on; one that waits for a plateau is told the epoch's loss."""
+        """A schedule per epoch goes on; one that waits for a plateau is told the epoch's loss, if it is a number."""
         if self._scheduler is None or self._interval != "epoch":
             return
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(loss)
+            if math.isfinite(loss):
+                self._scheduler.step(loss)
         else:
             self._scheduler.step()

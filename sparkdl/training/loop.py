@@ -62,6 +62,7 @@ def train(
         ParamError: if the device or the optimizer cannot be used.
         CommunicatorError: if another rank failed or was lost.
     """
+    was_initialized = torch.distributed.is_initialized()
     try:
         # DistributedDataParallel would otherwise hide which rank was lost behind a plain RuntimeError.
         with collective_errors():
@@ -69,6 +70,9 @@ def train(
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
         raise
+    finally:
+        if torch.distributed.is_initialized() and not was_initialized:
+            destroy_process_group()  # the process may train again
 
 
 def _train(
@@ -78,7 +82,6 @@ def _train(
     torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
     device = choose_device(spec.device, communicator)
     module = spec.model.to(device).train()
-    wrapped = _distribute(module, spec, communicator, device)
     feed = ParquetFeed(
         dataset,
         columns=spec.columns(),
@@ -91,9 +94,10 @@ def _train(
         cache=spec.cache,
     )
     with feed, single_rows_allowed(module), ExitStack() as stack:
+        wrapped = _distribute(module, spec, communicator, device)
         if isinstance(wrapped, DataParallel):
             stack.callback(wrapped.close)  # the module may be trained again
-        step, learning_rate = _prepare_step(spec, module, wrapped, feed, communicator)
+        step, update, learning_rate = _prepare_step(spec, module, wrapped, feed, communicator)
         progress = ProgressReporter(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,
@@ -101,15 +105,14 @@ def _train(
         )
         epochs = range(1, spec.epochs + 1)
         history = tuple(
-            _run_epoch(epoch, feed, step, learning_rate, progress, communicator) for epoch in epochs
+            _run_epoch(epoch, feed, step, update, learning_rate, progress, communicator) for epoch in epochs
         )
-    _leave_process_group(communicator)
     return TrainingResult(module=module.to("cpu").eval(), history=history)
 
 
 def _prepare_step(
     spec: TrainingSpec, module: nn.Module, wrapped: nn.Module, feed: ParquetFeed, communicator: Communicator
-) -> tuple[TrainingStep, LearningRate]:
+) -> tuple[TrainingStep, WeightUpdate, LearningRate]:
     device = next(module.parameters()).device
     plan = UpdatePlan(feed, spec.accumulated_batches)
     optimizer = make_optimizer(spec.optimizer, module)
@@ -123,23 +126,25 @@ def _prepare_step(
         steps_per_epoch=plan.num_updates,
     )
     precision = Precision(spec.precision, device)
+    update = WeightUpdate(module, optimizer, learning_rate, precision, spec.max_grad_norm)
     step = TrainingStep(
         spec,
         module=wrapped,
         loss=spec.loss.to(device) if isinstance(spec.loss, nn.Module) else spec.loss,
         plan=plan,
-        update=WeightUpdate(optimizer, learning_rate, precision, spec.max_grad_norm),
+        update=update,
         precision=precision,
         communicator=communicator,
         device=device,
     )
-    return step, learning_rate
+    return step, update, learning_rate
 
 
 def _run_epoch(
     epoch: int,
     feed: ParquetFeed,
     step: TrainingStep,
+    update: WeightUpdate,
     learning_rate: LearningRate,
     progress: ProgressReporter,
     communicator: Communicator,
@@ -152,6 +157,7 @@ def _run_epoch(
             meter.add(result.loss_mean, result.weight, result.rows)
             progress.step(epoch=epoch, step=index, rows=sum(feed.rows_in_step(index - 1)), meter=meter)
     record = meter.close(communicator, learning_rate=learning_rate.last)
+    update.end_epoch(epoch)
     learning_rate.end_epoch(record.loss)
     progress.epoch(record)
     return record
@@ -173,11 +179,6 @@ def _distribute(
         gradient_as_bucket_view=True,
         find_unused_parameters=spec.has_unused_parameters,
     )
-
-
-def _leave_process_group(communicator: Communicator) -> None:
-    if communicator.world_size > 1:
-        destroy_process_group()
 
 
 def _report_nothing(event: dict[str, object]) -> None:

@@ -51,7 +51,8 @@ class TrainingStep:
     module averages the gradients of the ranks. With ``w`` the weight of this rank's rows in a batch (their number,
     unless rows or classes are weighted), ``W`` that of all ranks' rows in the update and ``P`` the number of ranks, the
     rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that sums by ``w * P``. Where ``W``
-    depends on the batches, it is found and divided by when all of them are through.
+    depends on the batches, it is foretold from the last update, and gradients are corrected when all batches are
+    through; so are those of a loss that sums, as in float16 a gradient must not grow with the rows.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class TrainingStep:
             self._loss, weighted=spec.weight is not None, label_is_scalar=spec.label_shape == ()
         )
         self._weight_of_update = 0.0
+        self._weight_per_row = 1.0
+        """Foretold; the same on every rank."""
         self._last_batch: Batch | None = None
 
     def run(self, batch: Batch, *, epoch: int, step: int) -> StepResult:
@@ -107,7 +110,7 @@ class TrainingStep:
                 term = self._pass_without_rows()
         self._weight_of_update += term.weight
         if updates:
-            self._update.apply(self._divisor())
+            self._update.apply(self._divisor(self._plan.rows_of_update(step)))
             self._weight_of_update = 0.0
         self._finite.settle(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), term.weight, rows)
@@ -124,9 +127,7 @@ class TrainingStep:
         return compute_loss(self._loss, outputs, match_targets(self._loss, outputs, targets), weights)
 
     def _backward(self, loss_mean: Tensor, weight: float, rows_of_update: int) -> None:
-        scale = weight * self._communicator.world_size
-        if not self._sums and not self._finds_weight:
-            scale /= rows_of_update
+        scale = weight * self._communicator.world_size / (rows_of_update * self._weight_per_row)
         self._precision.scaler.scale(loss_mean * scale).backward()
 
     def _without_averaging(self) -> AbstractContextManager[None]:
@@ -135,14 +136,19 @@ class TrainingStep:
         assert isinstance(self._module, (DataParallel, DistributedDataParallel))
         return self._module.no_sync()
 
-    def _divisor(self) -> float:
-        """The weight of all rows of all ranks in this update, if the gradients are still to be divided by it."""
+    def _divisor(self, rows_of_update: int) -> float:
+        """What the gradients are still to be divided by; 0 if no row of this update weighs anything."""
+        if self._sums:
+            return 1.0 / rows_of_update
         if not self._finds_weight:
             return 1.0
         total = np.array([self._weight_of_update], dtype=np.float64)
         if self._communicator.world_size > 1:
             self._communicator.allreduce(total, op="sum")
-        return float(total[0])
+        foretold, weight = self._weight_per_row * rows_of_update, float(total[0])
+        if weight:
+            self._weight_per_row = weight / rows_of_update
+        return weight / foretold
 
     def _pass_without_rows(self) -> LossTerm:
         """Take part in a step without rows, as the others wait for this rank's gradients.

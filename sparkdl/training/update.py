@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.optim import Optimizer
 
     from sparkdl.data import ParquetFeed
     from sparkdl.training.learning_rate import LearningRate
     from sparkdl.training.precision import Precision
+
+logger = logging.getLogger(__name__)
 
 
 class UpdatePlan:
@@ -30,6 +32,7 @@ class UpdatePlan:
     def __init__(self, feed: ParquetFeed, num_batches: int) -> None:
         self._feed, self._num_batches = feed, num_batches
         self.num_steps = feed.steps_per_epoch
+        self._rows: dict[int, int] = {}
 
     @property
     def num_updates(self) -> int:
@@ -43,8 +46,10 @@ class UpdatePlan:
     def rows_of_update(self, step: int) -> int:
         """Rows of all ranks in the update to which a step leads, counted from 1."""
         first = (step - 1) // self._num_batches * self._num_batches
-        steps = range(first, min(first + self._num_batches, self.num_steps))
-        return sum(sum(self._feed.rows_in_step(index)) for index in steps)
+        if first not in self._rows:
+            steps = range(first, min(first + self._num_batches, self.num_steps))
+            self._rows = {first: sum(sum(self._feed.rows_in_step(index)) for index in steps)}
+        return self._rows[first]
 
 
 class WeightUpdate:
@@ -53,39 +58,66 @@ class WeightUpdate:
     Gradients are the same on every rank here, and so is what becomes of them.
 
     Args:
+        module: whose gradients they are.
         optimizer: of the module's parameters.
         learning_rate: that the optimizer is to have.
         precision: whose scaled gradients are unscaled first.
         max_grad_norm: to which the norm of all gradients together is clipped; None for no clipping.
+
+    Attributes:
+        num_skipped: updates that were left out since :meth:`end_epoch`, as their gradients had overflowed float16.
     """
 
     def __init__(
         self,
+        module: nn.Module,
         optimizer: Optimizer,
         learning_rate: LearningRate,
         precision: Precision,
         max_grad_norm: float | None = None,
     ) -> None:
+        self._module = module
         self._optimizer = optimizer
         self._learning_rate = learning_rate
         self._scaler = precision.scaler
         self._max_grad_norm = max_grad_norm
+        self._num_updates = 0
+        self.num_skipped = 0
+        module.zero_grad(set_to_none=True)
 
     def apply(self, divisor: float = 1.0) -> None:
-        """Update the weights by the gradients, each divided by ``divisor``; by none of them if that is 0."""
-        self._scaler.unscale_(self._optimizer)
-        if divisor != 1.0:
-            for gradient in self._gradients():
-                gradient.mul_(1 / divisor if divisor else 0.0)
-        if self._max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters(), self._max_grad_norm)
+        """Update the weights by the gradients, each divided by ``divisor``; not at all if that is 0."""
+        self._num_updates += 1
+        if divisor:
+            self._scaler.unscale_(self._optimizer)
+            if divisor != 1.0:
+                for parameter in self._module.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(1 / divisor)
+            if self._max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(self._module.parameters(), self._max_grad_norm)
+            self._step()
+        self._module.zero_grad(set_to_none=True)
+
+    def _step(self) -> None:
+        scale = self._scaler.get_scale() if self._scaler.is_enabled() else 0.0
         with self._learning_rate.during_update():
             self._scaler.step(self._optimizer)
         self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
+        if self._scaler.is_enabled() and self._scaler.get_scale() < scale:
+            self.num_skipped += 1
+        else:
+            self._learning_rate.advance()
 
-    def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+    def end_epoch(self, epoch: int) -> None:
+        """Warn of updates that were left out in an epoch, and count anew."""
+        if self.num_skipped:
+            logger.warning(
+                "%d of %d updates of epoch %d were left out, as gradients had overflowed float16; the losses are scaled"
+                " by %g now. Where that goes on, train in bfloat16.",
+                self.num_skipped,
+                self._num_updates,
+                epoch,
+                self._scaler.get_scale(),
+            )
+        self._num_updates = self.num_skipped = 0

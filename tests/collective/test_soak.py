@@ -44,5 +44,6 @@ def test_hundred_thousand_operations_leave_nothing_behind(
     soaked = run_ranks(
         len(host_of_rank), soak, host_of_rank, 100_000, scope, SEED, transport=transport, timeout_s=7000.0
     )
-    # NumPy keeps freed blocks of every size that the tests' arrays had, a few MiB of them in the end.
-    check(soaked, bytes_per_operation=100.0)
+    # NumPy keeps freed blocks of every size that the tests' arrays had, a few MiB of them in the end. Once MPICH is
+    # loaded, every thread that has been started costs 300 bytes for good; a process set has two.
+    check(soaked, bytes_per_operation=200.0 if transport == "mpi" else 100.0)

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.data import ParquetDataset
-from sparkdl.torch import destroy_process_group
 from sparkdl.training.loop import train
 from sparkdl.training.spec import TrainingSpec
 from tests.run_ranks import run_ranks
@@ -36,7 +35,6 @@ def failures_of_training(
                 train(copy.deepcopy(spec), communicator=communicator, dataset=dataset)
             except Exception as error:
                 failures.append((type(error).__name__, str(error), time.monotonic() - started))
-                destroy_process_group()
     return failures
 
 

@@ -44,6 +44,8 @@ def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> Pa
             "y": (features.sum(axis=1) > 0).astype(np.int64) + (features[:, 0] > 1),
             "target": features @ np.array([1.0, -2.0, 0.5, 0.0]),
             "w": rng.uniform(0.0, 2.0, size=num_rows),
+            "heavy": 2000.0 * rng.uniform(0.0, 2.0, size=num_rows),
+            "nothing": np.zeros(num_rows),
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,13 +76,13 @@ def make_spec(**changes: Any) -> TrainingSpec:
 
 
 def train_all(
-    environment: RankEnvironment, cases: list[tuple[TrainingSpec, ParquetDataset]]
+    environment: RankEnvironment, cases: list[tuple[TrainingSpec, ParquetDataset]], name: str = "case"
 ) -> list[Outcome]:
-    """Train every case on this rank, one after the other."""
+    """Train every case on this rank, one after the other, each on a communicator that ``name`` names."""
     outcomes = []
     for number, (spec, dataset) in enumerate(cases):
         events: list[dict[str, Any]] = []
-        with environment.open(name=f"case-{number}") as communicator:
+        with environment.open(name=f"{name}-{number}") as communicator:
             result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
         weights = {name: value.numpy().copy() for name, value in result.module.state_dict().items()}
         outcomes.append(Outcome(weights, result.history, events))

@@ -38,7 +38,7 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
     with _RecordingFeed(tmp_path, batch_size=4, shuffle_buffer_rows=50) as feed:
         progress = ProgressReporter(lambda event: None, epochs=1, steps_per_epoch=feed.steps_per_epoch)
         with pytest.raises(ValueError, match="failed in step 1 with 4 rows") as raised:
-            _run_epoch(1, feed, _FailingStep(), None, progress, None)
+            _run_epoch(1, feed, _FailingStep(), None, None, progress, None)
         assert raised.value.__traceback__ is not None
         assert feed.ended
         assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

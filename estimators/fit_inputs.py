@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data import ParquetDataset, ParquetFeed
-from sparkdl.errors import SerializationError, ShardingError
+from sparkdl.data.shards import steps_per_epoch
+from sparkdl.errors import ParamError, SerializationError, ShardingError
 from sparkdl.estimators.labels import check_class_labels
 from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
@@ -21,6 +21,7 @@ from sparkdl.training.losses import as_module, ignored_label, prediction_kind
 from sparkdl.training.probe import ProbeResult, probe
 from sparkdl.training.saved_model import ModelSignature
 from sparkdl.training.spec import TrainingSpec
+from sparkdl.training.update import updates_per_epoch
 
 if TYPE_CHECKING:
     from sparkdl.estimators.params import _TorchEstimatorParams
@@ -104,6 +105,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         weighted=weight is not None,
     )
     _try_scheduler(params, found, dataset)
+    _check_gradients(params, found)
     if found.num_classes is not None and dtype_name(found.label_dtype) == "int64":
         check_class_labels(dataset, label, found.num_classes, ignored_label(loss))
     signature = ModelSignature(
@@ -120,10 +122,24 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
 def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, dataset: ParquetDataset) -> None:
     scheduler, interval = params.getScheduler(), params.getSchedulerInterval()
     if scheduler is not None:
-        rows_of_rank = math.ceil(dataset.num_rows / params.getNumWorkers())
-        batches = math.ceil(rows_of_rank / params.getBatchSize())
-        updates = math.ceil(batches / params.getGradientAccumulationSteps()) if interval == "step" else 1
+        steps = steps_per_epoch(dataset.num_rows, params.getNumWorkers(), params.getBatchSize())
+        updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
         make_scheduler(scheduler, found.optimizer, params.getEpochs() * updates, interval)
+
+
+def _check_gradients(params: _TorchEstimatorParams, found: ProbeResult) -> None:
+    precision = params.getPrecision()
+    others = {dtype_name(parameter.dtype) for parameter in params.getModel().parameters()} - {"float32"}
+    if precision != "float32" and others:
+        raise ParamError(
+            f"Param precision is {precision}, which needs weights of float32; the model has {', '.join(sorted(others))}. "
+            "Call model.float(), or leave precision at 'float32'."
+        )
+    if found.has_sparse_gradients and (params.getNumWorkers() > 1 or params.getMaxGradNorm() is not None):
+        raise ParamError(
+            "Param model has sparse gradients, which several workers cannot average, nor maxGradNorm clip. "
+            "Make its embeddings with sparse=False."
+        )
 
 
 def _make_spec(

@@ -48,6 +48,7 @@ class ProbeResult:
         num_classes: number of classes for a loss over classes, else None.
         prediction_shape: shape of one row's prediction.
         has_unused_parameters: whether some parameter got no gradient.
+        has_sparse_gradients: whether some gradient is a sparse tensor.
         optimizer: that the factory made, of a copy of the model.
     """
 
@@ -56,6 +57,7 @@ class ProbeResult:
     num_classes: int | None
     prediction_shape: tuple[int, ...]
     has_unused_parameters: bool
+    has_sparse_gradients: bool
     optimizer: Optimizer
 
 
@@ -83,7 +85,7 @@ def probe(
     Raises:
         DataError: if the model cannot take such features, or the loss such labels.
         ParamError: if the model's output is no tensor with one entry per row, the factory makes no optimizer,
-            or rows are weighted and the loss reduces over them.
+            the optimizer cannot step by gradients alone, or rows are weighted and the loss reduces over them.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ParamError(
@@ -95,6 +97,9 @@ def probe(
     made = make_optimizer(optimizer, trial)
     num_classes = _count_classes(loss, outputs)
     label_dtype, has_unused = _try_labels(trial, loss, outputs, labels, names[1], weighted)
+    gradients = [parameter.grad for parameter in trial.parameters() if parameter.grad is not None]
+    has_sparse = any(gradient.is_sparse for gradient in gradients)
+    _try_step(made)
     predicted = decide(outputs.detach(), prediction_kind(loss))
     shape = tuple(predicted.shape[1:])
     return ProbeResult(
@@ -103,6 +108,7 @@ def probe(
         num_classes=num_classes,
         prediction_shape=() if shape == (1,) else shape,
         has_unused_parameters=has_unused,
+        has_sparse_gradients=has_sparse,
         optimizer=made,
     )
 
@@ -177,6 +183,16 @@ def _try_labels(
         f"Column {name!r} does not fit the loss: labels of shape {labels.shape} and dtype {labels.dtype} "
         f"with outputs of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: {failures[0]}"
     ) from failures[0]
+
+
+def _try_step(optimizer: Optimizer) -> None:
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise ParamError(
+            f"Param optimizer makes {type(optimizer).__name__}, which cannot step by gradients alone: "
+            f"{type(error).__name__}: {error}. Choose one that can, such as SGD or Adam."
+        ) from error
 
 
 def _label_dtypes(

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def updates_per_epoch(num_steps: int, num_batches: int) -> int:
+    """How many updates of the weights an epoch has of so many steps, ``num_batches`` of which lead to one."""
+    return math.ceil(num_steps / num_batches)
+
+
 class UpdatePlan:
     """Which steps of an epoch lead to one update of the weights, and how many rows they have.
 
@@ -37,7 +42,7 @@ class UpdatePlan:
     @property
     def num_updates(self) -> int:
         """Updates of an epoch."""
-        return math.ceil(self.num_steps / self._num_batches)
+        return updates_per_epoch(self.num_steps, self._num_batches)
 
     def is_last_of_update(self, step: int) -> bool:
         """Whether the weights are updated after a step, counted from 1."""

@@ -1,0 +1,127 @@
+"""What is checked before a fit starts, and what of its Params goes to the ranks; on rows in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+
+from sparkdl.errors import ParamError
+from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators.fit_inputs import prepare_fit
+from tests.training.training_scenes import make_model, write_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("rows"), 37)
+
+
+def make_estimator(**changes):
+    params = {
+        "model": make_model(),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "featuresCol": "x",
+        "labelCol": "y",
+    }
+    return TorchEstimator(**{**params, **changes})
+
+
+def make_scheduler(optimizer, num_steps):
+    return OneCycleLR(optimizer, max_lr=1.0, total_steps=num_steps)
+
+
+SETTINGS = {
+    "weightCol": ("w", "weight", "w"),
+    "batchSize": (5, "batch_size", 5),
+    "epochs": (7, "epochs", 7),
+    "seed": (9, "seed", 9),
+    "shuffle": (False, "shuffle", False),
+    "cache": ("disk", "cache", "disk"),
+    "gpusPerWorker": (1, "device", "cuda"),
+    "scheduler": (make_scheduler, "scheduler", make_scheduler),
+    "schedulerInterval": ("step", "scheduler_interval", "step"),
+    "learningRateScaling": ("sqrt", "learning_rate_scaling", "sqrt"),
+    "warmupSteps": (3, "warmup_steps", 3),
+    "gradientAccumulationSteps": (4, "accumulated_batches", 4),
+    "maxGradNorm": (0.5, "max_grad_norm", 0.5),
+    "precision": ("bfloat16", "precision", "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_param_reaches_its_field_of_the_spec_and_no_other(dataset, name):
+    value, field, expected = SETTINGS[name]
+    estimator = make_estimator()
+    plain = prepare_fit(estimator, dataset).spec
+    changed = prepare_fit(estimator.copy({estimator.getParam(name): value}), dataset).spec
+    differing = {
+        each.name
+        for each in dataclasses.fields(plain)
+        if getattr(plain, each.name) is not getattr(changed, each.name)
+        and getattr(plain, each.name) != getattr(changed, each.name)
+    }
+    assert differing == {field}
+    assert getattr(changed, field) == expected
+
+
+def test_a_scheduler_is_told_how_often_it_steps(dataset):
+    told = []
+
+    def scheduler(optimizer, num_steps):
+        told.append(num_steps)
+        return make_scheduler(optimizer, num_steps)
+
+    settings = {"scheduler": scheduler, "batchSize": 4, "epochs": 3, "numWorkers": 2}
+    prepare_fit(make_estimator(**settings), dataset)
+    prepare_fit(make_estimator(**settings, schedulerInterval="step"), dataset)
+    prepare_fit(make_estimator(**settings, schedulerInterval="step", gradientAccumulationSteps=2), dataset)
+    assert told == [3, 15, 9]  # 19 rows on the fuller rank: 5 batches an epoch
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(8, 3, sparse=True), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.out(self.table(x.abs().long()).mean(dim=1))
+
+
+REFUSED = {
+    "a plateau per step": (
+        {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer), "schedulerInterval": "step"},
+        "ReduceLROnPlateau, which looks at the loss of an epoch. Set schedulerInterval to 'epoch'",
+    ),
+    "an optimizer that wants a closure": (
+        {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1)},
+        "Param optimizer makes LBFGS, which cannot step by gradients alone: .*closure",
+    ),
+    "weights of another precision": (
+        {"model": make_model().double(), "precision": "bfloat16"},
+        "Param precision is bfloat16, which needs weights of float32; the model has float64",
+    ),
+    "sparse gradients on several workers": (
+        {"model": Embedded(), "numWorkers": 2},
+        "Param model has sparse gradients.*sparse=False",
+    ),
+    "sparse gradients that are to be clipped": (
+        {"model": Embedded(), "maxGradNorm": 1.0},
+        "Param model has sparse gradients.*sparse=False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_trained_is_refused_before_anything_starts(dataset, name):
+    changes, message = REFUSED[name]
+    with pytest.raises(ParamError, match=message):
+        prepare_fit(make_estimator(**changes), dataset)
+
+
+def test_sparse_gradients_of_one_worker_are_fine(dataset):
+    assert prepare_fit(make_estimator(model=Embedded()), dataset).spec.model is not None

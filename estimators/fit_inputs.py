@@ -132,8 +132,8 @@ def _check_gradients(params: _TorchEstimatorParams, found: ProbeResult) -> None:
     others = {dtype_name(parameter.dtype) for parameter in params.getModel().parameters()} - {"float32"}
     if precision != "float32" and others:
         raise ParamError(
-            f"Param precision is {precision}, which needs weights of float32; the model has {', '.join(sorted(others))}. "
-            "Call model.float(), or leave precision at 'float32'."
+            f"Param precision is {precision}, which needs weights of float32; the model has "
+            f"{', '.join(sorted(others))}. Call model.float(), or leave precision at 'float32'."
         )
     if found.has_sparse_gradients and (params.getNumWorkers() > 1 or params.getMaxGradNorm() is not None):
         raise ParamError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import threading
+from numbers import Real
 from typing import Any
 
 from sparkdl.errors import ParamError
@@ -31,3 +33,17 @@ def check_counts(*, least: int, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value < least:
             raise ParamError(f"{name} must be at least {least}, got {value}.")
+
+
+def check_seconds(**arguments: Any) -> None:
+    """Check that arguments are numbers of seconds above 0 that can be waited for, NumPy's too.
+
+    Raises:
+        ParamError: if one is not; it names it with its value.
+    """
+    for name, value in arguments.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= threading.TIMEOUT_MAX:
+            raise ParamError(
+                f"{name} must be a number of seconds above 0 and at most {threading.TIMEOUT_MAX:.0f}, got {value!r}."
+            )

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):$", re.MULTILINE)
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_NEEDED = frozenset(
+    {"sparkdl", "pyspark", "cloudpickle", "fsspec", "numpy", "safetensors", "pyarrow", "pandas"}
+)
+_NEEDED |= {"petastorm", "torch", "py4j", "grpc"}
 _PROBLEMS = (
     # As pyspark words them; the last is Java's, where there is no such program.
     re.compile(r"Python in worker has different version[^\n]*?(?= than that in driver| but)"),
@@ -20,16 +25,25 @@ _PROBLEMS = (
 
 
 def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
-    """Return what is wrong with the executors' Python and what to do; empty if a job failed for another reason.
+    """Return what the executors' Python is or lacks, and what to do; empty if a job failed for another reason.
 
     Args:
         error: what a job of Spark raised.
         spark: its session.
     """
-    what = _what(str(error))
+    text = str(error)
+    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    missing = _MISSING_MODULE.search(_last_exception(text))
+    if missing is not None and missing[1].split(".")[0] not in _NEEDED:
+        ship = "spark.addArtifacts(path, pyfile=True)" if is_connect else "spark.sparkContext.addPyFile(path)"
+        return (
+            f"What runs on the executors imports {missing[1]!r}, which they do not have. Ship a module of your own "
+            f"with {ship}; install one of a package for the executors' Python."
+        )
+    what = _what(text, missing)
     if not what:
         return ""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect:
         return (
             f"The Python that Spark runs on the executors {what}. Set PYSPARK_PYTHON, where the Connect server is "
             "started, to a Python that has sparkdl on every machine; or install what is missing there."
@@ -41,8 +55,20 @@ def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
     )
 
 
-def _what(text: str) -> str:
-    missing = _MISSING_MODULE.search(text)
+def _last_exception(text: str) -> str:
+    """Return the line with what the last Python traceback ended with; the text itself if there is none in it."""
+    found = list(_TRACEBACK.finditer(text))
+    if not found:
+        return text
+    line = text[text.rfind("\n", 0, found[-1].start()) + 1 : found[-1].start()]
+    indent = 0 if line.strip() else len(line)
+    for following in text[found[-1].end() :].splitlines():
+        if following.strip() and len(following) - len(following.lstrip()) <= indent:
+            return following
+    return ""
+
+
+def _what(text: str, missing: re.Match[str] | None) -> str:
     if missing is not None:
         return f"has no module {missing[1]!r}"
     found = next((match for match in (problem.search(text) for problem in _PROBLEMS) if match), None)

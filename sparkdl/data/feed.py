@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
-from sparkdl.data.argument_checks import check_counts, check_integer
+from sparkdl.data.argument_checks import check_counts, check_integer, check_seconds
 from sparkdl.data.batches import cut_batches
 from sparkdl.data.column_choice import layout_of, names_and_fields
 from sparkdl.data.course import Course
@@ -136,8 +136,11 @@ class ParquetFeed:
         if rank >= world_size:
             raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
         check_integer(seed=seed)
-        if not isinstance(read_timeout_s, (int, float)) or not read_timeout_s > 0:
-            raise ParamError(f"read_timeout_s must be a number of seconds above 0, got {read_timeout_s!r}.")
+        check_seconds(read_timeout_s=read_timeout_s)
+        # NumPy's integers are no values for the JSON of a state, and lack what Python's can do.
+        rank, world_size, batch_size, seed = int(rank), int(world_size), int(batch_size), int(seed)
+        num_threads, read_ahead_bytes = int(num_threads), int(read_ahead_bytes)
+        cache_limit_bytes, read_timeout_s = int(cache_limit_bytes), float(read_timeout_s)
         if cache not in (None, "memory", "disk"):
             raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
         chosen = as_row_filter(row_filter)
@@ -150,9 +153,7 @@ class ParquetFeed:
         if shuffle_buffer_rows is None:
             fitting = SHUFFLE_BUFFER_BYTES // max(1, self._layout.row_bytes)
             shuffle_buffer_rows = max(1, min(fitting, SHUFFLE_BUFFER_ROWS))
-        buffer_rows = shuffle_buffer_rows if shuffle else 0
-        # NumPy's integers are no values for the JSON of a state.
-        rank, world_size, batch_size, seed = int(rank), int(world_size), int(batch_size), int(seed)
+        buffer_rows = int(shuffle_buffer_rows) if shuffle else 0
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
         self._reader = EpochReader(
             self.dataset,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _NUM_THREADS = 16
+_BATCH_ROWS = 16
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,9 @@ def _describe_columns(
         _describe_column(footers, name, kind, dtype, tuple(known[name]) if depth else ())
         for name, (kind, dtype, depth) in described.items()
     ]
-    return with_object_sizes(columns, partial(_first_rows, location, first))
+    return with_object_sizes(
+        columns, partial(_first_rows, location, first), partial(_chunk_bytes, footers, first)
+    )
 
 
 def _check_shape(name: str, shape: Any, depth: int) -> None:
@@ -215,25 +219,45 @@ def _shapes_of_first_row(
 ) -> dict[str, tuple[int, ...]]:
     if not names:
         return {}
-    table = _first_rows(location, first, names, 1)
+    table = _first_rows(location, first, names, 1, 1)
     return {name: shape_of_first_row(table.column(name)) for name in names}
 
 
-def _first_rows(location: Location, first: RowGroup, names: Sequence[str], num_rows: int) -> pa.Table:
+def _first_rows(
+    location: Location, first: RowGroup, names: Sequence[str], num_rows: int, num_bytes: int
+) -> pa.Table:
+    """Read the first rows of a row group: at most so many, and only until they take so many bytes."""
+    batches: list[pa.RecordBatch] = []
     try:
         with (
             location.open_file(f"{location.path}/{first.path}") as source,
-            pq.ParquetFile(source, page_checksum_verification=True) as file,
+            # Through a buffer, as otherwise all that the row group has of the columns is read at once.
+            pq.ParquetFile(source, page_checksum_verification=True, buffer_size=_BUFFER_BYTES) as file,
         ):
-            batch = next(
-                file.iter_batches(batch_size=num_rows, row_groups=[first.index], columns=list(names))
-            )
+            size = min(num_rows, _BATCH_ROWS)
+            for batch in file.iter_batches(batch_size=size, row_groups=[first.index], columns=list(names)):
+                batches.append(batch)
+                num_bytes -= batch.nbytes
+                if num_bytes <= 0 or sum(map(len, batches)) >= num_rows:
+                    break
     except Exception as error:
         piece = ParquetDatasetPiece(
             f"{location.path}/{first.path}", location.open_file, row_group=first.index
         )
         raise reading_error(error, piece, names, location.name_of(piece.path)) from error
-    return pa.Table.from_batches([batch])
+    return pa.Table.from_batches(batches).slice(0, num_rows)
+
+
+def _chunk_bytes(footers: Sequence[_Footer], first: RowGroup, name: str) -> int:
+    """Return how many bytes a row group has of a column, before they are compressed."""
+    footer = next(footer for footer in footers if footer.path == first.path)
+    row_group = footer.metadata.row_group(first.index)
+    return sum(row_group.column(leaf).total_uncompressed_size for leaf in _leaves(footer, name))
+
+
+def _leaves(footer: _Footer, name: str) -> list[int]:
+    paths = (footer.metadata.schema.column(index).path for index in range(footer.metadata.num_columns))
+    return [index for index, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
 
 
 def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
@@ -241,10 +265,7 @@ def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
     num_rows = sum(footer.metadata.num_rows for footer in footers)
     total = 0
     for footer in footers:
-        leaves = (
-            (index, footer.metadata.schema.column(index).path) for index in range(footer.metadata.num_columns)
-        )
-        inside = [index for index, path in leaves if path == name or path.startswith(f"{name}.")]
+        inside = _leaves(footer, name)
         for index in range(footer.metadata.num_row_groups):
             row_group = footer.metadata.row_group(index)
             total += sum(row_group.column(leaf).total_uncompressed_size for leaf in inside)

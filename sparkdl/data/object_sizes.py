@@ -23,25 +23,43 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset import Column
 
 NUM_SAMPLED = 256
-"""How many rows are looked at."""
+"""How many rows are looked at, at most."""
+
+SAMPLED_BYTES = 8 << 20
+"""About how much memory the rows that are looked at take, at most."""
+
+_LARGE_BYTES = SAMPLED_BYTES // NUM_SAMPLED
+"""What an object adds to a value as large as this is not worth a look."""
 
 
 def with_object_sizes(
-    columns: Sequence[Column], read_rows: Callable[[list[str], int], pa.Table]
+    columns: Sequence[Column],
+    read_rows: Callable[[list[str], int, int], pa.Table],
+    chunk_bytes: Callable[[str], int],
 ) -> tuple[Column, ...]:
     """Return the columns with what an object of each takes on average: the sampled, or the encoded if that is more.
 
     Args:
         columns: as the footers describe them.
-        read_rows: reads the first rows of some columns, so many at most.
+        read_rows: reads the first rows of some columns: so many at most, and fewer once they take so many bytes.
+        chunk_bytes: tells how much of a column lies together in the file. Of large values nothing is read where it is
+            much, as a single page or dictionary can be all of it; they count as they are encoded, which is too
+            little where they come again and again out of a large dictionary.
     """
-    names = [column.name for column in columns if column.dtype == "object"]
-    if not names:
+    sampled = [
+        column.name
+        for column in columns
+        if column.dtype == "object"
+        and not (column.object_bytes >= _LARGE_BYTES and chunk_bytes(column.name) > SAMPLED_BYTES)
+    ]
+    if not sampled:
         return tuple(columns)
-    sample = read_rows(names, NUM_SAMPLED)
+    encoded_bytes = sum(column.object_bytes for column in columns if column.name in sampled)
+    num_rows = min(NUM_SAMPLED, max(1, SAMPLED_BYTES // max(1, encoded_bytes)))
+    sample = read_rows(sampled, num_rows, SAMPLED_BYTES)
     return tuple(
         replace(column, object_bytes=max(column.object_bytes, _mean_bytes(sample, column)))
-        if column.dtype == "object"
+        if column.name in sampled
         else column
         for column in columns
     )

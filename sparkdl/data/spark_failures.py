@@ -17,7 +17,15 @@ from sparkdl.data.executor_python import executor_python_problem
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
-from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, LaunchError, SparkdlError
+from sparkdl.data.store_failures import describe_reading_words, without_paths
+from sparkdl.errors import (
+    CorruptFileError,
+    DataError,
+    FileVanishedError,
+    LaunchError,
+    SparkdlError,
+    StoreAccessError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FILE = re.compile(r"Encountered error while reading file (\S+?)\.?(?:\s|$)")
-_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )*(.+)$", re.MULTILINE)
+_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
+# In the message of the last cause, or its class; frames below it hold the like of any failure.
 _DAMAGE = (
     "could not read page",
     "is not a parquet file",
@@ -33,6 +43,8 @@ _DAMAGE = (
     "decoding",
     "checksum",
     "footer",
+    "compress",
+    "corrupt",
 )
 
 
@@ -94,7 +106,11 @@ def _from_words(url: str, text: str) -> DataError:
             f"Spark cannot read {url}: the file is no longer there. Make the DataFrame anew."
         )
     causes = _CAUSE.findall(text)
-    why = causes[-1].strip() if causes else text.strip().splitlines()[0]
-    if any(word in text.lower() for word in _DAMAGE):
+    cause = causes[-1].strip() if causes else text.strip().splitlines()[0]
+    of_store = describe_reading_words(cause)
+    if of_store:
+        return StoreAccessError(f"Spark cannot read {url}: {of_store}")
+    why = _JAVA_CLASSES.sub("", cause)
+    if any(word in without_paths(cause).lower() for word in _DAMAGE):
         return CorruptFileError(f"Spark cannot read {url}: {why}. The file is damaged; write it again.")
     return DataError(f"Spark cannot read {url}: {why}. See whether every executor can read it.")

@@ -6,6 +6,7 @@ Runs on the *driver*, on *executors* and on the reader threads of every *rank*.
 from __future__ import annotations
 
 import errno
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ class _Meaning:
     """What some errors mean.
 
     Attributes:
-        words: the type and text of the error hold one of them, in small letters.
+        words: the type and text of the error hold one of them, in small letters; paths and URLs do not count.
         text: what is wrong.
         remedy: what to do.
         reading_remedy: what to do if the Store was only read, where that is something else.
@@ -40,6 +41,11 @@ _FULL_DISK = _Meaning(
     "its disk is full",
     "Make room there, call Store.cleanup(), or choose another Store.",
 )
+_NO_BUCKET = _Meaning(
+    ("nosuchbucket", "bucket does not exist", "containernotfound"),
+    "there is no such bucket",
+    "Create the bucket, or mend the URL.",
+)
 _MEANINGS = (
     _FULL_DISK,
     _Meaning(
@@ -48,11 +54,7 @@ _MEANINGS = (
         "Set them in the environment of the driver and of the executors, as the plugin of that filesystem reads them "
         "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role).",
     ),
-    _Meaning(
-        ("nosuchbucket", "bucket does not exist", "containernotfound"),
-        "there is no such bucket",
-        "Create the bucket, or mend the URL.",
-    ),
+    _NO_BUCKET,
     _Meaning(
         ("accessdenied", "access denied", "forbidden", "invalidaccesskeyid", "signaturedoesnotmatch"),
         "the credentials do not allow it",
@@ -75,6 +77,10 @@ _MEANINGS = (
     ),
 )
 
+# A name in quotes with a slash in it, which may hold spaces, or a word with one. The folders and hosts that users name
+# say nothing of what went wrong. Tags and quotes end a word, as errors may hold XML or JSON.
+_PATH = re.compile(r"""(?<!\w)(["'])[^"'\n]*/[^"'\n]*\1|[^\s<>"',()]*/[^\s<>"',()]*""")
+
 
 def describe_failure(error: BaseException) -> str:
     """Return why a Store failed and what to do about it; empty for what may go away when tried again."""
@@ -96,6 +102,19 @@ def describe_reading_failure(error: BaseException) -> str:
     """Return why a Store could not be read at all and what to do about it; empty for an error that may be of a file."""
     found = _find_meaning(error)
     return "" if found is None or found[0] is _FULL_DISK else _in_words(*found, is_reading=True)
+
+
+def describe_reading_words(words: str) -> str:
+    """Return what :func:`describe_reading_failure` does of an error that is known only by its class and message."""
+    meaning = _meaning_of_words(words)
+    if meaning is None or meaning is _FULL_DISK:
+        return ""
+    return f"{meaning.text}: {_one_line(words)} {meaning.reading_remedy or meaning.remedy}"
+
+
+def without_paths(text: str) -> str:
+    """Return a text without the paths and URLs in it, for those who look for words in it."""
+    return _PATH.sub(" ", text)
 
 
 @contextmanager
@@ -129,8 +148,26 @@ def _find_meaning(error: BaseException) -> tuple[_Meaning, BaseException] | None
 def _meaning(error: BaseException) -> _Meaning | None:
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return _FULL_DISK
-    text = f"{type(error).__name__} {error}".lower()
+    meaning = _meaning_of_words(f"{type(error).__name__} {_said(error)}")
+    if isinstance(error, FileNotFoundError):  # its text may be a bare path
+        return meaning if meaning is _NO_BUCKET else None
+    return meaning
+
+
+def _meaning_of_words(text: str) -> _Meaning | None:
+    text = without_paths(text).lower()
     return next((meaning for meaning in _MEANINGS if any(word in text for word in meaning.words)), None)
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error says, without the names that it keeps apart."""
+    response = getattr(error, "response", None)  # of botocore
+    said = response.get("Error") if isinstance(response, dict) else None
+    if isinstance(said, dict):
+        return f"{said.get('Code', '')} {said.get('Message', '')}"
+    if isinstance(error, OSError) and error.strerror is not None:
+        return str(error.strerror)
+    return str(error)
 
 
 def _in_words(meaning: _Meaning, error: BaseException, *, is_reading: bool = False) -> str:
@@ -139,4 +176,8 @@ def _in_words(meaning: _Meaning, error: BaseException, *, is_reading: bool = Fal
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") + "."
+    return _one_line(str(error))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".") + "."

@@ -5,12 +5,13 @@ Runs on a *rank*. The feed reads ahead in threads of its own, so the DataLoader 
 
 from __future__ import annotations
 
+import logging
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from sparkdl.data import BlendedFeed
 from sparkdl.errors import ParamError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sparkdl.data import ParquetFeed
+
+logger = logging.getLogger(__name__)
 
 
 class FeedBatch(dict[str, Any]):
@@ -36,8 +39,23 @@ def _refuse_to_join(batch: list[FeedBatch], **_: Any) -> NoReturn:
     )
 
 
-# As torch documents for types of one's own: torch.utils.data._utils.collate.collate.
-default_collate_fn_map[FeedBatch] = _refuse_to_join
+def _refuse_joining() -> None:
+    """Have torch's ``default_collate`` refuse to join batches, by its map that is documented for types of one's own.
+
+    The map lies in a private module of torch; where a release has moved it, batches are joined, and that is logged.
+    """
+    try:
+        functions = import_module("torch.utils.data._utils.collate").default_collate_fn_map
+        functions[FeedBatch] = _refuse_to_join
+    except (ImportError, AttributeError, TypeError) as error:
+        logger.warning(
+            "This release of torch cannot be told that a FeedDataset gives whole batches (%s): a DataLoader without "
+            "batch_size=None will make batches of batches.",
+            error,
+        )
+
+
+_refuse_joining()
 
 
 class FeedDataset(IterableDataset[dict[str, Any]]):

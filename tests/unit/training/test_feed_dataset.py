@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +115,12 @@ def test_a_blend_is_a_data_loaders_dataset_too(folder: Path) -> None:
         assert [tuple(batch["y"].shape) for batch in loader] == [(4,)] * 3
         with pytest.raises(ParamError, match="has none to choose"):
             loader.dataset.set_epoch(1)
+
+
+def test_a_torch_without_its_map_of_collate_functions_is_told_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr("torch.utils.data._utils.collate.default_collate_fn_map")
+    spec = importlib.util.find_spec("sparkdl.training.feed_dataset")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert "without batch_size=None will make batches of batches" in caplog.text

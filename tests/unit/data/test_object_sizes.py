@@ -1,0 +1,71 @@
+"""Describing a folder looks at few rows where they are large."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.data import footers, scan_dataset
+from sparkdl.data.object_sizes import NUM_SAMPLED, SAMPLED_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[pa.Table]:
+    """The rows that were read of folders since."""
+    tables = []
+    first_rows = footers._first_rows
+
+    def recorded(*arguments):
+        tables.append(first_rows(*arguments))
+        return tables[-1]
+
+    monkeypatch.setattr(footers, "_first_rows", recorded)
+    return tables
+
+
+def written(folder: Path, values: list[bytes] | list[str], **options) -> int:
+    """Write a column of one row group, and return what scanning says that a value of it takes."""
+    pq.write_table(pa.table({"x": values}), folder / "a.parquet", **options)
+    (column,) = scan_dataset(str(folder)).columns
+    return column.object_bytes
+
+
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_of_a_large_chunk_of_large_values_nothing_is_read(
+    tmp_path: Path, read: list[pa.Table], use_dictionary: bool
+) -> None:
+    values = [np.random.default_rng(row).bytes(MIB) for row in range(32)]
+    assert MIB <= written(tmp_path, values, use_dictionary=use_dictionary) <= 1.01 * MIB
+    assert not read
+
+
+def test_few_large_values_out_of_a_dictionary_are_read(tmp_path: Path, read: list[pa.Table]) -> None:
+    values = [np.random.default_rng(0).bytes(MIB)] * 400
+    assert MIB <= written(tmp_path, values) <= 1.01 * MIB
+    (table,) = read
+    assert 1 <= len(table) <= 16
+
+
+def test_many_small_values_are_read_in_parts_that_fit(tmp_path: Path, read: list[pa.Table]) -> None:
+    assert 1024 <= written(tmp_path, [f"{row:01024}" for row in range(1000)]) <= 1200
+    (table,) = read
+    assert len(table) == NUM_SAMPLED
+    assert table.nbytes <= SAMPLED_BYTES
+
+
+def test_rows_are_the_fewer_the_larger_they_are(tmp_path: Path, read: list[pa.Table]) -> None:
+    columns = {f"x{index}": [b"%0*d" % (20_000, row * 8 + index) for row in range(300)] for index in range(8)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", use_dictionary=False)
+    scan_dataset(str(tmp_path))
+    (table,) = read
+    assert table.nbytes <= SAMPLED_BYTES * 4 // 3
+    assert 16 <= len(table) < 64

@@ -1,0 +1,93 @@
+"""What the error of a filesystem is taken for, whatever the folders are called that it names."""
+
+from __future__ import annotations
+
+import errno
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from botocore.exceptions import ClientError
+
+from sparkdl.data import ParquetFeed
+from sparkdl.data.spark_failures import _from_words
+from sparkdl.data.store_failures import describe_failure, describe_reading_failure
+from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, StoreAccessError
+
+MISLEADING = (
+    "forbidden",
+    "accessdenied",
+    "nosuchbucket",
+    "quotaexceeded",
+    "connection refused",
+    "nocredentials",
+)
+FOOTER_TRACE = """An error occurred: org.apache.spark.SparkException: Encountered error while reading file s3a://b/x.
+\tat org.apache.spark.Something
+Caused by: java.lang.RuntimeException: Could not read the footer of the file
+\tat org.apache.spark.sql.execution.datasources.parquet.ParquetFooterReader.readFooter(ParquetFooterReader.java:54)
+Caused by: {cause}
+\tat org.apache.spark.sql.execution.datasources.parquet.ParquetFooterReader.readFooter(ParquetFooterReader.java:54)
+"""
+
+
+@pytest.mark.parametrize("folder", MISLEADING)
+def test_a_file_that_vanished_is_that_whatever_its_folder_is_called(tmp_path, folder):
+    for name in ("a", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        pq.write_table(pa.table({"x": range(10)}), tmp_path / folder / f"{name}.parquet")
+    with ParquetFeed(str(tmp_path / folder), batch_size=4) as feed:
+        (tmp_path / folder / "b.parquet").unlink()
+        with pytest.raises(FileVanishedError, match=r"b\.parquet, row group 0 failed"):
+            list(feed)
+
+
+@pytest.mark.parametrize("word", MISLEADING)
+def test_paths_in_an_error_say_nothing_of_its_meaning(word):
+    path = f"bucket/{word}/x.parquet"
+    for error in (
+        FileNotFoundError(errno.ENOENT, "No such file or directory", f"/{path}"),
+        FileNotFoundError(
+            errno.ENOENT, f"Failed to open local file '/tmp/{path}'. Detail: [errno 2] No such file"
+        ),
+        PermissionError(errno.EACCES, "Permission denied", f"/{path}"),
+        FileNotFoundError(path),
+        OSError(f"Cannot open '/tmp/{path}': it doesn't end"),
+        OSError(f'Cannot open "s3://{path}"'),
+        ClientError({"Error": {"Code": "NoSuchKey", "Message": "No such key", "Key": path}}, "GetObject"),
+    ):
+        assert describe_reading_failure(error) == "", repr(error)
+
+
+def test_what_a_server_says_is_told_from_its_code_its_message_or_its_class():
+    missing = FileNotFoundError("The specified bucket does not exist")
+    head = PermissionError("bucket/x")
+    head.__cause__ = ClientError({"Error": {"Code": "403", "Message": "Forbidden"}}, "HeadObject")
+    for error, meaning in (
+        (ClientError({"Error": {"Code": "NoSuchBucket", "Message": "?"}}, "GetObject"), "no such bucket"),
+        (ClientError({"Error": {"Code": "AccessDenied", "Message": "?"}}, "GetObject"), "do not allow it"),
+        (missing, "no such bucket"),
+        (head, "do not allow it"),
+        (PermissionError(errno.EACCES, "Access Denied"), "do not allow it"),
+        (OSError("<Error><Code>AccessDenied</Code><Message>No</Message></Error>"), "do not allow it"),
+        (OSError('Forbidden: "https://server/bucket/x"'), "do not allow it"),
+        (OSError(f"Can't write '/tmp/{MISLEADING[0]}/x': [Errno 28] No space left"), "its disk is full"),
+    ):
+        assert meaning in describe_failure(error), repr(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "error"),
+    [
+        ("java.nio.file.AccessDeniedException: s3a://b/x: 403 Forbidden (Service: S3)", StoreAccessError),
+        ("java.net.SocketException: the wire is cut", DataError),
+        ("java.io.IOException: cannot read file:/data/footer/x", DataError),
+        ("java.io.IOException: FAILED_TO_UNCOMPRESS(5)", CorruptFileError),
+        ("java.io.IOException: corrupted file: the footer index is not within the file: 7", CorruptFileError),
+        ("org.apache.parquet.io.ParquetDecodingException: x", CorruptFileError),
+    ],
+)
+def test_a_trace_of_java_is_judged_by_its_last_cause_and_no_frame(cause, error):
+    found = _from_words("s3a://b/x", FOOTER_TRACE.format(cause=cause))
+    assert type(found) is error, found
+    assert ("damaged" in str(found)) == (error is CorruptFileError)

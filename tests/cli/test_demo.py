@@ -41,7 +41,8 @@ def test_demo_shows_progress_and_nothing_that_frightens(done: subprocess.Complet
     assert [line for line in lines if re.match(r"epoch 20/20  loss 0\.\d+  [\d,]+ rows/s", line)], lines
     assert lines[-1] == "Logging the model to MLflow"
     # The JVM itself writes the last one, which no option silences.
-    allowed = ("Writing ", "Starting 2 ranks", "epoch ", "Logging ", "WARNING: Using incubator modules")
+    stages = ("Preparing ", "Writing ", "Starting 2 ranks", "epoch ", "Logging ")
+    allowed = (*stages, "WARNING: Using incubator modules")
     assert [line for line in lines if not line.startswith(allowed)] == []
 
 

@@ -36,8 +36,14 @@ def outcomes(world: str) -> list[dict[str, str | None]] | Exception:
         return error
 
 
+# Programs of random operations run on three hosts of two ranks, one and one every time.
+SLOW = ("two-hosts-of-1-and-2", "interleaved-hosts")
+
+
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORLDS]
+)
 def test_transport_agrees_with_numpy(world: str, check: str) -> None:
     found = outcomes(world)
     if isinstance(found, Exception):

@@ -81,7 +81,7 @@ handed = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), min_size=1, 
 batch_sizes = st.none() | st.integers(1, 7)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(row_groups, row_groups, batch_sizes, handed)
 def test_a_blend_that_repeats_gives_every_row_of_every_epoch_once_however_often_its_ranks_change(
     of_a: list[int], of_b: list[int], batch_size: int | None, groups: list[tuple[int, int]]

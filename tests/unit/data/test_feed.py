@@ -274,7 +274,10 @@ def test_wrong_arguments_are_named(write_dataset: WriteDataset) -> None:
         ({"columns": ["id", "id"]}, "each named once; got"),
         ({"columns": ["id", 3]}, r"each named once; got \['id', 3\]"),
         ({"columns": {"x": 3}}, r"each named once; got \{'x': 3\}"),
-        ({"read_timeout_s": 0}, "read_timeout_s must be a number of seconds above 0 and at most [0-9]+, got 0"),
+        (
+            {"read_timeout_s": 0},
+            "read_timeout_s must be a number of seconds above 0 and at most [0-9]+, got 0",
+        ),
         ({"read_timeout_s": -1}, "above 0 .*, got -1"),
         ({"read_timeout_s": "1"}, "above 0 .*, got '1'"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="local",
         help="what the tests in tests/spark run on: local[2], local-cluster[2,1,1024] or Spark Connect",
     )
+
+
+def pytest_configure() -> None:
+    """Heed Ctrl-C, and have what the tests start heed it: a shell has what it puts in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

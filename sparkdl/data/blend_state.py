@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.data.state_checks import StateKind, is_count
+from sparkdl.errors import ParamError
 
-_VERSION = 1
-_PARTS = ("version", "blend", "steps_done", "drawn", "feeds")
+_KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"), version=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def to_json(
         feeds: by name where each feed stands.
     """
     return {
-        "version": _VERSION,
+        "version": _KIND.version,
         "blend": dict(settings),
         "steps_done": steps_done,
         "drawn": list(drawn),
@@ -57,18 +57,7 @@ def from_json(state: Any, settings: Mapping[str, Any]) -> BlendState:
         ParamError: if it is no state of a blend, or of one of other settings; it names what differs.
         DataError: if a newer version wrote it.
     """
-    missing = [part for part in _PARTS if not isinstance(state, Mapping) or part not in state]
-    if missing:
-        lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(_PARTS) else ""
-        raise ParamError(
-            f"This is no state of a blend: {str(state)[:80]}.{lacks} Give what a BlendedFeed's state() returned, a "
-            f"dict of {', '.join(_PARTS)}."
-        )
-    if state["version"] != _VERSION:
-        raise DataError(
-            f"The state has version {state['version']}; this sparkdl reads version {_VERSION}. Resume with the "
-            "version of sparkdl that wrote it."
-        )
+    _KIND.check(state)
     then = state["blend"] if isinstance(state["blend"], Mapping) else {}
     for key, value in settings.items():
         if then.get(key) != value:
@@ -77,18 +66,11 @@ def from_json(state: Any, settings: Mapping[str, Any]) -> BlendState:
                 "settings, or begin anew."
             )
     names, drawn = settings["feeds"], state["drawn"]
-    is_counts = isinstance(drawn, Sequence) and all(isinstance(count, int) and count >= 0 for count in drawn)
+    is_counts = isinstance(drawn, Sequence) and all(map(is_count, drawn))
     if not is_counts or len(drawn) != len(names):
-        raise _impossible("drawn", drawn, f"a list of {len(names)} whole numbers, at least 0")
-    if not isinstance(state["steps_done"], int) or state["steps_done"] < 0:
-        raise _impossible("steps_done", state["steps_done"], "a whole number, at least 0")
+        raise _KIND.impossible("drawn", drawn, f"a list of {len(names)} whole numbers, at least 0")
+    if not is_count(state["steps_done"]):
+        raise _KIND.impossible("steps_done", state["steps_done"], "a whole number, at least 0")
     if not isinstance(state["feeds"], Mapping) or set(state["feeds"]) != set(names):
-        raise _impossible("feeds", state["feeds"], f"a dict of the states of {', '.join(names)}")
+        raise _KIND.impossible("feeds", state["feeds"], f"a dict of the states of {', '.join(names)}")
     return BlendState(steps_done=state["steps_done"], drawn=tuple(drawn), feeds=state["feeds"])
-
-
-def _impossible(part: str, value: Any, expected: str) -> ParamError:
-    return ParamError(
-        f"This is no state of a blend: {part} is {str(value)[:80]}, and has to be {expected}. Give what a "
-        "BlendedFeed's state() returned."
-    )

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.epoch_plan import Stretch
-from sparkdl.errors import DataError, ParamError
+from sparkdl.data.state_checks import StateKind
+from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset import ParquetDataset
 
-_VERSION = 1
+_KIND = StateKind("feed", ("version", "epoch", "stretches", "of"), version=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class Identity:
 def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:
     """Return a state as :func:`json.dumps` takes it."""
     state = {
-        "version": _VERSION,
+        "version": _KIND.version,
         "epoch": progress.epoch,
         "stretches": _stretches_to_json(progress.stretches),
         "of": vars(identity).copy(),
@@ -118,27 +119,15 @@ def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
         ParamError: if it is no state of a feed, or a part of it cannot be; it names the part and its value.
         DataError: if a newer version wrote it, or it is of another dataset or other options than ``identity``.
     """
-    parts = ("version", "epoch", "stretches", "of")
-    missing = [part for part in parts if not isinstance(state, Mapping) or part not in state]
-    if missing:
-        lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(parts) else ""
-        raise ParamError(
-            f"This is no state of a feed: {str(state)[:80]}.{lacks} Give what a feed's state() returned, a dict of "
-            f"{', '.join(parts)}."
-        )
-    if state["version"] != _VERSION:
-        raise DataError(
-            f"The state has version {state['version']}; this sparkdl reads version {_VERSION}. Resume with the "
-            "version of sparkdl that wrote it."
-        )
+    _KIND.check(state)
     if not isinstance(state["of"], Mapping):
-        raise _impossible("of", state["of"], "a dict that tells the dataset")
+        raise _KIND.impossible("of", state["of"], "a dict that tells the dataset")
     identity.check(state["of"])
     later = state.get("later", [])
     if not isinstance(later, Sequence) or not all(
         isinstance(each, Sequence) and len(each) == 2 for each in later
     ):
-        raise _impossible("later", later, "a list of pairs of an epoch and its stretches")
+        raise _KIND.impossible("later", later, "a list of pairs of an epoch and its stretches")
     return Progress(
         epoch=_checked_epoch(state["epoch"]),
         stretches=_stretches_from_json(state["stretches"]),
@@ -159,7 +148,7 @@ def _stretches_to_json(stretches: Sequence[Stretch]) -> list[list[Any]]:
 
 def _stretches_from_json(stretches: Any) -> tuple[Stretch, ...]:
     if not isinstance(stretches, Sequence) or isinstance(stretches, str):
-        raise _impossible("stretches", stretches, "a list")
+        raise _KIND.impossible("stretches", stretches, "a list")
     return tuple(_stretch_from_json(stretch) for stretch in stretches)
 
 
@@ -174,23 +163,16 @@ def _stretch_from_json(stretch: Any) -> Stretch:
         ):
             num_taken = tuple(of_ranks) if of_ranks is taken else taken
             return Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=num_taken)
-    raise _impossible(
+    raise _KIND.impossible(
         "a stretch", stretch, "[number of ranks, rows of the shuffle buffer, rows that each rank has had]"
     )
 
 
 def _checked_epoch(epoch: Any) -> int:
     if not _is_count(epoch, 0):
-        raise _impossible("epoch", epoch, "a whole number, at least 0")
+        raise _KIND.impossible("epoch", epoch, "a whole number, at least 0")
     return int(epoch)
 
 
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _impossible(part: str, value: Any, expected: str) -> ParamError:
-    return ParamError(
-        f"This is no state of a feed: {part} is {value!r}, and has to be {expected}. Give what a feed's state() "
-        "returned."
-    )

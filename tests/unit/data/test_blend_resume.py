@@ -183,13 +183,14 @@ def test_what_is_no_state_of_a_blend_is_refused_with_what_is_wrong(tmp_path: Pat
         for bad, message in (
             (
                 {},
-                r"no state of a blend: \{\}\. Give what a BlendedFeed's state\(\) returned, a dict of version",
+                r"no state of a blend: \{\}\. Give what a blend's state\(\) returned, a dict of version",
             ),
             (None, "no state of a blend: None"),
             ({key: good[key] for key in good if key != "drawn"}, "It lacks drawn"),
             ({**good, "drawn": [3]}, r"drawn is \[3\], and has to be a list of 2 whole numbers"),
             ({**good, "drawn": [3, -1]}, r"drawn is \[3, -1\]"),
-            ({**good, "steps_done": "x"}, "steps_done is x"),
+            ({**good, "drawn": [True, 0]}, r"drawn is \[True, 0\]"),
+            ({**good, "steps_done": "x"}, "steps_done is 'x'"),
             ({**good, "feeds": {"a": good["feeds"]["a"]}}, "feeds is .*a dict of the states of a, b"),
             (
                 {**good, "feeds": {**good["feeds"], "b": {}}},

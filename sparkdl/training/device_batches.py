@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from sparkdl.training.step import Batch
+    from sparkdl.training.objective import Batch
 
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 

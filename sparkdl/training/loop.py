@@ -15,6 +15,7 @@ from sparkdl.torch import DataParallel, collective_errors, destroy_process_group
 from sparkdl.training.device_batches import batches_for
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
+from sparkdl.training.objective import Objective
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
 from sparkdl.training.progress import ProgressReporter, Report
@@ -128,9 +129,8 @@ def _prepare_step(
     precision = Precision(spec.precision, device)
     update = WeightUpdate(module, optimizer, learning_rate, precision, spec.max_grad_norm)
     step = TrainingStep(
-        spec,
         module=wrapped,
-        loss=spec.loss.to(device) if isinstance(spec.loss, nn.Module) else spec.loss,
+        objective=Objective(spec, precision=precision, device=device),
         plan=plan,
         update=update,
         precision=precision,

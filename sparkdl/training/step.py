@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.torch import DataParallel
-from sparkdl.training.columns import dtype_named, to_features, to_tensor
 from sparkdl.training.finite import FiniteLossCheck
-from sparkdl.training.losses import (
-    LossFunction,
-    LossTerm,
-    compute_loss,
-    match_targets,
-    needs_global_weight,
-    reduction_of,
-)
+from sparkdl.training.losses import LossTerm
+from sparkdl.training.objective import Batch, Objective
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.training.precision import Precision
-    from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.update import UpdatePlan, WeightUpdate
-
-Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
-"""Columns by name: arrays, or tensors that are on the device already."""
 
 
 @dataclass(frozen=True)
@@ -57,31 +44,23 @@ class TrainingStep:
 
     def __init__(
         self,
-        spec: TrainingSpec,
         *,
         module: nn.Module,
-        loss: LossFunction,
+        objective: Objective,
         plan: UpdatePlan,
         update: WeightUpdate,
         precision: Precision,
         communicator: Communicator,
         device: torch.device,
     ) -> None:
-        self._spec = spec
         self._module = module
-        self._loss = loss
+        self._objective = objective
         self._plan = plan
         self._update = update
         self._precision = precision
         self._communicator = communicator
         self.device = device
         self._finite = FiniteLossCheck(communicator, device)
-        self._features_dtype = dtype_named(spec.features_dtype)
-        self._label_dtype = dtype_named(spec.label_dtype)
-        self._sums = reduction_of(self._loss) == "sum"
-        self._finds_weight = not self._sums and needs_global_weight(
-            self._loss, weighted=spec.weight is not None, label_is_scalar=spec.label_shape == ()
-        )
         self._weight_of_update = 0.0
         self._weight_per_row = 1.0
         """Foretold; the same on every rank."""
@@ -98,12 +77,12 @@ class TrainingStep:
         Raises:
             TrainingError: when the loss is not finite, as :class:`~sparkdl.training.finite.FiniteLossCheck` tells.
         """
-        rows = len(batch[self._spec.label])
+        rows = self._objective.num_rows(batch)
         updates = self._plan.is_last_of_update(step)
         with nullcontext() if updates else self._without_averaging():
             if rows:
                 self._last_batch = batch
-                term = self._forward(batch)
+                term = self._objective.evaluate(self._module, batch).term
                 self._finite.observe(term.mean, epoch=epoch, step=step)
                 self._backward(term.mean, term.weight, self._plan.rows_of_update(step))
             else:
@@ -114,17 +93,6 @@ class TrainingStep:
             self._weight_of_update = 0.0
         self._finite.settle(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), term.weight, rows)
-
-    def _forward(self, batch: Batch) -> LossTerm:
-        features = to_features(batch[self._spec.features], self._features_dtype, self.device)
-        targets = to_tensor(batch[self._spec.label], self._label_dtype, self.device)
-        weights = None
-        if self._spec.weight is not None:
-            weights = to_tensor(batch[self._spec.weight], torch.float32, self.device)
-        with self._precision.computing():
-            outputs = self._module(features)
-        outputs = self._precision.for_loss(outputs)
-        return compute_loss(self._loss, outputs, match_targets(self._loss, outputs, targets), weights)
 
     def _backward(self, loss_mean: Tensor, weight: float, rows_of_update: int) -> None:
         scale = weight * self._communicator.world_size / (rows_of_update * self._weight_per_row)
@@ -138,9 +106,9 @@ class TrainingStep:
 
     def _divisor(self, rows_of_update: int) -> float:
         """What the gradients are still to be divided by; 0 if no row of this update weighs anything."""
-        if self._sums:
+        if self._objective.sums:
             return 1.0 / rows_of_update
-        if not self._finds_weight:
+        if not self._objective.finds_weight:
             return 1.0
         total = np.array([self._weight_of_update], dtype=np.float64)
         if self._communicator.world_size > 1:
@@ -158,7 +126,7 @@ class TrainingStep:
         """
         assert self._last_batch is not None, "every rank has a row in its first step"
         kept = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
-        term = self._forward(self._last_batch)
+        term = self._objective.evaluate(self._module, self._last_batch).term
         self._backward(term.mean, 0.0, 1)
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():

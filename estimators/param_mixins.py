@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ P = TypeVar("P", bound=Params)
 
 
 def _to_store_url(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        return TypeConverters.toString(os.fspath(value))
     return value.url if isinstance(value, Store) else TypeConverters.toString(value)
 
 

@@ -15,6 +15,7 @@ from pyspark.ml.param.shared import (
 from torch import nn
 
 from sparkdl.errors import ParamError
+from sparkdl.estimators.checked_params import CheckedParams
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
     HasCache,
@@ -88,6 +89,7 @@ class _TorchParams(
     HasGradientAccumulation,
     HasMaxGradNorm,
     HasPrecision,
+    CheckedParams,
 ):
     """Params that the estimator and its model share; each can be written as JSON."""
 

@@ -14,6 +14,10 @@ class ParamError(SparkdlError, ValueError):
     """A Param or argument has a value that cannot work; the message names it and the values it may take."""
 
 
+class ParamTypeError(ParamError, TypeError):
+    """A Param has a value of a type that it does not take; the message names both."""
+
+
 class DataError(SparkdlError, ValueError):
     """The data does not fit the fit: a missing column, a null, strings as features, arrays of differing length.
 

@@ -33,7 +33,7 @@ class Outcome:
 
 
 def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> ParquetDataset:
-    """Write rows with 4 features, a class of 3, a target and a weight."""
+    """Write rows with 4 features, a class of 3, a target, a weight, and whether to validate on them."""
     rng = np.random.default_rng(num_rows)
     features = rng.normal(size=(num_rows, 4)).astype(np.float32)
     table = pa.table(
@@ -46,6 +46,9 @@ def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> Pa
             "w": rng.uniform(0.0, 2.0, size=num_rows),
             "heavy": 2000.0 * rng.uniform(0.0, 2.0, size=num_rows),
             "nothing": np.zeros(num_rows),
+            "validates": rng.random(num_rows) < 0.3,
+            "never": np.zeros(num_rows, bool),
+            "always": np.ones(num_rows, bool),
         }
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,7 @@ from sparkdl.estimators.update_mixins import (
     HasScheduler,
     HasSchedulerInterval,
 )
+from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
 DEFAULTS: dict[str, Any] = {
@@ -88,6 +89,7 @@ class _TorchParams(
     HasGradientAccumulation,
     HasMaxGradNorm,
     HasPrecision,
+    HasValidation,
 ):
     """Params that the estimator and its model share; each can be written as JSON."""
 
@@ -116,7 +118,7 @@ class _TorchParams(
         return self._set(seed=value)
 
 
-class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler):
+class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler, HasMetrics):
     """Params of the estimator: the shared ones and those that hold Python objects."""
 
     def check_values(self) -> None:
@@ -152,6 +154,8 @@ class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasSc
             )
         if not isinstance(self.getModel(), nn.Module):
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
+        self.check_validation()
+        self.check_metrics()
         functions: list[Param[Any]] = [self.optimizer, self.loss]
         if self.isSet(self.scheduler):
             functions.append(self.scheduler)

@@ -5,7 +5,7 @@ Layout, which Spark's own pipelines read and write around::
     metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
     metadata/_SUCCESS
     module/               the module, see sparkdl.training.saved_model
-    functions.pkl         estimator only: loss, optimizer and scheduler, by cloudpickle
+    functions.pkl         estimator only: loss, optimizer, scheduler and metrics, by cloudpickle
 
 Paths and URLs are those of :func:`sparkdl.data.filesystems.open_location`. Loading runs what is pickled: load only what
 you trust.
@@ -17,6 +17,7 @@ import json
 import logging
 import tempfile
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
-_OBJECT_PARAMS = ("model", "optimizer", "loss", "scheduler")
+_OBJECT_PARAMS = ("model", "optimizer", "loss", "scheduler", "metrics")
 
 
 class _FolderWriter(MLWriter):
@@ -76,7 +77,7 @@ class TorchModelWriter(_FolderWriter):
     def build(self, folder: Path) -> None:
         """Write metadata and module."""
         summary = self._model.summary
-        history = [record.__dict__ for record in summary.history]
+        history = [asdict(record) for record in summary.history]
         extra = {"history": history, "runId": summary.run_id, "modelUri": summary.model_uri}
         _write_metadata(self._model, folder, extra, skipped=())
         save_model(self._model.saved, folder / _MODULE)
@@ -95,7 +96,7 @@ class TorchEstimatorWriter(_FolderWriter):
         _write_metadata(estimator, folder, {}, skipped=_OBJECT_PARAMS)
         if estimator.isSet(estimator.model):
             save_module(estimator.getModel(), folder / _MODULE)
-        params = (estimator.optimizer, estimator.loss, estimator.scheduler)
+        params = (estimator.optimizer, estimator.loss, estimator.scheduler, estimator.metrics)
         functions = {param.name: estimator.getOrDefault(param) for param in params if estimator.isSet(param)}
         try:
             (folder / _FUNCTIONS).write_bytes(cloudpickle.dumps(functions))
@@ -119,7 +120,7 @@ class TorchModelReader(MLReader[TorchModel]):
     @staticmethod
     def _load(folder: Path) -> TorchModel:
         metadata = _read_metadata(folder, TorchModel)
-        history = tuple(EpochRecord(**record) for record in metadata.get("history", ()))
+        history = tuple(EpochRecord.from_dict(record) for record in metadata.get("history", ()))
         summary = TrainingSummary(
             history=history, run_id=metadata.get("runId"), model_uri=metadata.get("modelUri")
         )

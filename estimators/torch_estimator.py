@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkdl.data import Store
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
+    from sparkdl.training.metrics import Metric
     from sparkdl.training.spec import OptimizerFactory
 
 
@@ -49,8 +50,16 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         labelCol: column of labels; default ``"label"``. Class labels count from 0, as integers or as doubles.
         predictionCol: column that the model adds; default ``"prediction"``.
         weightCol: column of non-negative row weights.
+        validationIndicatorCol: column of booleans, true for the rows that the model is validated on and not trained on.
+        validationFraction: share of the rows to validate on instead, drawn by lot: each row group of the training rows
+            in the Store gives its part. The same ``seed`` draws the same rows again as long as those lie there; Spark
+            may write them in another order the next time.
+        metrics: by name what is found beside the loss, of the training rows while the model is trained, and as
+            ``val_<name>`` of the validation rows after each epoch: functions of ``(outputs, labels)`` that return one
+            value per row or their mean, or metrics of torchmetrics. Rows count alike, whatever their weights.
         scheduler: function that takes the optimizer and how often the schedule goes on during the whole fit, and
-            returns a scheduler of ``torch.optim.lr_scheduler``.
+            returns a scheduler of ``torch.optim.lr_scheduler``. One that waits for a plateau is told the loss on the
+            validation rows, or without any that on the training rows.
         schedulerInterval: when it goes on: after each ``"epoch"`` (default) or after each ``"step"``, an update of the
             weights.
         learningRateScaling: what the optimizer's learning rate is multiplied with, as numWorkers batches lead to one
@@ -68,7 +77,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             repeats to the bit on CPU: call ``torch.manual_seed`` before you make the model.
         shuffle: whether each epoch has its own order of rows; default True.
         cache: whether ranks keep decoded rows after the first epoch: ``"off"`` (default), in ``"memory"`` or on
-            ``"disk"``, up to 4 GiB each.
+            ``"disk"``, up to 4 GiB each, and 1 GiB of rows to validate on.
         store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
         keepRowsSeconds: how long the training rows stay there after their last use, for the next fit on the same
             DataFrame; default a day, or what the Store says; 0 removes them after the fit.
@@ -92,6 +101,9 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         labelCol: str | None = None,
         predictionCol: str | None = None,
         weightCol: str | None = None,
+        validationIndicatorCol: str | None = None,
+        validationFraction: float | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         scheduler: SchedulerFactory | None = None,
         schedulerInterval: str | None = None,
         learningRateScaling: str | None = None,
@@ -124,6 +136,9 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             labelCol=labelCol,
             predictionCol=predictionCol,
             weightCol=weightCol,
+            validationIndicatorCol=validationIndicatorCol,
+            validationFraction=validationFraction,
+            metrics=metrics,
             scheduler=scheduler,
             schedulerInterval=schedulerInterval,
             learningRateScaling=learningRateScaling,
@@ -229,7 +244,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         return self._copyValues(TorchModel(saved, summary))
 
     def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
-        skipped = {self.model, self.optimizer, self.loss, self.scheduler}
+        skipped = {self.model, self.optimizer, self.loss, self.scheduler, self.metrics}
         params = {
             param.name: value for param, value in self.extractParamMap().items() if param not in skipped
         }
@@ -240,6 +255,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             "loss": _name_of(self.getLoss()),
             "optimizer": _name_of(self.getOptimizer()),
             **({"scheduler": _name_of(self.getScheduler())} if self.getScheduler() else {}),
+            **({"metrics": ", ".join(self.getMetrics())} if self.getMetrics() else {}),
             "numParameters": sum(parameter.numel() for parameter in model.parameters()),
             "numRows": parquet.num_rows,
         }
@@ -258,7 +274,7 @@ class _Listener:
         if event.get("kind") == "epoch":
             names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
             metrics = {name: float(event[name]) for name in names}
-            self._run.log_epoch(int(event["epoch"]), metrics)
+            self._run.log_epoch(int(event["epoch"]), {**metrics, **event["metrics"]})
 
     def log(self, rank: int, line: str) -> None:
         self._progress.print(f"[rank {rank}] {line}")

@@ -90,6 +90,17 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         ({"warmupSteps": -1}, "Param warmupSteps is -1"),
         ({"gradientAccumulationSteps": 0}, "Param gradientAccumulationSteps is 0"),
         ({"maxGradNorm": 0.0}, r"Param maxGradNorm is 0\.0"),
+        ({"validationFraction": 0.0}, r"Param validationFraction is 0\.0: share of the rows"),
+        ({"validationFraction": 1.5}, r"Param validationFraction is 1\.5"),
+        (
+            {"validationFraction": 0.5, "validationIndicatorCol": "v"},
+            r"validationFraction \(0\.5\) and validationIndicatorCol \('v'\) both say which rows",
+        ),
+        ({"metrics": [max]}, "Param metrics is a list"),
+        ({"metrics": {"loss": max}}, "Param metrics has the name 'loss', which stands for something else"),
+        ({"metrics": {"val_f1": max}}, "has the name 'val_f1', which stands for something else"),
+        ({"metrics": {"f1/macro": max}}, "has the name 'f1/macro'. Choose one of letters"),
+        ({"metrics": {"f1": "f1"}}, "Metric 'f1' is a str: by name functions"),
     ],
 )
 def test_values_that_cannot_work_are_named(changes, message):

@@ -12,7 +12,7 @@ from torch import nn
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.estimators import TorchEstimator, TorchModel
 from sparkdl.estimators.torch_model import TrainingSummary
-from sparkdl.training.history import EpochRecord
+from sparkdl.training.history import EpochRecord, RankSeconds
 from sparkdl.training.saved_model import ModelSignature, SavedModel
 
 
@@ -25,7 +25,17 @@ def make_model():
         prediction_kind="class",
         prediction_shape=(),
     )
-    history = (EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0),)
+    record = EpochRecord(
+        epoch=1,
+        loss=0.5,
+        rows=3,
+        seconds=1.0,
+        rows_per_s=3.0,
+        metrics={"right": 0.5, "val_loss": 0.25},
+        validation_s=0.5,
+        rank_seconds=(RankSeconds(reading=0.25, communicating=0.25, computing=0.5),),
+    )
+    history = (record,)
     summary = TrainingSummary(history=history, run_id="abc")
     return (
         TorchModel(SavedModel(nn.Linear(2, 3), signature), summary).setFeaturesCol("x").setPredictionCol("p")
@@ -143,6 +153,8 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25),
         scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
         precision="bfloat16",
+        metrics={"error": lambda outputs, labels: outputs - labels},
+        validationFraction=0.25,
         epochs=4,
     )
     estimator.save(place)
@@ -153,7 +165,8 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
     optimizer = loaded.getOptimizer()(loaded.getModel().parameters())
     assert optimizer.defaults["lr"] == 0.25
     assert loaded.getScheduler()(optimizer, 30).step_size == 60
-    assert loaded.getPrecision() == "bfloat16"
+    assert (loaded.getPrecision(), loaded.getValidationFraction()) == ("bfloat16", 0.25)
+    assert loaded.getMetrics()["error"](3, 1) == 2
 
 
 def test_what_cannot_be_saved_leaves_what_was_there(tmp_path):

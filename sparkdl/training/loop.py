@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
 from sparkdl.training.device_batches import batches_for
+from sparkdl.training.fit_course import FitCourse
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
@@ -39,10 +40,13 @@ class TrainingResult:
     Attributes:
         module: the trained module, on CPU and in ``eval()`` mode; equal on all ranks, except for buffers.
         history: one record per epoch, equal on all ranks.
+        model_epoch: the epoch that the weights are from: the best one where the fit keeps it, and then on rank 0 alone,
+            while other ranks have the last one's.
     """
 
     module: nn.Module
     history: tuple[EpochRecord, ...]
+    model_epoch: int
 
 
 def train(
@@ -61,7 +65,7 @@ def train(
             only.
 
     Raises:
-        TrainingError: if the loss is no longer finite, naming epoch and step.
+        TrainingError: if the loss is no longer finite, naming epoch and step; if a metric or a callback fails.
         ParamError: if the device or the optimizer cannot be used.
         CommunicatorError: if another rank failed or was lost.
     """
@@ -113,17 +117,29 @@ def _train(
                 spec, dataset=dataset, communicator=communicator, objective=step.objective, device=device
             )
             stack.callback(validation.close)
+        course = FitCourse(
+            spec,
+            communicator=communicator,
+            module=module,
+            optimizer=update.optimizer,
+            steps_per_epoch=feed.steps_per_epoch,
+        )
+        course.begin()
         history = []
         for epoch in range(1, spec.epochs + 1):
             meter = EpochMeter(epoch, device, communicator, EpochMetrics(spec.metrics, device))
-            record = _run_epoch(epoch, feed, step, meter, progress, learning_rate)
+            course.begin_epoch(epoch)
+            record = _run_epoch(epoch, feed, step, meter, progress, learning_rate, course)
             if validation is not None:
                 record = record.with_validation(*validation.run(module))
             update.end_epoch(epoch)
             learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
             progress.epoch(record)
             history.append(record)
-    return TrainingResult(module=module.to("cpu").eval(), history=tuple(history))
+            if not course.end_epoch(record):
+                break
+        model_epoch = course.end()
+    return TrainingResult(module.to("cpu").eval(), tuple(history), model_epoch)
 
 
 def _prepare_step(
@@ -162,12 +178,14 @@ def _run_epoch(
     meter: EpochMeter,
     progress: ProgressReporter,
     learning_rate: LearningRate,
+    course: FitCourse,
 ) -> EpochRecord:
     # A step that fails leaves them to its traceback, with the threads that make them.
     with closing(batches_for(step.device, feed.epoch(epoch - 1))) as batches:
         for index, batch in enumerate(meter.time_waits(batches), start=1):
             result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
+            course.end_step(epoch, index, result.loss_mean)
             progress.step(epoch=epoch, step=index, rows=sum(feed.rows_in_step(index - 1)), meter=meter)
     return meter.close(learning_rate=learning_rate.last)
 

@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from sparkdl.data.row_filter import RowChoice
+    from sparkdl.training.callbacks import Callback
+    from sparkdl.training.early_stopping import Patience
+    from sparkdl.training.goal import Goal
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
     from sparkdl.training.metrics import Metric
@@ -93,6 +96,18 @@ class TrainingSpec:
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """By name what is found beside the loss, of training and validation rows; see :mod:`sparkdl.training.metrics`."""
+
+    best: Goal | None = None
+    """Which epoch's weights the fit returns; None for the last one's."""
+
+    patience: Patience | None = None
+    """When to stop early; None for never."""
+
+    watched: Goal | None = None
+    """What has to get better so that the fit goes on."""
+
+    callbacks: tuple[Callback, ...] = ()
+    """Run on every rank; see :mod:`sparkdl.training.callbacks`."""
 
     device: str = "cpu"
     """``"cpu"`` or ``"cuda"``. There is no fallback from one to the other."""

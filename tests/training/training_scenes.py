@@ -30,6 +30,7 @@ class Outcome:
     weights: dict[str, np.ndarray]
     history: tuple[EpochRecord, ...]
     events: list[dict[str, Any]] = field(default_factory=list)
+    model_epoch: int = 0
 
 
 def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> ParquetDataset:
@@ -88,7 +89,7 @@ def train_all(
         with environment.open(name=f"{name}-{number}") as communicator:
             result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
         weights = {name: value.numpy().copy() for name, value in result.module.state_dict().items()}
-        outcomes.append(Outcome(weights, result.history, events))
+        outcomes.append(Outcome(weights, result.history, events, result.model_epoch))
     return outcomes
 
 

@@ -41,7 +41,7 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
         progress = ProgressReporter(lambda event: None, epochs=1, steps_per_epoch=feed.steps_per_epoch)
         meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
         with pytest.raises(ValueError, match="failed in step 1 with 4 rows") as raised:
-            _run_epoch(1, feed, _FailingStep(), meter, progress, None)
+            _run_epoch(1, feed, _FailingStep(), meter, progress, None, None)
         assert raised.value.__traceback__ is not None
         assert feed.ended
         assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

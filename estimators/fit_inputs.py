@@ -18,6 +18,7 @@ from sparkdl.estimators.validation_split import num_training_rows, split_rows, v
 from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
 from sparkdl.training.columns import dtype_name
+from sparkdl.training.goal import Goal
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.losses import as_module, ignored_label, prediction_kind
 from sparkdl.training.probe import ProbeResult, probe
@@ -69,6 +70,8 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
     _check_function("scheduler", params.getScheduler())
     for name, metric in params.getMetrics().items():
         _check_function(f"metrics: {name!r}", metric)
+    for callback in params.getCallbacks():
+        _check_function(f"callbacks: {type(callback).__name__}", callback)
 
 
 def _check_function(name: str, value: object) -> None:
@@ -151,6 +154,8 @@ def _make_spec(
     params: _TorchEstimatorParams, loss: Any, found: ProbeResult, dataset: ParquetDataset
 ) -> TrainingSpec:
     """The one place where Spark's Params become the fields of the spec."""
+    names = params.metric_names()
+    best = params.best_goal(names)
     return TrainingSpec(
         model=params.getModel(),
         loss=loss,
@@ -163,6 +168,10 @@ def _make_spec(
         max_grad_norm=params.getMaxGradNorm(),
         precision=params.getPrecision(),
         metrics=params.getMetrics(),
+        best=best,
+        patience=params.patience(),
+        watched=best or Goal(metric="val_loss" if "val_loss" in names else "loss"),
+        callbacks=params.getCallbacks(),
         features=params.getFeaturesCol(),
         label=params.getLabelCol(),
         weight=_weight_column(params),

@@ -15,6 +15,7 @@ from pyspark.ml.param.shared import (
 from torch import nn
 
 from sparkdl.errors import ParamError
+from sparkdl.estimators.course_mixins import HasBestMetric, HasCallbacks, HasEarlyStopping
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
     HasCache,
@@ -59,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "warmupSteps": 0,
     "gradientAccumulationSteps": 1,
     "precision": "float32",
+    "earlyStoppingMinDelta": 0.0,
     "transport": "auto",
     "tracking": "auto",
     "showProgress": True,
@@ -90,6 +92,8 @@ class _TorchParams(
     HasMaxGradNorm,
     HasPrecision,
     HasValidation,
+    HasEarlyStopping,
+    HasBestMetric,
 ):
     """Params that the estimator and its model share; each can be written as JSON."""
 
@@ -118,8 +122,16 @@ class _TorchParams(
         return self._set(seed=value)
 
 
-class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler, HasMetrics):
+class _TorchEstimatorParams(
+    _TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler, HasMetrics, HasCallbacks
+):
     """Params of the estimator: the shared ones and those that hold Python objects."""
+
+    def metric_names(self) -> list[str]:
+        """Return the names of all losses and metrics that a fit has."""
+        names = ["loss", *self.getMetrics()]
+        has_validation = self.isSet(self.validationIndicatorCol) or self.isSet(self.validationFraction)
+        return [*names, *(f"val_{name}" for name in names)] if has_validation else names
 
     def check_values(self) -> None:
         """Check what needs no data.
@@ -156,6 +168,9 @@ class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasSc
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
         self.check_validation()
         self.check_metrics()
+        self.check_callbacks()
+        self.patience()
+        self.best_goal(self.metric_names())
         functions: list[Param[Any]] = [self.optimizer, self.loss]
         if self.isSet(self.scheduler):
             functions.append(self.scheduler)

@@ -5,7 +5,7 @@ Layout, which Spark's own pipelines read and write around::
     metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
     metadata/_SUCCESS
     module/               the module, see sparkdl.training.saved_model
-    functions.pkl         estimator only: loss, optimizer, scheduler and metrics, by cloudpickle
+    functions.pkl         estimator only: loss, optimizer, scheduler, metrics and callbacks, by cloudpickle
 
 Paths and URLs are those of :func:`sparkdl.data.filesystems.open_location`. Loading runs what is pickled: load only what
 you trust.
@@ -27,8 +27,9 @@ from pyspark.ml.util import DefaultParamsReader, MLReader, MLWriter
 
 from sparkdl.data.filesystems import absolute_url, open_location
 from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_estimator import TorchEstimator
-from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
+from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.saved_model import load_model, load_module, save_model, save_module
 
@@ -41,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
-_OBJECT_PARAMS = ("model", "optimizer", "loss", "scheduler", "metrics")
+_OBJECT_PARAMS = ("model", "optimizer", "loss", "scheduler", "metrics", "callbacks")
 
 
 class _FolderWriter(MLWriter):
@@ -77,8 +78,12 @@ class TorchModelWriter(_FolderWriter):
     def build(self, folder: Path) -> None:
         """Write metadata and module."""
         summary = self._model.summary
-        history = [asdict(record) for record in summary.history]
-        extra = {"history": history, "runId": summary.run_id, "modelUri": summary.model_uri}
+        extra = {
+            "history": [asdict(record) for record in summary.history],
+            "modelEpoch": summary.model_epoch,
+            "runId": summary.run_id,
+            "modelUri": summary.model_uri,
+        }
         _write_metadata(self._model, folder, extra, skipped=())
         save_model(self._model.saved, folder / _MODULE)
 
@@ -96,7 +101,7 @@ class TorchEstimatorWriter(_FolderWriter):
         _write_metadata(estimator, folder, {}, skipped=_OBJECT_PARAMS)
         if estimator.isSet(estimator.model):
             save_module(estimator.getModel(), folder / _MODULE)
-        params = (estimator.optimizer, estimator.loss, estimator.scheduler, estimator.metrics)
+        params = [estimator.getParam(name) for name in _OBJECT_PARAMS if name != "model"]
         functions = {param.name: estimator.getOrDefault(param) for param in params if estimator.isSet(param)}
         try:
             (folder / _FUNCTIONS).write_bytes(cloudpickle.dumps(functions))
@@ -122,7 +127,10 @@ class TorchModelReader(MLReader[TorchModel]):
         metadata = _read_metadata(folder, TorchModel)
         history = tuple(EpochRecord.from_dict(record) for record in metadata.get("history", ()))
         summary = TrainingSummary(
-            history=history, run_id=metadata.get("runId"), model_uri=metadata.get("modelUri")
+            history=history,
+            model_epoch=metadata.get("modelEpoch"),
+            run_id=metadata.get("runId"),
+            model_uri=metadata.get("modelUri"),
         )
         model = TorchModel(load_model(folder / _MODULE), summary)
         _restore(model, metadata)

@@ -17,7 +17,8 @@ from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.stored_spec import store_spec
-from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
+from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.launch import check_cluster, run_on_ranks
 from sparkdl.tracking import FitRun, LoggedModelSpec, TrackingMode, open_run
 from sparkdl.training.architecture import unpack_module
@@ -25,11 +26,12 @@ from sparkdl.training.columns import dtype_name, parameter_dtype
 from sparkdl.training.saved_model import SavedModel, save_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
     from sparkdl.data import Store
+    from sparkdl.training.callbacks import Callback
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
     from sparkdl.training.metrics import Metric
@@ -57,6 +59,14 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         metrics: by name what is found beside the loss, of the training rows while the model is trained, and as
             ``val_<name>`` of the validation rows after each epoch: functions of ``(outputs, labels)`` that return one
             value per row or their mean, or metrics of torchmetrics. Rows count alike, whatever their weights.
+        earlyStoppingPatience: epochs in a row without an improvement after which the fit ends, on all ranks together:
+            of bestMetric, or where that is not set of the loss on the validation rows, or without any of the loss.
+        earlyStoppingMinDelta: by more than which an epoch has to be better to count; default 0.
+        bestMetric: ``"loss"``, ``"val_loss"``, the name of a metric or that with ``val_``: the model is that of the
+            epoch in which it was best. Its weights are kept in the memory of rank 0's host, as a second copy of the
+            model. Default: the model is that of the last epoch, also when the fit has stopped early.
+        bestMode: whether bestMetric is best where it is ``"min"`` or ``"max"``; ``"min"`` for a loss.
+        callbacks: list of :class:`Callback`, of which each rank runs copies.
         scheduler: function that takes the optimizer and how often the schedule goes on during the whole fit, and
             returns a scheduler of ``torch.optim.lr_scheduler``. One that waits for a plateau is told the loss on the
             validation rows, or without any that on the training rows.
@@ -104,6 +114,11 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         validationIndicatorCol: str | None = None,
         validationFraction: float | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        earlyStoppingPatience: int | None = None,
+        earlyStoppingMinDelta: float | None = None,
+        bestMetric: str | None = None,
+        bestMode: str | None = None,
+        callbacks: Sequence[Callback] | None = None,
         scheduler: SchedulerFactory | None = None,
         schedulerInterval: str | None = None,
         learningRateScaling: str | None = None,
@@ -139,6 +154,11 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             validationIndicatorCol=validationIndicatorCol,
             validationFraction=validationFraction,
             metrics=metrics,
+            earlyStoppingPatience=earlyStoppingPatience,
+            earlyStoppingMinDelta=earlyStoppingMinDelta,
+            bestMetric=bestMetric,
+            bestMode=bestMode,
+            callbacks=callbacks,
             scheduler=scheduler,
             schedulerInterval=schedulerInterval,
             learningRateScaling=learningRateScaling,
@@ -240,11 +260,13 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
     def _make_model(self, inputs: FitInputs, outcome: FitOutcome, run: FitRun) -> TorchModel:
         saved = SavedModel(unpack_module(outcome.module).eval(), inputs.signature)
         uri = _log_model_or_warn(saved, inputs, run)
-        summary = TrainingSummary(history=outcome.history, run_id=run.run_id, model_uri=uri)
+        summary = TrainingSummary(
+            history=outcome.history, model_epoch=outcome.model_epoch, run_id=run.run_id, model_uri=uri
+        )
         return self._copyValues(TorchModel(saved, summary))
 
     def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
-        skipped = {self.model, self.optimizer, self.loss, self.scheduler, self.metrics}
+        skipped = {self.model, self.optimizer, self.loss, self.scheduler, self.metrics, self.callbacks}
         params = {
             param.name: value for param, value in self.extractParamMap().items() if param not in skipped
         }
@@ -256,6 +278,11 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             "optimizer": _name_of(self.getOptimizer()),
             **({"scheduler": _name_of(self.getScheduler())} if self.getScheduler() else {}),
             **({"metrics": ", ".join(self.getMetrics())} if self.getMetrics() else {}),
+            **(
+                {"callbacks": ", ".join(type(each).__name__ for each in self.getCallbacks())}
+                if self.getCallbacks()
+                else {}
+            ),
             "numParameters": sum(parameter.numel() for parameter in model.parameters()),
             "numRows": parquet.num_rows,
         }

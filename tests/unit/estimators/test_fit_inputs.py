@@ -10,8 +10,10 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from sparkdl.errors import DataError, ParamError, ShardingError
-from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.training.early_stopping import Patience
+from sparkdl.training.goal import Goal
 from tests.training.training_scenes import make_model, write_dataset
 
 
@@ -39,6 +41,7 @@ def is_right(outputs, labels):
     return outputs.argmax(dim=1) == labels
 
 
+CALLBACK = Callback()
 SETTINGS = {
     "weightCol": ("w", "weight", "w"),
     "batchSize": (5, "batch_size", 5),
@@ -54,6 +57,9 @@ SETTINGS = {
     "gradientAccumulationSteps": (4, "accumulated_batches", 4),
     "maxGradNorm": (0.5, "max_grad_norm", 0.5),
     "precision": ("bfloat16", "precision", "bfloat16"),
+    "earlyStoppingPatience": (3, "patience", Patience(epochs=3)),
+    "bestMetric": ("loss", "best", Goal(metric="loss", mode="min")),
+    "callbacks": ([CALLBACK], "callbacks", (CALLBACK,)),
     "metrics": ({"right": is_right}, "metrics", {"right": is_right}),
 }
 
@@ -192,3 +198,19 @@ def test_rows_to_validate_on_are_not_trained_on_nor_counted_for_the_schedule(dat
 def test_a_split_or_a_metric_that_cannot_work_is_refused(dataset, settings, error, message):
     with pytest.raises(error, match=message):
         prepare_fit(make_estimator(**settings), dataset)
+
+
+@pytest.mark.parametrize(
+    ("settings", "watched"),
+    [
+        ({}, Goal(metric="loss")),
+        ({"validationFraction": 0.5}, Goal(metric="val_loss")),
+        (
+            {"validationFraction": 0.5, "bestMetric": "val_right", "bestMode": "max"},
+            Goal(metric="val_right", mode="max"),
+        ),
+    ],
+)
+def test_early_stopping_watches_the_best_metric_or_the_loss_that_tells_most(dataset, settings, watched):
+    estimator = make_estimator(earlyStoppingPatience=2, metrics={"right": is_right}, **settings)
+    assert prepare_fit(estimator, dataset).spec.watched == watched

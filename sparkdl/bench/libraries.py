@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sparkdl.collective import Coordinator, PmiServer, RendezvousClient, pmi_environment
 from sparkdl.errors import ParamError
+from sparkdl.launch.arrow_memory import ARROW_VARIABLES
 
 _CONNECT_TIMEOUT_S = 60.0
 
@@ -82,8 +83,9 @@ LIBRARIES: dict[str, Library] = {
         is_horovod=True,
         is_stopped_when_idle=True,
     ),
-    # Readers: a process each, so that neither memory nor threads of one are another's.
-    "feed": Library(requires="petastorm", advice=_DATA_ADVICE),
+    # Readers: a process each, so that neither memory nor threads of one are another's; ours in the environment of a
+    # rank, the others in Arrow's own, which suits them better.
+    "feed": Library(requires="petastorm", advice=_DATA_ADVICE, variables=ARROW_VARIABLES),
     "feed of petastorm": Library(requires="petastorm", advice=_DATA_ADVICE),
     "feed of arrow": Library(requires="pyarrow", advice=_DATA_ADVICE),
     "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),

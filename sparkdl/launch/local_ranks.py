@@ -32,6 +32,7 @@ from sparkdl.collective import (
 from sparkdl.collective.job import Job
 from sparkdl.collective.membership import FAILURE_KEY
 from sparkdl.errors import LaunchError, ParamError
+from sparkdl.launch.arrow_memory import ARROW_VARIABLES
 from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended
 from sparkdl.launch.output_relay import OutputRelay
 from sparkdl.topology import name_ranks
@@ -161,6 +162,7 @@ class LocalRanks:
         variables = {
             # A share of the cores each; what the user has set is the user's choice.
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._num_ranks)),
+            **ARROW_VARIABLES,
             **self._environment,
             # A line is passed on when it is printed, not when a buffer is full.
             "PYTHONUNBUFFERED": "1",

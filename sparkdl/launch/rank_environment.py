@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import LaunchError
+from sparkdl.launch.arrow_memory import ARROW_VARIABLES
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
@@ -29,7 +30,8 @@ def rank_environment(
         gpus: addresses of this rank's GPUs; none are visible when empty, and the choice is left alone when None.
         inherited: variables to start from.
     """
-    variables = {name: value for name, value in inherited.items() if name not in _SPARK_WORKER_ONLY}
+    kept = {name: value for name, value in inherited.items() if name not in _SPARK_WORKER_ONLY}
+    variables = {**ARROW_VARIABLES, **kept}
     # Spark adds the files of --py-files to sys.path alone.
     variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     # A line is on the driver when it is printed, not when a buffer is full.

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkdl.launch.arrow_memory import ARROW_VARIABLES
+
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 FLOATS = 1024
@@ -71,7 +73,7 @@ def read_through(folder: Path, repeats: int, options: dict[str, object]) -> dict
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={"PYTHONPATH": str(ROOT), "PATH": "", **ARROW_VARIABLES},
     )
     found: dict[str, float] = json.loads(answer.stdout)
     return found

@@ -42,3 +42,9 @@ def test_users_variables_win_and_sparks_worker_secret_stays_behind() -> None:
     assert variables["PATH"] == "/bin"
     assert variables["CUDA_VISIBLE_DEVICES"] == "1"
     assert "PYTHON_WORKER_FACTORY_SECRET" not in variables
+
+
+def test_arrow_takes_the_allocator_that_gives_memory_back_unless_the_user_chose_one() -> None:
+    name = "ARROW_DEFAULT_MEMORY_POOL"
+    assert rank_environment({}, gpus=None, inherited={})[name] == "jemalloc"
+    assert rank_environment({}, gpus=None, inherited={name: "system"})[name] == "system"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -11,11 +11,14 @@ import numpy.typing as npt
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.data.shards import steps_per_epoch
-from sparkdl.errors import ParamError, SerializationError, ShardingError
+from sparkdl.errors import ParamError, SerializationError
 from sparkdl.estimators.labels import check_class_labels
+from sparkdl.estimators.metric_trial import try_metrics
+from sparkdl.estimators.validation_split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
 from sparkdl.training.columns import dtype_name
+from sparkdl.training.goal import Goal
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.losses import as_module, ignored_label, prediction_kind
 from sparkdl.training.probe import ProbeResult, probe
@@ -43,8 +46,8 @@ class FitInputs:
 
 
 def column_names(params: _TorchEstimatorParams) -> list[str]:
-    """Return the columns that a fit reads: features, label and, where it is set, weight."""
-    names = (params.getFeaturesCol(), params.getLabelCol(), _weight_column(params))
+    """Return the columns that a fit reads: features, label and, where they are set, weight and validation indicator."""
+    names = (params.getFeaturesCol(), params.getLabelCol(), _weight_column(params), validation_column(params))
     return [name for name in names if name is not None]
 
 
@@ -65,6 +68,10 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
     _check_function("optimizer", params.getOptimizer())
     _check_function("loss", params.getLoss())
     _check_function("scheduler", params.getScheduler())
+    for name, metric in params.getMetrics().items():
+        _check_function(f"metrics: {name!r}", metric)
+    for callback in params.getCallbacks():
+        _check_function(f"callbacks: {type(callback).__name__}", callback)
 
 
 def _check_function(name: str, value: object) -> None:
@@ -83,13 +90,10 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     Raises:
         ShardingError: if there are fewer rows than ranks.
         DataError: if features do not fit the model or labels the loss, or weights are no weights.
-        ParamError: if the model's output, the optimizer, the scheduler, or the loss with weights cannot be used.
+        ParamError: if the model's output, the optimizer, the scheduler, a metric, or the loss with weights cannot be
+            used, or validationFraction leaves no rows.
     """
-    if dataset.num_rows < params.getNumWorkers():
-        raise ShardingError(
-            f"{dataset.num_rows} rows cannot be shared by {params.getNumWorkers()} ranks: each rank needs at least "
-            f"one. Lower numWorkers to {dataset.num_rows}."
-        )
+    training, validation = split_rows(params, dataset)
     features, label, weight = params.getFeaturesCol(), params.getLabelCol(), _weight_column(params)
     if weight is not None:
         check_row_weights(dataset, weight)
@@ -104,7 +108,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         names=(features, label),
         weighted=weight is not None,
     )
-    _try_scheduler(params, found, dataset)
+    _try_scheduler(params, found, num_training_rows(training, dataset))
     _check_gradients(params, found)
     if found.num_classes is not None and dtype_name(found.label_dtype) == "int64":
         check_class_labels(dataset, label, found.num_classes, ignored_label(loss))
@@ -116,13 +120,17 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         prediction_kind=prediction_kind(loss),
         prediction_shape=found.prediction_shape,
     )
-    return FitInputs(_make_spec(params, loss, found, dataset), signature, row[features])
+    spec = replace(
+        _make_spec(params, loss, found, dataset), training_rows=training, validation_rows=validation
+    )
+    try_metrics(spec, dataset)
+    return FitInputs(spec, signature, row[features])
 
 
-def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, dataset: ParquetDataset) -> None:
+def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: int) -> None:
     scheduler, interval = params.getScheduler(), params.getSchedulerInterval()
     if scheduler is not None:
-        steps = steps_per_epoch(dataset.num_rows, params.getNumWorkers(), params.getBatchSize())
+        steps = steps_per_epoch(num_rows, params.getNumWorkers(), params.getBatchSize())
         updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
         make_scheduler(scheduler, found.optimizer, params.getEpochs() * updates, interval)
 
@@ -146,6 +154,8 @@ def _make_spec(
     params: _TorchEstimatorParams, loss: Any, found: ProbeResult, dataset: ParquetDataset
 ) -> TrainingSpec:
     """The one place where Spark's Params become the fields of the spec."""
+    names = params.metric_names()
+    best = params.best_goal(names)
     return TrainingSpec(
         model=params.getModel(),
         loss=loss,
@@ -157,6 +167,11 @@ def _make_spec(
         accumulated_batches=params.getGradientAccumulationSteps(),
         max_grad_norm=params.getMaxGradNorm(),
         precision=params.getPrecision(),
+        metrics=params.getMetrics(),
+        best=best,
+        patience=params.patience(),
+        watched=best or Goal(metric="val_loss" if "val_loss" in names else "loss"),
+        callbacks=params.getCallbacks(),
         features=params.getFeaturesCol(),
         label=params.getLabelCol(),
         weight=_weight_column(params),

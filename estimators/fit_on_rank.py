@@ -22,10 +22,12 @@ class FitOutcome:
     Attributes:
         module: the trained module, its weights apart from its structure.
         history: one record per epoch.
+        model_epoch: number of the epoch that the module is from.
     """
 
     module: PackedModule
     history: tuple[EpochRecord, ...]
+    model_epoch: int
 
 
 def fit_on_rank(context: RankContext, stored: StoredSpec, dataset: ParquetDataset) -> FitOutcome | None:
@@ -34,4 +36,4 @@ def fit_on_rank(context: RankContext, stored: StoredSpec, dataset: ParquetDatase
     result = train(spec, communicator=context.communicator, dataset=dataset, report=context.report)
     if context.rank != 0:
         return None
-    return FitOutcome(pack_module(result.module), result.history)
+    return FitOutcome(pack_module(result.module), result.history, result.model_epoch)

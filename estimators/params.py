@@ -16,6 +16,7 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators.checked_params import CheckedParams
+from sparkdl.estimators.course_mixins import HasBestMetric, HasCallbacks, HasEarlyStopping
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
     HasCache,
@@ -41,6 +42,7 @@ from sparkdl.estimators.update_mixins import (
     HasScheduler,
     HasSchedulerInterval,
 )
+from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
 DEFAULTS: dict[str, Any] = {
@@ -59,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "warmupSteps": 0,
     "gradientAccumulationSteps": 1,
     "precision": "float32",
+    "earlyStoppingMinDelta": 0.0,
     "transport": "auto",
     "tracking": "auto",
     "showProgress": True,
@@ -89,6 +92,9 @@ class _TorchParams(
     HasGradientAccumulation,
     HasMaxGradNorm,
     HasPrecision,
+    HasValidation,
+    HasEarlyStopping,
+    HasBestMetric,
     CheckedParams,
 ):
     """Params that the estimator and its model share; each can be written as JSON."""
@@ -118,8 +124,16 @@ class _TorchParams(
         return self._set(seed=value)
 
 
-class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler):
+class _TorchEstimatorParams(
+    _TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler, HasMetrics, HasCallbacks
+):
     """Params of the estimator: the shared ones and those that hold Python objects."""
+
+    def metric_names(self) -> list[str]:
+        """Return the names of all losses and metrics that a fit has."""
+        names = ["loss", *self.getMetrics()]
+        has_validation = self.isSet(self.validationIndicatorCol) or self.isSet(self.validationFraction)
+        return [*names, *(f"val_{name}" for name in names)] if has_validation else names
 
     def check_values(self) -> None:
         """Check what needs no data.
@@ -154,6 +168,11 @@ class _TorchEstimatorParams(_TorchParams, HasModel, HasOptimizer, HasLoss, HasSc
             )
         if not isinstance(self.getModel(), nn.Module):
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
+        self.check_validation()
+        self.check_metrics()
+        self.check_callbacks()
+        self.patience()
+        self.best_goal(self.metric_names())
         functions: list[Param[Any]] = [self.optimizer, self.loss]
         if self.isSet(self.scheduler):
             functions.append(self.scheduler)

@@ -19,6 +19,7 @@ import logging
 import tempfile
 import time
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -28,8 +29,9 @@ from pyspark.ml.util import DefaultParamsReader, MLReader, MLWriter
 
 from sparkdl.data.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError
+from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_estimator import TorchEstimator
-from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
+from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.saved_model import load_model, load_module, save_model, save_module
 
@@ -80,8 +82,12 @@ class TorchModelWriter(_FolderWriter):
     def build(self, folder: Path) -> None:
         """Write metadata and module."""
         summary = self._model.summary
-        history = [record.__dict__ for record in summary.history]
-        extra = {"history": history, "runId": summary.run_id, "modelUri": summary.model_uri}
+        extra = {
+            "history": [asdict(record) for record in summary.history],
+            "modelEpoch": summary.model_epoch,
+            "runId": summary.run_id,
+            "modelUri": summary.model_uri,
+        }
         _write_params(self._model, folder, extra)
         save_model(self._model.saved, folder / _MODULE)
 
@@ -118,9 +124,12 @@ class TorchModelReader(MLReader[M]):
 
     def _load(self, folder: Path) -> M:
         metadata = _read_metadata(folder, self._class)
-        history = tuple(EpochRecord(**record) for record in metadata.get("history", ()))
+        history = tuple(EpochRecord.from_dict(record) for record in metadata.get("history", ()))
         summary = TrainingSummary(
-            history=history, run_id=metadata.get("runId"), model_uri=metadata.get("modelUri")
+            history=history,
+            model_epoch=metadata.get("modelEpoch"),
+            run_id=metadata.get("runId"),
+            model_uri=metadata.get("modelUri"),
         )
         model = self._class(load_model(folder / _MODULE), summary)
         _restore(model, metadata, folder)

@@ -44,6 +44,7 @@ class ProgressLine:
                 f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.4f}  "
                 f"{event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
             )
+            text += "".join(f"  {name} {value:.4f}" for name, value in event.get("metrics", {}).items())
             if event.get("data_wait_share") is not None:
                 text += f"  {event['data_wait_share']:.0%} waiting for data"
             self.print(text)

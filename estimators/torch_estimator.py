@@ -19,7 +19,8 @@ from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.stored_spec import store_spec
-from sparkdl.estimators.torch_model import TorchModel, TrainingSummary
+from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.estimators.training_rows import TrainingRows, share_rows
 from sparkdl.launch import check_cluster, run_on_ranks
 from sparkdl.tracking import FitRun, LoggedModelSpec, TrackingMode, open_run
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data import Store
+    from sparkdl.training.callbacks import Callback
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
+    from sparkdl.training.metrics import Metric
     from sparkdl.training.spec import OptimizerFactory
 
 
@@ -52,8 +55,24 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         labelCol: column of labels; default ``"label"``. Class labels count from 0, as integers or as doubles.
         predictionCol: column that the model adds; default ``"prediction"``.
         weightCol: column of non-negative row weights.
+        validationIndicatorCol: column of booleans, true for the rows that the model is validated on and not trained on.
+        validationFraction: share of the rows to validate on instead, drawn by lot: each row group of the training rows
+            in the Store gives its part. The same ``seed`` draws the same rows again as long as those lie there; Spark
+            may write them in another order the next time.
+        metrics: by name what is found beside the loss, of the training rows while the model is trained, and as
+            ``val_<name>`` of the validation rows after each epoch: functions of ``(outputs, labels)`` that return one
+            value per row or their mean, or metrics of torchmetrics. Rows count alike, whatever their weights.
+        earlyStoppingPatience: epochs in a row without an improvement after which the fit ends, on all ranks together:
+            of bestMetric, or where that is not set of the loss on the validation rows, or without any of the loss.
+        earlyStoppingMinDelta: by more than which an epoch has to be better to count; default 0.
+        bestMetric: ``"loss"``, ``"val_loss"``, the name of a metric or that with ``val_``: the model is that of the
+            epoch in which it was best. Its weights are kept in the memory of rank 0's host, as a second copy of the
+            model. Default: the model is that of the last epoch, also when the fit has stopped early.
+        bestMode: whether bestMetric is best where it is ``"min"`` or ``"max"``; ``"min"`` for a loss.
+        callbacks: list of :class:`Callback`, of which each rank runs copies.
         scheduler: function that takes the optimizer and how often the schedule goes on during the whole fit, and
-            returns a scheduler of ``torch.optim.lr_scheduler``.
+            returns a scheduler of ``torch.optim.lr_scheduler``. One that waits for a plateau is told the loss on the
+            validation rows, or without any that on the training rows.
         schedulerInterval: when it goes on: after each ``"epoch"`` (default) or after each ``"step"``, an update of the
             weights.
         learningRateScaling: what the optimizer's learning rate is multiplied with, as numWorkers batches lead to one
@@ -71,7 +90,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             repeats to the bit on CPU: call ``torch.manual_seed`` before you make the model.
         shuffle: whether each epoch has its own order of rows; default True.
         cache: whether ranks keep decoded rows after the first epoch: ``"off"`` (default), in ``"memory"`` or on
-            ``"disk"``, up to 4 GiB each.
+            ``"disk"``, up to 4 GiB each, and 1 GiB of rows to validate on.
         store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
         keepRowsSeconds: how long the training rows stay there after their last use, for the next fit on the same
             DataFrame; default a day, or what the Store says; 0 removes them after the fit.
@@ -95,6 +114,14 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         labelCol: str | None = None,
         predictionCol: str | None = None,
         weightCol: str | None = None,
+        validationIndicatorCol: str | None = None,
+        validationFraction: float | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        earlyStoppingPatience: int | None = None,
+        earlyStoppingMinDelta: float | None = None,
+        bestMetric: str | None = None,
+        bestMode: str | None = None,
+        callbacks: Sequence[Callback] | None = None,
         scheduler: SchedulerFactory | None = None,
         schedulerInterval: str | None = None,
         learningRateScaling: str | None = None,
@@ -127,6 +154,14 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             labelCol=labelCol,
             predictionCol=predictionCol,
             weightCol=weightCol,
+            validationIndicatorCol=validationIndicatorCol,
+            validationFraction=validationFraction,
+            metrics=metrics,
+            earlyStoppingPatience=earlyStoppingPatience,
+            earlyStoppingMinDelta=earlyStoppingMinDelta,
+            bestMetric=bestMetric,
+            bestMode=bestMode,
+            callbacks=callbacks,
             scheduler=scheduler,
             schedulerInterval=schedulerInterval,
             learningRateScaling=learningRateScaling,
@@ -257,14 +292,16 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
     def _make_model(self, inputs: FitInputs, outcome: FitOutcome, run: FitRun) -> TorchModel:
         saved = SavedModel(unpack_module(outcome.module).eval(), inputs.signature)
         uri = _log_model_or_warn(saved, inputs, run)
-        summary = TrainingSummary(history=outcome.history, run_id=run.run_id, model_uri=uri)
+        summary = TrainingSummary(
+            history=outcome.history, model_epoch=outcome.model_epoch, run_id=run.run_id, model_uri=uri
+        )
         model = TorchModel(saved, summary)
         # As all models of Spark ML have it: the estimator's Params are then the model's as well, in Param maps.
         model._resetUid(self.uid)
         return self._copyValues(model)
 
     def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
-        skipped = {self.model, self.optimizer, self.loss, self.scheduler}
+        skipped = {self.model, self.optimizer, self.loss, self.scheduler, self.metrics, self.callbacks}
         params = {
             param.name: value for param, value in self.extractParamMap().items() if param not in skipped
         }
@@ -275,6 +312,12 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             "loss": _name_of(self.getLoss()),
             "optimizer": _name_of(self.getOptimizer()),
             **({"scheduler": _name_of(self.getScheduler())} if self.getScheduler() else {}),
+            **({"metrics": ", ".join(self.getMetrics())} if self.getMetrics() else {}),
+            **(
+                {"callbacks": ", ".join(type(each).__name__ for each in self.getCallbacks())}
+                if self.getCallbacks()
+                else {}
+            ),
             "numParameters": sum(parameter.numel() for parameter in model.parameters()),
             "numRows": parquet.num_rows,
         }
@@ -293,7 +336,7 @@ class _Listener:
         if event.get("kind") == "epoch":
             names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
             metrics = {name: float(event[name]) for name in names}
-            self._run.log_epoch(int(event["epoch"]), metrics)
+            self._run.log_epoch(int(event["epoch"]), {**metrics, **event["metrics"]})
 
     def log(self, rank: int, line: str) -> None:
         self._progress.print(f"[rank {rank}] {line}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.ml import Model
@@ -15,6 +14,7 @@ from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scoring import prediction_udf
 from sparkdl.estimators.scoring_models import ScoringModels
 from sparkdl.estimators.sent_weights import with_sent_weights
+from sparkdl.estimators.summary import TrainingSummary
 
 if TYPE_CHECKING:
     import torch
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.saved_model import SavedModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSummary:
-    """What is known about the fit of a model.
-
-    Attributes:
-        history: one record per epoch: loss, rows, seconds, rows per second.
-        run_id: MLflow's id of the run; None when the fit was not tracked.
-        model_uri: URI of the model in MLflow; None when the fit was not tracked or MLflow did not take the model.
-    """
-
-    history: tuple[EpochRecord, ...] = ()
-    run_id: str | None = None
-    model_uri: str | None = None
 
 
 class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkdl.data.petastorm.reader import ShardReader
     from sparkdl.data.petastorm.watched_files import WatchedFiles
     from sparkdl.data.preparation import Preparation
-    from sparkdl.data.row_filter import RowFilter
+    from sparkdl.data.row_filter import RowChoice
 
 _MAX_SHUFFLED_AHEAD = 16
 
@@ -63,7 +63,7 @@ class EpochReader:
     Args:
         dataset: what is read.
         layout: of the blocks that are given.
-        row_filter: which rows are given.
+        row_choice: which rows are given, by default all.
         preparation: makes the layout's columns of those that lie in the files, where they are not the same.
         options: how to read.
 
@@ -77,12 +77,12 @@ class EpochReader:
         dataset: ParquetDataset,
         layout: BlockLayout,
         *,
-        row_filter: RowFilter | None,
+        row_choice: RowChoice | None,
         preparation: Preparation | None,
         options: ReadingOptions,
     ) -> None:
         self._dataset, self._layout, self._options = dataset, layout, options
-        self._filter, self._preparation = row_filter, preparation
+        self._choice, self._preparation = row_choice, preparation
         self._footers = FooterCache()
         self._files: WatchedFiles | None = None
         self._cache = (
@@ -101,13 +101,15 @@ class EpochReader:
         Raises:
             DataError: if no row passes the filter, or a file cannot be read.
         """
-        if self._filter is None:
+        if self._choice is None:
             return self._dataset.row_counts
+        if self._choice.counts is not None:
+            return self._choice.counts
         from sparkdl.data.petastorm.reader import kept_rows_counter
 
         count = kept_rows_counter(
             self._dataset,
-            self._filter,
+            self._choice,
             footers=self._footers,
             files=self._watched_files(),
             num_threads=self._options.num_threads,
@@ -172,7 +174,7 @@ class EpochReader:
             read_ahead_bytes=options.read_ahead_bytes * 3 // 4 if shuffles else options.read_ahead_bytes,
             timeout_s=options.timeout_s,
             footers=self._footers,
-            row_filter=self._filter,
+            row_choice=self._choice,
             cache=self._cache,
             copies_cached=not shuffles,
             preparation=self._preparation,

@@ -22,7 +22,7 @@ from sparkdl.data.course import Course
 from sparkdl.data.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed_state import Identity, from_json, to_json
 from sparkdl.data.preparation import check_transform
-from sparkdl.data.row_filter import as_row_filter
+from sparkdl.data.row_filter import RowFilter, as_row_choice
 from sparkdl.data.row_stream import no_map_of_rows
 from sparkdl.data.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.sources import find_dataset
@@ -74,8 +74,9 @@ class ParquetFeed:
             64 MiB.
         read_ahead_bytes: how much memory decoded row groups and shuffled rows take at most that wait to be used,
             beside the shuffle buffer itself and the cache. A single row group is read even if it takes more.
-        row_filter: which rows to give: a :class:`sparkdl.data.RowFilter`, or a predicate of Petastorm. The rows
-            that pass are counted when the feed is made.
+        row_filter: which rows to give: a :class:`sparkdl.data.RowFilter`, what
+            :func:`sparkdl.data.drawn_rows.draw_rows` returns, or a predicate of Petastorm. The rows that pass are
+            counted when the feed is made, where their number is not known.
         transform: Petastorm's ``TransformSpec``, applied by the reader threads. Names in ``columns`` are then those
             that its function takes, as with Petastorm's ``schema_fields``; what it gives is what its ``edit_fields``,
             ``removed_fields`` and ``selected_fields`` make of them. A mapping is of columns that it gives, and its
@@ -143,10 +144,12 @@ class ParquetFeed:
         cache_limit_bytes, read_timeout_s = int(cache_limit_bytes), float(read_timeout_s)
         if cache not in (None, "memory", "disk"):
             raise ParamError(f"cache must be 'memory', 'disk' or None, got {cache!r}.")
-        chosen = as_row_filter(row_filter)
+        chosen = as_row_choice(row_filter)
         check_transform(transform)
         names, fields = names_and_fields(columns, transform)
         self.dataset = find_dataset(source, names, shapes, timeout_s=read_timeout_s)
+        if isinstance(chosen, RowFilter):
+            chosen = self.dataset.filter_of(chosen)
         preparation = self.dataset.preparation(transform, names)
         self._layout = layout_of(preparation or self.dataset, fields)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
@@ -158,7 +161,7 @@ class ParquetFeed:
         self._reader = EpochReader(
             self.dataset,
             self._layout,
-            row_filter=None if chosen is None else self.dataset.filter_of(chosen),
+            row_choice=chosen,
             preparation=preparation,
             options=ReadingOptions(
                 num_threads=num_threads,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.data.drawn_rows import DrawnRows
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
 
 Values = Mapping[str, npt.NDArray[Any]]
+
+
+class RowChoice(Protocol):
+    """Which rows of a dataset a feed gives: a :class:`RowFilter`, or :class:`sparkdl.data.drawn_rows.DrawnRows`."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of the columns that have to be read to tell."""
+
+    @property
+    def counts(self) -> tuple[int, ...] | None:
+        """How many rows of every row group are given; None where that has to be found out by reading."""
+
+    def rows_kept(self, table: pa.Table, row_group: int) -> npt.NDArray[np.int64]:
+        """Return the numbers, ascending, of the rows that are given of a row group, which was read as a table."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +48,12 @@ class RowFilter:
         keep: takes the values of a row group by column name, each an array with an item per row (strings and lists
             as objects), and returns a boolean array. It must give the same answer for the same rows every
             time, on every rank.
+        counts: how many rows of every row group pass, where that is known; ranks otherwise read to count them.
     """
 
     columns: Sequence[str]
     keep: Callable[[Values], npt.NDArray[np.bool_]]
+    counts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
@@ -53,12 +71,13 @@ class RowFilter:
 
         return cls(columns, keep)
 
-    def rows_kept(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Return the numbers of the rows of a table that pass.
+    def rows_kept(self, table: pa.Table, row_group: int = 0) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows of a table that pass; its number among the row groups changes nothing.
 
         Raises:
             DataError: if a column is missing, the function fails, or it returns anything but one boolean per row.
         """
+        del row_group
         missing = [name for name in self.columns if name not in table.column_names]
         if missing:
             raise DataError(f"the row filter looks at column {missing[0]!r}, which is not there")
@@ -77,13 +96,13 @@ class RowFilter:
         return np.flatnonzero(mask)
 
 
-def as_row_filter(given: Any) -> RowFilter | None:
-    """Return what a feed was given as a filter: a :class:`RowFilter`, a Petastorm predicate, or None.
+def as_row_choice(given: Any) -> RowChoice | None:
+    """Return what a feed was given as a filter: a :class:`RowFilter`, drawn rows, a Petastorm predicate, or None.
 
     Raises:
         DataError: if it is something else.
     """
-    if given is None or isinstance(given, RowFilter):
+    if given is None or isinstance(given, RowFilter | DrawnRows):
         return given
     if callable(getattr(given, "get_fields", None)) and callable(getattr(given, "do_include", None)):
         return RowFilter.from_predicate(given)

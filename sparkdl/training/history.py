@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from operator import truediv
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from sparkdl.training.metrics import EpochMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,6 +19,22 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
 
 Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSeconds:
+    """How one rank spent the training of an epoch.
+
+    Attributes:
+        reading: waiting for the feed to give a batch.
+        communicating: blocked in an operation of the communicator, or waiting for one to end. On a GPU the work is
+            queued, and what the host waits for at the end counts as computing.
+        computing: all the rest: forward and backward passes, updates, metrics, callbacks.
+    """
+
+    reading: float
+    communicating: float
+    computing: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +51,10 @@ class EpochRecord:
             ranks; None where an older version of sparkdl did not measure it.
         learning_rate: that of the optimizer's first group in the epoch's last update; None where an older version of
             sparkdl did not note it.
+        metrics: by name what else there is: metrics of the training rows as the model was in each step, ``val_loss``
+            and, with ``val_`` before their names, metrics of the validation rows after the epoch.
+        validation_s: seconds that the validation took beside ``seconds``, on average over the ranks; None without.
+        rank_seconds: how each rank spent its time in the training; empty where an older version did not tell.
     """
 
     epoch: int
@@ -41,13 +64,50 @@ class EpochRecord:
     rows_per_s: float
     data_wait_share: float | None = None
     learning_rate: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    validation_s: float | None = None
+    rank_seconds: tuple[RankSeconds, ...] = ()
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> EpochRecord:
+        """Return the record that :func:`dataclasses.asdict` made a dict of, also if that was saved as JSON."""
+        ranks = tuple(RankSeconds(**seconds) for seconds in content.get("rank_seconds", ()))
+        return cls(**{**content, "rank_seconds": ranks})
+
+    def value(self, name: str) -> float:
+        """Return ``"loss"`` or a metric by its name.
+
+        Raises:
+            KeyError: if there is none of that name.
+        """
+        return self.loss if name == "loss" else self.metrics[name]
+
+    def with_validation(self, metrics: Mapping[str, float], seconds: float) -> EpochRecord:
+        """Return this record with what was found on the validation rows."""
+        return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
 
 
 class EpochMeter:
-    """Adds up one epoch of one rank; the sum of the losses stays on the device until somebody asks."""
+    """Adds up one epoch of one rank; the sum of the losses stays on the device until somebody asks.
 
-    def __init__(self, epoch: int, device: torch.device) -> None:
+    Args:
+        epoch: number of the epoch, from 1.
+        device: of the model.
+        communicator: of all ranks.
+        metrics: of the epoch; none when None.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        device: torch.device,
+        communicator: Communicator,
+        metrics: EpochMetrics | None = None,
+    ) -> None:
         self._epoch = epoch
+        self._communicator = communicator
+        self.metrics = metrics or EpochMetrics({}, device)
+        self._blocked_before_s = _blocked_s(communicator)
         # Sums over thousands of steps need more digits than float32; MPS has no float64, CPU and CUDA do.
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._weight = 0.0
@@ -78,30 +138,43 @@ class EpochMeter:
         """Return this rank's mean loss of the epoch so far, waiting for the device; NaN before any row."""
         return float(self._loss_sum) / self._weight if self._weight else float("nan")
 
-    def close(self, communicator: Communicator, *, learning_rate: float | None = None) -> EpochRecord:
-        """Average over all ranks by rows, with one sum and one maximum. Collective: every rank calls it.
+    def close(self, *, learning_rate: float | None = None) -> EpochRecord:
+        """Average over all ranks by rows, with one sum, and what the metrics need. Collective: every rank calls it.
 
         Args:
-            communicator: of all ranks.
             learning_rate: to note in the record.
         """
         loss_of_rank = float(self._loss_sum)  # waits for the device
         elapsed = time.perf_counter() - self._started
-        totals = np.array(
-            [loss_of_rank, self._weight, self._rows, self._waited_s / elapsed], dtype=np.float64
+        # Each rank fills places of its own, so that the sum has the times of all ranks.
+        world_size, rank = self._communicator.world_size, self._communicator.rank
+        times = [0.0] * (3 * world_size)
+        blocked_s = _blocked_s(self._communicator) - self._blocked_before_s
+        times[3 * rank : 3 * rank + 3] = [self._waited_s, blocked_s, elapsed]
+        metrics, totals = self.metrics.close(
+            self._communicator, loss_of_rank, self._weight, self._rows, *times
         )
-        seconds = np.array([elapsed], dtype=np.float64)
-        if communicator.world_size > 1:
-            communicator.allreduce(totals, op="sum")
-            communicator.allreduce(seconds, op="max")
-        loss_sum, weight, rows, wait_shares = (float(total) for total in totals)
-        duration = float(seconds[0])
+        loss_sum, weight, rows, *times = totals
+        waited, blocked, elapsed_of_ranks = times[::3], times[1::3], times[2::3]
+        duration = max(elapsed_of_ranks)
         return EpochRecord(
             epoch=self._epoch,
             loss=loss_sum / weight if weight else float("nan"),
             rows=round(rows),
             seconds=duration,
             rows_per_s=rows / duration,
-            data_wait_share=wait_shares / communicator.world_size,
+            data_wait_share=sum(map(truediv, waited, elapsed_of_ranks)) / world_size,
             learning_rate=learning_rate,
+            metrics=metrics,
+            rank_seconds=tuple(
+                RankSeconds(reading=read, communicating=sent, computing=max(0.0, whole - read - sent))
+                for read, sent, whole in zip(waited, blocked, elapsed_of_ranks, strict=True)
+            ),
         )
+
+
+def _blocked_s(communicator: Communicator) -> float:
+    """Seconds that the program was blocked in communication so far, none where a rank is alone."""
+    if communicator.world_size == 1:
+        return 0.0
+    return sum(operation.exposed_s for operation in communicator.report().operations)

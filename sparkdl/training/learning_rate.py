@@ -117,7 +117,7 @@ class LearningRate:
             self._scheduler.step()
 
     def end_epoch(self, loss: float) -> None:
-        """A schedule per epoch goes on; one that waits for a plateau is told the epoch's loss, if it is a number."""
+        """A schedule per epoch goes on; one that waits for a plateau is told a loss, if it is a number."""
         if self._scheduler is None or self._interval != "epoch":
             return
         if isinstance(self._scheduler, ReduceLROnPlateau):

@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
 from sparkdl.training.device_batches import batches_for
+from sparkdl.training.fit_course import FitCourse
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
+from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
@@ -24,6 +26,7 @@ from sparkdl.training.seeds import seed_rank
 from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import UpdatePlan, WeightUpdate
+from sparkdl.training.validation import Validation
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -37,10 +40,13 @@ class TrainingResult:
     Attributes:
         module: the trained module, on CPU and in ``eval()`` mode; equal on all ranks, except for buffers.
         history: one record per epoch, equal on all ranks.
+        model_epoch: the epoch that the weights are from: the best one where the fit keeps it, and then on rank 0 alone,
+            while other ranks have the last one's.
     """
 
     module: nn.Module
     history: tuple[EpochRecord, ...]
+    model_epoch: int
 
 
 def train(
@@ -59,7 +65,7 @@ def train(
             only.
 
     Raises:
-        TrainingError: if the loss is no longer finite, naming epoch and step.
+        TrainingError: if the loss is no longer finite, naming epoch and step; if a metric or a callback fails.
         ParamError: if the device or the optimizer cannot be used.
         CommunicatorError: if another rank failed or was lost.
     """
@@ -92,6 +98,7 @@ def _train(
         shuffle=spec.shuffle,
         seed=spec.seed,
         num_threads=spec.num_reader_threads,
+        row_filter=spec.training_rows,
         cache=spec.cache,
     )
     with feed, single_rows_allowed(module), ExitStack() as stack:
@@ -104,11 +111,35 @@ def _train(
             epochs=spec.epochs,
             steps_per_epoch=feed.steps_per_epoch,
         )
-        epochs = range(1, spec.epochs + 1)
-        history = tuple(
-            _run_epoch(epoch, feed, step, update, learning_rate, progress, communicator) for epoch in epochs
+        validation = None
+        if spec.validation_rows is not None:
+            validation = Validation(
+                spec, dataset=dataset, communicator=communicator, objective=step.objective, device=device
+            )
+            stack.callback(validation.close)
+        course = FitCourse(
+            spec,
+            communicator=communicator,
+            module=module,
+            optimizer=update.optimizer,
+            steps_per_epoch=feed.steps_per_epoch,
         )
-    return TrainingResult(module=module.to("cpu").eval(), history=history)
+        course.begin()
+        history = []
+        for epoch in range(1, spec.epochs + 1):
+            meter = EpochMeter(epoch, device, communicator, EpochMetrics(spec.metrics, device))
+            course.begin_epoch(epoch)
+            record = _run_epoch(epoch, feed, step, meter, progress, learning_rate, course)
+            if validation is not None:
+                record = record.with_validation(*validation.run(module))
+            update.end_epoch(epoch)
+            learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
+            progress.epoch(record)
+            history.append(record)
+            if not course.end_epoch(record):
+                break
+        model_epoch = course.end()
+    return TrainingResult(module.to("cpu").eval(), tuple(history), model_epoch)
 
 
 def _prepare_step(
@@ -144,23 +175,19 @@ def _run_epoch(
     epoch: int,
     feed: ParquetFeed,
     step: TrainingStep,
-    update: WeightUpdate,
-    learning_rate: LearningRate,
+    meter: EpochMeter,
     progress: ProgressReporter,
-    communicator: Communicator,
+    learning_rate: LearningRate,
+    course: FitCourse,
 ) -> EpochRecord:
-    meter = EpochMeter(epoch, step.device)
     # A step that fails leaves them to its traceback, with the threads that make them.
     with closing(batches_for(step.device, feed.epoch(epoch - 1))) as batches:
         for index, batch in enumerate(meter.time_waits(batches), start=1):
-            result = step.run(batch, epoch=epoch, step=index)
+            result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
+            course.end_step(epoch, index, result.loss_mean)
             progress.step(epoch=epoch, step=index, rows=sum(feed.rows_in_step(index - 1)), meter=meter)
-    record = meter.close(communicator, learning_rate=learning_rate.last)
-    update.end_epoch(epoch)
-    learning_rate.end_epoch(record.loss)
-    progress.epoch(record)
-    return record
+    return meter.close(learning_rate=learning_rate.last)
 
 
 def _distribute(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
+    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.training.callbacks import Callback
+    from sparkdl.training.early_stopping import Patience
+    from sparkdl.training.goal import Goal
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
+    from sparkdl.training.metrics import Metric
 
 OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
 
@@ -82,6 +87,27 @@ class TrainingSpec:
 
     cache: str | None = None
     """``"memory"`` or ``"disk"``: where ranks keep decoded rows after the first epoch, as the feed does."""
+
+    training_rows: RowChoice | None = None
+    """Which rows the module is trained on, their numbers known; None for all of them."""
+
+    validation_rows: RowChoice | None = None
+    """On which rows loss and metrics are found after each epoch, their numbers known; None for no validation."""
+
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """By name what is found beside the loss, of training and validation rows; see :mod:`sparkdl.training.metrics`."""
+
+    best: Goal | None = None
+    """Which epoch's weights the fit returns; None for the last one's."""
+
+    patience: Patience | None = None
+    """When to stop early; None for never."""
+
+    watched: Goal | None = None
+    """What has to get better so that the fit goes on."""
+
+    callbacks: tuple[Callback, ...] = ()
+    """Run on every rank; see :mod:`sparkdl.training.callbacks`."""
 
     device: str = "cpu"
     """``"cpu"`` or ``"cuda"``. There is no fallback from one to the other."""

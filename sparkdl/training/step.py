@@ -18,6 +18,7 @@ from sparkdl.training.objective import Batch, Objective
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
+    from sparkdl.training.metrics import EpochMetrics
     from sparkdl.training.precision import Precision
     from sparkdl.training.update import UpdatePlan, WeightUpdate
 
@@ -54,7 +55,7 @@ class TrainingStep:
         device: torch.device,
     ) -> None:
         self._module = module
-        self._objective = objective
+        self.objective = objective
         self._plan = plan
         self._update = update
         self._precision = precision
@@ -66,25 +67,29 @@ class TrainingStep:
         """Foretold; the same on every rank."""
         self._last_batch: Batch | None = None
 
-    def run(self, batch: Batch, *, epoch: int, step: int) -> StepResult:
+    def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics | None = None) -> StepResult:
         """Take one step together with all other ranks.
 
         Args:
             batch: this rank's columns; may hold 0 rows while other ranks have some.
             epoch: number of the epoch, from 1, for error messages.
             step: number of the step, from 1.
+            metrics: take in what the model makes of the batch.
 
         Raises:
             TrainingError: when the loss is not finite, as :class:`~sparkdl.training.finite.FiniteLossCheck` tells.
         """
-        rows = self._objective.num_rows(batch)
+        rows = self.objective.num_rows(batch)
         updates = self._plan.is_last_of_update(step)
         with nullcontext() if updates else self._without_averaging():
             if rows:
                 self._last_batch = batch
-                term = self._objective.evaluate(self._module, batch).term
+                found = self.objective.evaluate(self._module, batch)
+                term = found.term
                 self._finite.observe(term.mean, epoch=epoch, step=step)
                 self._backward(term.mean, term.weight, self._plan.rows_of_update(step))
+                if metrics is not None:
+                    metrics.add(found, rows)
             else:
                 term = self._pass_without_rows()
         self._weight_of_update += term.weight
@@ -106,9 +111,9 @@ class TrainingStep:
 
     def _divisor(self, rows_of_update: int) -> float:
         """What the gradients are still to be divided by; 0 if no row of this update weighs anything."""
-        if self._objective.sums:
+        if self.objective.sums:
             return 1.0 / rows_of_update
-        if not self._objective.finds_weight:
+        if not self.objective.finds_weight:
             return 1.0
         total = np.array([self._weight_of_update], dtype=np.float64)
         if self._communicator.world_size > 1:
@@ -126,7 +131,7 @@ class TrainingStep:
         """
         assert self._last_batch is not None, "every rank has a row in its first step"
         kept = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
-        term = self._objective.evaluate(self._module, self._last_batch).term
+        term = self.objective.evaluate(self._module, self._last_batch).term
         self._backward(term.mean, 0.0, 1)
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():

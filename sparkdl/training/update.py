@@ -90,6 +90,11 @@ class WeightUpdate:
         self.num_skipped = 0
         module.zero_grad(set_to_none=True)
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of the module's parameters."""
+        return self._optimizer
+
     def apply(self, divisor: float = 1.0) -> None:
         """Update the weights by the gradients, each divided by ``divisor``; not at all if that is 0."""
         self._num_updates += 1

@@ -30,10 +30,11 @@ class Outcome:
     weights: dict[str, np.ndarray]
     history: tuple[EpochRecord, ...]
     events: list[dict[str, Any]] = field(default_factory=list)
+    model_epoch: int = 0
 
 
 def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> ParquetDataset:
-    """Write rows with 4 features, a class of 3, a target and a weight."""
+    """Write rows with 4 features, a class of 3, a target, a weight, and whether to validate on them."""
     rng = np.random.default_rng(num_rows)
     features = rng.normal(size=(num_rows, 4)).astype(np.float32)
     table = pa.table(
@@ -46,6 +47,9 @@ def write_dataset(folder: Path, num_rows: int, *, rows_per_group: int = 5) -> Pa
             "w": rng.uniform(0.0, 2.0, size=num_rows),
             "heavy": 2000.0 * rng.uniform(0.0, 2.0, size=num_rows),
             "nothing": np.zeros(num_rows),
+            "validates": rng.random(num_rows) < 0.3,
+            "never": np.zeros(num_rows, bool),
+            "always": np.ones(num_rows, bool),
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,7 @@ def train_all(
         with environment.open(name=f"{name}-{number}") as communicator:
             result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
         weights = {name: value.numpy().copy() for name, value in result.module.state_dict().items()}
-        outcomes.append(Outcome(weights, result.history, events))
+        outcomes.append(Outcome(weights, result.history, events, result.model_epoch))
     return outcomes
 
 

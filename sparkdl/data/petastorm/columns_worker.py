@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparkdl.data.epoch_plan import Rows
     from sparkdl.data.filesystems import Location
     from sparkdl.data.preparation import Preparation
-    from sparkdl.data.row_filter import RowFilter
+    from sparkdl.data.row_filter import RowChoice
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PlannedDataset:
     Attributes:
         location: where the files lie.
         layout: how columns are laid out in blocks.
-        row_filter: which rows count; requests number those that pass it.
+        row_choice: which rows count; requests number those that pass it.
         cache: keeps blocks of whole row groups.
         copies_cached: whether blocks from the cache are copied, because whoever takes them may write.
         preparation: makes the layout's columns of those that lie in the files, where they are not the same.
@@ -45,7 +45,7 @@ class PlannedDataset:
 
     location: Location
     layout: BlockLayout
-    row_filter: RowFilter | None = None
+    row_choice: RowChoice | None = None
     cache: BlockCache | None = None
     copies_cached: bool = True
     preparation: Preparation | None = None
@@ -130,24 +130,24 @@ class ColumnsWorker(ArrowReaderWorker):
     def _block(self, row_group: int, read_table: Any, rows: Rows, expected_kept: int) -> Block:
         planned = self._dataset
         if planned.cache is not None:
-            whole = planned.cache.get(row_group, lambda: self._kept(read_table(), expected_kept))
+            whole = planned.cache.get(row_group, lambda: self._kept(row_group, read_table(), expected_kept))
             selected = _select(whole, rows)
             if planned.copies_cached:
                 return copy_of(selected)
             # Rows that are shuffled are copied then, but not the objects that they refer to.
             return [own_objects(array) if array.dtype.hasobject else array for array in selected]
-        if planned.row_filter is not None:
-            return _select(self._kept(read_table(), expected_kept), rows)
+        if planned.row_choice is not None:
+            return _select(self._kept(row_group, read_table(), expected_kept), rows)
         if isinstance(rows, range):  # before it is packed, which for many columns is a copy
             return planned.pack(read_table().slice(rows.start, len(rows)))
         return take_rows(planned.pack(read_table()), rows)
 
-    def _kept(self, table: Any, expected_kept: int) -> Block:
+    def _kept(self, row_group: int, table: Any, expected_kept: int) -> Block:
         """Return all rows that pass the filter as a block."""
-        row_filter = self._dataset.row_filter
-        if row_filter is None:
+        row_choice = self._dataset.row_choice
+        if row_choice is None:
             return self._dataset.pack(table)
-        kept = row_filter.rows_kept(table)
+        kept = row_choice.rows_kept(table, row_group)
         if len(kept) != expected_kept:
             raise DataError(
                 f"{len(kept)} rows pass the row filter now, but {expected_kept} did when they were counted; a "

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkdl.data.epoch_plan import Part
     from sparkdl.data.footer_cache import FooterCache
     from sparkdl.data.preparation import Preparation
-    from sparkdl.data.row_filter import RowFilter
+    from sparkdl.data.row_filter import RowChoice
 
 _MAX_ROW_GROUPS_HELD = 64
 # Petastorm's 0.01 s would bound the feed to a few hundred row groups per second.
@@ -52,7 +52,7 @@ class ShardReader(Reader):
         num_threads: reader threads.
         read_ahead_bytes: what decoded row groups take at most, unless a single one takes more.
         timeout_s: seconds to wait for one row group.
-        row_filter: which rows count, by default all.
+        row_choice: which rows count, by default all.
         footers: keeps footers of files.
         cache: keeps decoded row groups.
         copies_cached: whether blocks from the cache are the caller's to write into.
@@ -72,7 +72,7 @@ class ShardReader(Reader):
         read_ahead_bytes: int,
         timeout_s: float,
         footers: FooterCache,
-        row_filter: RowFilter | None = None,
+        row_choice: RowChoice | None = None,
         cache: BlockCache | None = None,
         copies_cached: bool = True,
         preparation: Preparation | None = None,
@@ -80,8 +80,8 @@ class ShardReader(Reader):
     ) -> None:
         location = open_location(dataset.url)
         groups = dataset.row_groups
-        self.schema = _schema_of(layout, row_filter, preparation)
-        self.dataset = PlannedDataset(location, layout, row_filter, cache, copies_cached, preparation)
+        self.schema = _schema_of(layout, row_choice, preparation)
+        self.dataset = PlannedDataset(location, layout, row_choice, cache, copies_cached, preparation)
         self.ngram = None
         self.num_epochs = 1
         self.is_batched_reader = True
@@ -89,7 +89,7 @@ class ShardReader(Reader):
         self.stopped = False
         self._results_queue_reader = ColumnsWorker.new_results_queue_reader()
         # The columns as Arrow decodes them, and the block that is made from them.
-        row_bytes = 2 * layout.row_bytes + _bytes_beside(dataset, layout, row_filter, preparation)
+        row_bytes = 2 * layout.row_bytes + _bytes_beside(dataset, layout, row_choice, preparation)
         self._workers_pool = OrderedThreadPool(
             num_threads,
             timeout_s,
@@ -159,7 +159,7 @@ class ShardReader(Reader):
 
 def kept_rows_counter(
     dataset: ParquetDataset,
-    row_filter: RowFilter,
+    row_choice: RowChoice,
     *,
     footers: FooterCache,
     files: WatchedFiles,
@@ -170,7 +170,7 @@ def kept_rows_counter(
 
     Args:
         dataset: the dataset.
-        row_filter: which rows count.
+        row_choice: which rows count.
         footers: keeps footers of files.
         files: notices when files change between counting and the readers that are given the same.
         num_threads: threads that read row groups.
@@ -181,9 +181,9 @@ def kept_rows_counter(
     def count(row_group: int) -> int:
         piece = _piece(dataset, location, row_group, files.open, footers)
         try:
-            return len(row_filter.rows_kept(piece.read(columns=list(row_filter.columns))))
+            return len(row_choice.rows_kept(piece.read(columns=list(row_choice.columns)), row_group))
         except Exception as error:
-            raise reading_error(error, piece, row_filter.columns, location.name_of(piece.path)) from error
+            raise reading_error(error, piece, row_choice.columns, location.name_of(piece.path)) from error
 
     return lambda row_groups: results_in_order(
         count, row_groups, num_threads=num_threads, timeout_s=timeout_s
@@ -204,23 +204,23 @@ def _piece(
 def _bytes_beside(
     dataset: ParquetDataset,
     layout: BlockLayout,
-    row_filter: RowFilter | None,
+    row_choice: RowChoice | None,
     preparation: Preparation | None,
 ) -> int:
     """Bytes per row of columns that are read for a filter or a transform alone, as far as the dataset knows them."""
     given = {column.name for column in layout.columns}
-    read = {*(row_filter.columns if row_filter else ()), *(preparation.source_names if preparation else ())}
+    read = {*(row_choice.columns if row_choice else ()), *(preparation.source_names if preparation else ())}
     return sum(column.row_bytes for column in dataset.columns if column.name in read - given)
 
 
 def _schema_of(
-    layout: BlockLayout, row_filter: RowFilter | None, preparation: Preparation | None
+    layout: BlockLayout, row_choice: RowChoice | None, preparation: Preparation | None
 ) -> Unischema:
     names = [column.name for column in layout.columns]
     if preparation is not None:
         names = list(preparation.source_names)
-    if row_filter is not None:
-        names += row_filter.columns
+    if row_choice is not None:
+        names += row_choice.columns
     # Petastorm reads columns by their names; what they hold is between Arrow and us.
     fields = [UnischemaField(name, np.object_, (), None, True) for name in dict.fromkeys(names)]
     return Unischema("sparkdl", fields)

@@ -105,7 +105,7 @@ class UnischemaDataset(ParquetDataset):
         def keep(values: Values) -> npt.NDArray[np.bool_]:
             return row_filter.keep({name: _decoded(schema, name, items) for name, items in values.items()})
 
-        return RowFilter(row_filter.columns, keep)
+        return RowFilter(row_filter.columns, keep, row_filter.counts)
 
 
 def find_unischema_dataset(url: str) -> UnischemaDataset | None:

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
-from sparkdl.errors import ParamError
-from sparkdl.estimators import TorchEstimator
+from sparkdl.errors import DataError, ParamError, ShardingError
+from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.training.early_stopping import Patience
+from sparkdl.training.goal import Goal
 from tests.training.training_scenes import make_model, write_dataset
 
 
@@ -35,6 +37,11 @@ def make_scheduler(optimizer, num_steps):
     return OneCycleLR(optimizer, max_lr=1.0, total_steps=num_steps)
 
 
+def is_right(outputs, labels):
+    return outputs.argmax(dim=1) == labels
+
+
+CALLBACK = Callback()
 SETTINGS = {
     "weightCol": ("w", "weight", "w"),
     "batchSize": (5, "batch_size", 5),
@@ -50,6 +57,10 @@ SETTINGS = {
     "gradientAccumulationSteps": (4, "accumulated_batches", 4),
     "maxGradNorm": (0.5, "max_grad_norm", 0.5),
     "precision": ("bfloat16", "precision", "bfloat16"),
+    "earlyStoppingPatience": (3, "patience", Patience(epochs=3)),
+    "bestMetric": ("loss", "best", Goal(metric="loss", mode="min")),
+    "callbacks": ([CALLBACK], "callbacks", (CALLBACK,)),
+    "metrics": ({"right": is_right}, "metrics", {"right": is_right}),
 }
 
 
@@ -125,3 +136,81 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(dataset, name)
 
 def test_sparse_gradients_of_one_worker_are_fine(dataset):
     assert prepare_fit(make_estimator(model=Embedded()), dataset).spec.model is not None
+
+
+def test_rows_to_validate_on_are_not_trained_on_nor_counted_for_the_schedule(dataset):
+    told = []
+
+    def scheduler(optimizer, num_steps):
+        told.append(num_steps)
+        return make_scheduler(optimizer, num_steps)
+
+    settings = {"scheduler": scheduler, "schedulerInterval": "step", "batchSize": 4, "seed": 5}
+    spec = prepare_fit(make_estimator(**settings, validationFraction=0.5), dataset).spec
+    assert (sum(spec.training_rows.counts), sum(spec.validation_rows.counts)) == (18, 19)
+    assert spec.validation_rows == spec.training_rows.rest()
+    other = prepare_fit(make_estimator(**{**settings, "seed": 6}, validationFraction=0.5), dataset).spec
+    assert other.validation_rows != spec.validation_rows
+    marked = prepare_fit(make_estimator(**settings, validationIndicatorCol="validates"), dataset).spec
+    assert marked.columns() == ("x", "y")
+    assert sum(marked.training_rows.counts) + sum(marked.validation_rows.counts) == 37
+    whole = prepare_fit(make_estimator(**settings), dataset).spec
+    assert (whole.training_rows, whole.validation_rows) == (None, None)
+    assert told == [5, 5, -(-sum(marked.training_rows.counts) // 4), 10]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"validationFraction": 0.01},
+            ParamError,
+            "0.01, which of 37 rows leaves none to validate on. Raise it",
+        ),
+        (
+            {"validationFraction": 0.99},
+            ParamError,
+            "0.99, which of 37 rows leaves none to train on. Lower it",
+        ),
+        (
+            {"validationFraction": 0.9, "numWorkers": 5},
+            ShardingError,
+            "4 rows beside 33 to validate on cannot be shared by 5 ranks: .* Lower numWorkers to 4",
+        ),
+        ({"validationIndicatorCol": "y"}, DataError, "Column 'y' holds int64, but has to say true or false"),
+        (
+            {"validationIndicatorCol": "never"},
+            DataError,
+            "'never' of validationIndicatorCol is false in each of",
+        ),
+        (
+            {"validationIndicatorCol": "always"},
+            DataError,
+            "is true in each of the 37 rows, which leaves none to train",
+        ),
+        (
+            {"metrics": {"mse": lambda outputs, labels: outputs[:, 7]}},
+            ParamError,
+            "Metric 'mse' failed: IndexError",
+        ),
+    ],
+)
+def test_a_split_or_a_metric_that_cannot_work_is_refused(dataset, settings, error, message):
+    with pytest.raises(error, match=message):
+        prepare_fit(make_estimator(**settings), dataset)
+
+
+@pytest.mark.parametrize(
+    ("settings", "watched"),
+    [
+        ({}, Goal(metric="loss")),
+        ({"validationFraction": 0.5}, Goal(metric="val_loss")),
+        (
+            {"validationFraction": 0.5, "bestMetric": "val_right", "bestMode": "max"},
+            Goal(metric="val_right", mode="max"),
+        ),
+    ],
+)
+def test_early_stopping_watches_the_best_metric_or_the_loss_that_tells_most(dataset, settings, watched):
+    estimator = make_estimator(earlyStoppingPatience=2, metrics={"right": is_right}, **settings)
+    assert prepare_fit(estimator, dataset).spec.watched == watched

@@ -8,7 +8,7 @@ from torch import nn
 
 from sparkdl.data import Store
 from sparkdl.errors import ParamError
-from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators import Callback, TorchEstimator
 
 
 def make_estimator(**changes):
@@ -66,6 +66,8 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         make_estimator(transport="fast")
     with pytest.raises(TypeError, match="'yes' is none of 'off', 'memory', 'disk'"):
         make_estimator(cache="yes")
+    with pytest.raises(TypeError, match="'most' is none of 'min', 'max'"):
+        make_estimator(bestMode="most")
     with pytest.raises(TypeError, match="'fp8' is none of 'float32', 'bfloat16', 'float16'"):
         make_estimator(precision="fp8")
 
@@ -90,6 +92,29 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         ({"warmupSteps": -1}, "Param warmupSteps is -1"),
         ({"gradientAccumulationSteps": 0}, "Param gradientAccumulationSteps is 0"),
         ({"maxGradNorm": 0.0}, r"Param maxGradNorm is 0\.0"),
+        ({"validationFraction": 0.0}, r"Param validationFraction is 0\.0: share of the rows"),
+        ({"validationFraction": 1.5}, r"Param validationFraction is 1\.5"),
+        (
+            {"validationFraction": 0.5, "validationIndicatorCol": "v"},
+            r"validationFraction \(0\.5\) and validationIndicatorCol \('v'\) both say which rows",
+        ),
+        ({"metrics": [max]}, "Param metrics is a list"),
+        ({"earlyStoppingPatience": 0}, "Param earlyStoppingPatience is 0: epochs in a row"),
+        ({"earlyStoppingMinDelta": -0.5}, r"Param earlyStoppingMinDelta is -0\.5"),
+        ({"bestMetric": "val_loss"}, "Param bestMetric is 'val_loss', but this fit has loss. Choose"),
+        (
+            {"bestMetric": "f1", "validationFraction": 0.5, "metrics": {"auc": max}},
+            "but this fit has loss, auc, val_loss, val_auc. Choose one",
+        ),
+        ({"bestMetric": "auc", "metrics": {"auc": max}}, "bestMode is not set: whether 'auc' is better"),
+        ({"bestMode": "max"}, "Param bestMode is 'max', but bestMetric is not set"),
+        ({"callbacks": Callback()}, "Param callbacks is a Callback: list of"),
+        ({"callbacks": [print]}, "Param callbacks holds a builtin_function"),
+        ({"callbacks": [Callback]}, "holds the class Callback, not one of its instances"),
+        ({"metrics": {"loss": max}}, "Param metrics has the name 'loss', which stands for something else"),
+        ({"metrics": {"val_f1": max}}, "has the name 'val_f1', which stands for something else"),
+        ({"metrics": {"f1/macro": max}}, "has the name 'f1/macro'. Choose one of letters"),
+        ({"metrics": {"f1": "f1"}}, "Metric 'f1' is a str: by name functions"),
     ],
 )
 def test_values_that_cannot_work_are_named(changes, message):

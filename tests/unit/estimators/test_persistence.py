@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from sparkdl.errors import SavedModelError, SerializationError
-from sparkdl.estimators import TorchEstimator, TorchModel
-from sparkdl.estimators.torch_model import TrainingSummary
-from sparkdl.training.history import EpochRecord
+from sparkdl.estimators import Callback, TorchEstimator, TorchModel
+from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.training.history import EpochRecord, RankSeconds
 from sparkdl.training.saved_model import ModelSignature, SavedModel
 
 
@@ -25,8 +25,18 @@ def make_model():
         prediction_kind="class",
         prediction_shape=(),
     )
-    history = (EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0),)
-    summary = TrainingSummary(history=history, run_id="abc")
+    record = EpochRecord(
+        epoch=1,
+        loss=0.5,
+        rows=3,
+        seconds=1.0,
+        rows_per_s=3.0,
+        metrics={"right": 0.5, "val_loss": 0.25},
+        validation_s=0.5,
+        rank_seconds=(RankSeconds(reading=0.25, communicating=0.25, computing=0.5),),
+    )
+    history = (record,)
+    summary = TrainingSummary(history=history, model_epoch=1, run_id="abc")
     return (
         TorchModel(SavedModel(nn.Linear(2, 3), signature), summary).setFeaturesCol("x").setPredictionCol("p")
     )
@@ -136,6 +146,11 @@ def rename_in_memory(self, source, target, **options):
     self.pseudo_dirs[:] = [name for name in self.pseudo_dirs if not name.startswith(source)]
 
 
+class CallbackOfTwo(Callback):
+    def __init__(self, number):
+        self.number = number
+
+
 def test_an_estimator_comes_back_with_lambdas_and_weights(place):
     estimator = TorchEstimator(
         model=nn.Linear(2, 3),
@@ -143,6 +158,9 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25),
         scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
         precision="bfloat16",
+        metrics={"error": lambda outputs, labels: outputs - labels},
+        validationFraction=0.25,
+        callbacks=[CallbackOfTwo(2)],
         epochs=4,
     )
     estimator.save(place)
@@ -153,7 +171,9 @@ def test_an_estimator_comes_back_with_lambdas_and_weights(place):
     optimizer = loaded.getOptimizer()(loaded.getModel().parameters())
     assert optimizer.defaults["lr"] == 0.25
     assert loaded.getScheduler()(optimizer, 30).step_size == 60
-    assert loaded.getPrecision() == "bfloat16"
+    assert (loaded.getPrecision(), loaded.getValidationFraction()) == ("bfloat16", 0.25)
+    assert [callback.number for callback in loaded.getCallbacks()] == [2]
+    assert loaded.getMetrics()["error"](3, 1) == 2
 
 
 def test_what_cannot_be_saved_leaves_what_was_there(tmp_path):

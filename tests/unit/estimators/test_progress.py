@@ -59,6 +59,14 @@ def test_a_file_gets_a_line_per_epoch():
     assert stream.getvalue() == "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s\n"
 
 
+def test_metrics_stand_in_the_line_of_an_epoch():
+    stream = io.StringIO()
+    ProgressLine(stream).update({**EPOCH, "metrics": {"right": 0.75, "val_loss": 0.51234}})
+    assert stream.getvalue() == (
+        "epoch 1/2  loss 0.2500  1,000 rows/s  2.5 s  right 0.7500  val_loss 0.5123\n"
+    )
+
+
 def test_an_interrupted_line_is_ended():
     stream = Terminal()
     line = ProgressLine(stream)

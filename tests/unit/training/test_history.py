@@ -21,12 +21,14 @@ def test_the_share_of_time_spent_waiting_is_what_passes_until_a_batch_is_there(
             now[0] += 3.0
             yield number
 
-    meter = EpochMeter(1, torch.device("cpu"))
+    meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
     seen = []
     for batch in meter.time_waits(batches()):
         seen.append(batch)
         now[0] += 1.0
-    record = meter.close(SimpleNamespace(world_size=1))
+    record = meter.close()
     assert seen == [0, 1, 2, 3]
     assert record.seconds == 16.0
     assert record.data_wait_share == 0.75
+    (seconds,) = record.rank_seconds
+    assert (seconds.reading, seconds.communicating, seconds.computing) == (12.0, 0.0, 4.0)

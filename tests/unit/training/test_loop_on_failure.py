@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from sparkdl.data import ParquetFeed
+from sparkdl.training.history import EpochMeter
 from sparkdl.training.loop import _run_epoch
 from sparkdl.training.progress import ProgressReporter
 
@@ -19,7 +21,7 @@ from sparkdl.training.progress import ProgressReporter
 class _FailingStep:
     device = torch.device("cpu")
 
-    def run(self, batch: dict[str, Any], **numbers: int) -> None:
+    def run(self, batch: dict[str, Any], **numbers: Any) -> None:
         raise ValueError(f"failed in step {numbers['step']} with {len(batch['y'])} rows")
 
 
@@ -37,8 +39,9 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
     pq.write_table(pa.table({"y": np.arange(2000)}), tmp_path / "a.parquet", row_group_size=10)
     with _RecordingFeed(tmp_path, batch_size=4, shuffle_buffer_rows=50) as feed:
         progress = ProgressReporter(lambda event: None, epochs=1, steps_per_epoch=feed.steps_per_epoch)
+        meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
         with pytest.raises(ValueError, match="failed in step 1 with 4 rows") as raised:
-            _run_epoch(1, feed, _FailingStep(), None, None, progress, None)
+            _run_epoch(1, feed, _FailingStep(), meter, progress, None, None)
         assert raised.value.__traceback__ is not None
         assert feed.ended
         assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

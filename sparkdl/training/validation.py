@@ -1,0 +1,140 @@
+"""How well a model does on rows that it is not trained on: each of them once, on whichever rank. Runs on a *rank*."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl.training.device_batches import batches_for
+from sparkdl.training.metrics import EpochMetrics
+
+if TYPE_CHECKING:
+    from sparkdl.collective import Communicator
+    from sparkdl.training.objective import Objective
+    from sparkdl.training.spec import TrainingSpec
+
+_CACHE_LIMIT_BYTES = 1 << 30
+_UNASKED_CACHE_LIMIT_BYTES = 256 << 20
+
+PREFIX = "val_"
+"""Stands before the names of the loss and of metrics on validation rows."""
+
+
+class Validation:
+    """Goes through the validation rows with the module as it is.
+
+    Rows come in the order of the files, and no number depends on how many ranks share them, but for the order in which
+    they are added up: every row is seen once, also where there are fewer rows than ranks. They lie scattered over all
+    files, and a rank reads its part of those in every epoch, unless it keeps the rows: up to 256 MiB in memory, or up
+    to 1 GiB where the fit has a cache, as that keeps them.
+
+    Args:
+        spec: names the validation rows and the metrics.
+        dataset: where the rows are.
+        communicator: open over all ranks.
+        objective: applies the module and its loss.
+        device: of the module.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        *,
+        dataset: ParquetDataset,
+        communicator: Communicator,
+        objective: Objective,
+        device: torch.device,
+    ) -> None:
+        assert spec.validation_rows is not None, "made where there is something to validate on"
+        self._communicator, self._objective, self._device = communicator, objective, device
+        self._metrics = spec.metrics
+        num_rows = sum(spec.validation_rows.counts or ())
+        # A feed has a row for each rank at least.
+        num_readers = min(communicator.world_size, num_rows)
+        self._feed: ParquetFeed | None = None
+        if communicator.rank < num_readers:
+            self._feed = ParquetFeed(
+                dataset,
+                columns=spec.columns(),
+                rank=communicator.rank,
+                world_size=num_readers,
+                batch_size=spec.batch_size,
+                shuffle=False,
+                num_threads=spec.num_reader_threads,
+                row_filter=spec.validation_rows,
+                cache=spec.cache or "memory",
+                cache_limit_bytes=_CACHE_LIMIT_BYTES if spec.cache else _UNASKED_CACHE_LIMIT_BYTES,
+            )
+
+    def run(self, module: nn.Module) -> tuple[dict[str, float], float]:
+        """Return ``val_loss`` and each metric as ``val_<name>``, and the seconds it took. Collective.
+
+        All of it is the same on every rank: the seconds are the mean over the ranks.
+
+        The module is in ``eval()`` mode and without gradients meanwhile, and has rank 0's buffers, as what a fit
+        returns has them; neither its modes nor the random numbers of the training are others afterwards.
+
+        Raises:
+            TrainingError: if a metric fails.
+            DataError: if rows cannot be read.
+        """
+        started = time.perf_counter()
+        if self._communicator.world_size > 1:
+            for buffer in module.buffers():
+                torch.distributed.broadcast(buffer, 0)
+        metrics = EpochMetrics(self._metrics, self._device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        weight = 0.0
+        with evaluating(module), _own_random_numbers(self._device):
+            if self._feed is not None:
+                with closing(batches_for(self._device, self._feed.epoch(0))) as batches:
+                    for batch in batches:
+                        rows = self._objective.num_rows(batch)
+                        if not rows:
+                            continue
+                        found = self._objective.evaluate(module, batch)
+                        metrics.add(found, rows)
+                        if found.term.weight > 0:
+                            loss_sum += found.term.mean.to(torch.float64) * found.term.weight
+                        weight += found.term.weight
+        own_loss = float(loss_sum)  # waits for the device
+        values, (total, all_weight, seconds) = metrics.close(
+            self._communicator, own_loss, weight, time.perf_counter() - started
+        )
+        loss = total / all_weight if all_weight else float("nan")
+        return {f"{PREFIX}loss": loss, **prefixed(values)}, seconds / self._communicator.world_size
+
+    def close(self) -> None:
+        """End the feed's threads."""
+        if self._feed is not None:
+            self._feed.close()
+
+
+def prefixed(values: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics under the names that they have on validation rows."""
+    return {f"{PREFIX}{name}": value for name, value in values.items()}
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, all of a module is in ``eval()`` mode and no graph is made; every part then has the mode it had."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, is_training in modes.items():
+            part.training = is_training
+
+
+@contextmanager
+def _own_random_numbers(device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield

@@ -1,0 +1,83 @@
+"""Ranks stop together, and a fit returns the weights of its best epoch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.errors import RankError
+from sparkdl.training.callbacks import Callback
+from sparkdl.training.early_stopping import Patience
+from sparkdl.training.goal import Goal
+from tests.run_ranks import run_ranks
+from tests.training.test_validation import with_split
+from tests.training.training_scenes import make_spec, train_all, write_dataset
+
+
+class StopsOnOneRank(Callback):
+    def on_step_end(self, context):
+        if (context.rank, context.epoch, context.step) == (1, 2, 3):
+            context.stop()
+
+
+class FailsOnOneRank(Callback):
+    def on_epoch_end(self, context):
+        if context.rank == 1:
+            raise KeyError(f"loss {context.record.loss:.1f}")
+
+
+class KeepsWeights(Callback):
+    """Saves what it sees, as what it remembers stays on the rank."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def on_epoch_end(self, context):
+        torch.save(context.module.state_dict(), f"{self.folder}/{context.rank}-{context.epoch}.pt")
+
+    def on_fit_end(self, context):
+        torch.save(context.module.state_dict(), f"{self.folder}/{context.rank}-end.pt")
+
+
+diverging = partial(torch.optim.SGD, lr=4.0, momentum=0.9)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), 75)
+
+
+def test_the_wish_of_one_rank_stops_all_and_patience_ends_early_with_the_best_weights(dataset, tmp_path):
+    one_wish = make_spec(callbacks=(StopsOnOneRank(),), epochs=4)
+    goal = Goal(metric="val_loss")
+    impatient = make_spec(
+        optimizer=diverging,
+        callbacks=(KeepsWeights(tmp_path),),
+        epochs=12,
+        best=goal,
+        watched=goal,
+        patience=Patience(epochs=2),
+    )
+    cases = [(one_wish, dataset), (with_split(impatient, dataset, 0.3), dataset)]
+    for rank, (stopped, best) in enumerate(run_ranks(2, train_all, cases)):
+        assert [record.epoch for record in stopped.history] == [1, 2]
+        assert stopped.model_epoch == 2
+        losses = [record.metrics["val_loss"] for record in best.history]
+        assert best.model_epoch == losses.index(min(losses)) + 1
+        assert len(losses) == best.model_epoch + 2 < 12
+        # Rank 0 gives the model; the other one has what it had in the end.
+        source = torch.load(tmp_path / f"{rank}-{len(losses) if rank else best.model_epoch}.pt")
+        at_end = torch.load(tmp_path / f"{rank}-end.pt")
+        for name, value in best.weights.items():
+            np.testing.assert_array_equal(value, source[name].numpy())
+            np.testing.assert_array_equal(value, at_end[name].numpy())
+
+
+def test_a_callback_that_fails_on_one_rank_ends_all(dataset):
+    with pytest.raises(
+        RankError, match="Callback FailsOnOneRank failed in on_epoch_end, epoch 1 on rank 1: Key"
+    ):
+        run_ranks(2, train_all, [(make_spec(callbacks=(FailsOnOneRank(),)), dataset)])

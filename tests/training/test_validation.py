@@ -1,0 +1,166 @@
+"""Validation over several ranks sees each row once, finds what one rank finds, and changes nothing of the training."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchmetrics import PearsonCorrCoef
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+
+from sparkdl.data import ParquetFeed
+from sparkdl.data.drawn_rows import draw_rows
+from sparkdl.data.marked_rows import marked_rows
+from tests.run_ranks import run_ranks
+from tests.training.training_scenes import make_model, make_spec, train_all, write_dataset
+
+NUM_ROWS = 75
+FEW_ROWS = 2 / NUM_ROWS
+
+
+class ModelThatNotes(nn.Module):
+    """Remembers of each forward pass whether it was one of validation, and how many rows it had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(make_model(norm=True), nn.Dropout(0.5), nn.Linear(3, 3))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        assert torch.is_grad_enabled() == self.training
+        assert all(part.training == self.training for part in self.modules())
+        return self.inner(rows)
+
+
+def is_right(outputs, labels):
+    return outputs.argmax(dim=1) == labels
+
+
+def first_score(outputs, labels):
+    return outputs[:, 0].mean()
+
+
+METRICS = {
+    "right": is_right,
+    "score": first_score,
+    "accuracy": MulticlassAccuracy(3, average="micro"),
+    "auroc": MulticlassAUROC(3),
+}
+
+
+def with_split(spec, dataset, share):
+    if share is None:
+        validation, training = marked_rows(dataset, "validates")
+    else:
+        validation = draw_rows(dataset.row_counts, share, seed=3)
+        training = validation.rest()
+    return dataclasses.replace(spec, training_rows=training, validation_rows=validation)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), NUM_ROWS)
+
+
+CASES = {
+    "drawn": (0.4, {}),
+    "marked": (None, {}),
+    "weighted": (0.4, {"weight": "w"}),
+    "fewer rows than ranks": (FEW_ROWS, {}),
+    "cached": (0.4, {"cache": "disk"}),
+    "ignored labels": (0.4, {"loss": nn.CrossEntropyLoss(ignore_index=1)}),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(dataset):
+    cases = [
+        (with_split(make_spec(model=ModelThatNotes(), metrics=METRICS, **changes), dataset, share), dataset)
+        for share, changes in CASES.values()
+    ]
+    ranks = run_ranks(3, train_all, cases, timeout_s=120)
+    return {name: [outcomes[index] for outcomes in ranks] for index, name in enumerate(CASES)}
+
+
+def plainly_validated(spec, dataset, weights):
+    model = ModelThatNotes()
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    model.eval()
+    with ParquetFeed(
+        dataset, columns=spec.columns(), batch_size=NUM_ROWS, shuffle=False, row_filter=spec.validation_rows
+    ) as feed:
+        (batch,) = feed.epoch(0)
+    labels = torch.from_numpy(batch["y"])
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(batch["x"]))
+    loss = spec.loss(outputs, labels)
+    if spec.weight:
+        each = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        loss = (each * torch.from_numpy(batch["w"])).sum() / batch["w"].sum()
+    return {
+        "val_loss": float(loss),
+        "val_right": float(is_right(outputs, labels).double().mean()),
+        "val_score": float(first_score(outputs, labels)),
+        "val_accuracy": float(is_right(outputs, labels).double().mean()),
+        "val_auroc": float(MulticlassAUROC(3)(outputs, labels)),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_ranks_validate_the_final_weights_as_plain_torch_does(outcomes, dataset, name):
+    share, changes = CASES[name]
+    spec = with_split(make_spec(**changes), dataset, share)
+    expected = plainly_validated(spec, dataset, outcomes[name][0].weights)
+    for outcome in outcomes[name]:
+        assert [list(record.metrics) for record in outcome.history] == [[*METRICS, *expected]] * 2
+        found = {key: outcome.history[-1].metrics[key] for key in expected}
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert outcome.history[-1].rows == NUM_ROWS - sum(spec.validation_rows.counts)
+        assert outcome.history[-1].validation_s > 0
+        assert len(outcome.history[-1].rank_seconds) == 3
+
+
+def test_all_ranks_have_the_same_record(outcomes):
+    for ranks in outcomes.values():
+        assert ranks[0].history == ranks[1].history == ranks[2].history
+
+
+def test_the_metrics_of_training_are_those_of_the_training_rows(dataset):
+    """With a learning rate of 0 the model stays, and each pass tells of the same weights."""
+    spec = make_spec(
+        metrics={**METRICS, "r": PearsonOfScores},
+        optimizer=standing_still,
+    )
+    one = run_ranks(1, train_all, [(spec, dataset)])[0][0]
+    for outcome in run_ranks(2, train_all, [(spec, dataset)]):
+        assert outcome[0].history[0].metrics == pytest.approx(one.history[0].metrics, abs=1e-5)
+    with ParquetFeed(dataset, columns=["x", "y"], batch_size=NUM_ROWS, shuffle=False) as feed:
+        (batch,) = feed.epoch(0)
+    outputs, labels = make_model()(torch.from_numpy(batch["x"])), torch.from_numpy(batch["y"])
+    assert one.history[0].metrics["right"] == pytest.approx(float(is_right(outputs, labels).double().mean()))
+    assert one.history[0].metrics["auroc"] == pytest.approx(float(MulticlassAUROC(3)(outputs, labels)))
+
+
+def standing_still(parameters):
+    return torch.optim.SGD(parameters, lr=0.0)
+
+
+class PearsonOfScores(PearsonCorrCoef):
+    """Of a score and the label; its states have no reduction, and it puts those of ranks together itself."""
+
+    def update(self, outputs, labels):
+        super().update(outputs[:, 0].double(), labels.double())
+
+
+def test_validation_changes_nothing_of_the_training(dataset):
+    """The same rows are trained on with and without validation, by a model that draws random numbers."""
+    split = with_split(make_spec(model=ModelThatNotes(), metrics=METRICS), dataset, 0.4)
+    plain = dataclasses.replace(split, model=ModelThatNotes(), validation_rows=None, metrics={})
+    ranks = run_ranks(2, train_all, [(split, dataset), (plain, dataset)])
+    parameters = [name for name, _ in ModelThatNotes().named_parameters()]
+    for rank, (validated, alone) in enumerate(ranks):
+        assert [record.loss for record in validated.history] == [record.loss for record in alone.history]
+        for name in parameters if rank else alone.weights:  # the others are given rank 0's buffers
+            np.testing.assert_array_equal(validated.weights[name], alone.weights[name])

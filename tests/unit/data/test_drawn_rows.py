@@ -1,0 +1,80 @@
+"""A share of the rows, drawn by lot: exact in number, spread over the row groups, the same again for the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.data import ParquetFeed
+from sparkdl.data.drawn_rows import draw_rows
+from sparkdl.data.marked_rows import marked_rows
+from sparkdl.errors import DataError
+from tests.training.training_scenes import write_dataset
+
+
+@given(
+    row_counts=st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    share=st.floats(0, 1),
+    seed=st.integers(-(2**63), 2**63),
+)
+def test_the_drawn_rows_and_the_rest_are_all_rows_and_each_row_group_gives_its_part(row_counts, share, seed):
+    drawn = draw_rows(row_counts, share, seed=seed)
+    rest = drawn.rest()
+    assert sum(drawn.counts) == int(sum(row_counts) * share + 0.5)
+    for row_group, count in enumerate(row_counts):
+        assert abs(drawn.counts[row_group] - count * share) <= 1
+        kept, others = drawn.rows_kept(None, row_group), rest.rows_kept(None, row_group)
+        assert (len(kept), len(others)) == (drawn.counts[row_group], rest.counts[row_group])
+        assert sorted([*kept, *others]) == list(range(count))
+        assert list(kept) == sorted(kept)
+        assert list(others) == sorted(others)
+
+
+def test_another_seed_draws_other_rows_and_row_groups_draw_apart():
+    drawn, other = draw_rows([100, 100], 0.5, seed=1), draw_rows([100, 100], 0.5, seed=2)
+    assert drawn == draw_rows([100, 100], 0.5, seed=1)
+    assert list(drawn.rows_kept(None, 0)) != list(other.rows_kept(None, 0))
+    assert list(drawn.rows_kept(None, 0)) != list(drawn.rows_kept(None, 1))
+
+
+def rows_of(dataset, row_filter, world_size, epoch=0):
+    rows = []
+    for rank in range(world_size):
+        with ParquetFeed(
+            dataset, columns=["w"], rank=rank, world_size=world_size, batch_size=3, row_filter=row_filter
+        ) as feed:
+            rows += [float(value) for batch in feed.epoch(epoch) for value in batch["w"]]
+    return rows
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_feeds_give_the_drawn_rows_to_one_and_the_rest_to_the_other(tmp_path, world_size):
+    dataset = write_dataset(tmp_path, 37)
+    everything = rows_of(dataset, None, 1)
+    drawn = draw_rows(dataset.row_counts, 0.3, seed=5)
+    validated = rows_of(dataset, drawn, world_size)
+    assert len(validated) == 11
+    for epoch in (0, 1):
+        trained = rows_of(dataset, drawn.rest(), world_size, epoch)
+        assert sorted(validated + trained) == sorted(everything)
+
+
+def test_marked_rows_are_counted_by_row_group(tmp_path):
+    dataset = write_dataset(tmp_path, 37)
+    marked, others = marked_rows(dataset, "validates")
+    assert sum(marked.counts) + sum(others.counts) == 37
+    assert [sum(pair) for pair in zip(marked.counts, others.counts, strict=True)] == list(dataset.row_counts)
+    validated, trained = rows_of(dataset, marked, 2), rows_of(dataset, others, 2)
+    assert sorted(validated + trained) == sorted(rows_of(dataset, None, 1))
+    with ParquetFeed(dataset, columns=["w", "validates"], batch_size=37, shuffle=False) as feed:
+        batch = next(iter(feed))
+    assert sorted(validated) == sorted(batch["w"][batch["validates"]].tolist())
+    assert np.bincount(np.flatnonzero(batch["validates"]) // 5, minlength=8).tolist() == list(marked.counts)
+
+
+@pytest.mark.parametrize(("name", "found"), [("w", "float64"), ("x", "arrays of float32")])
+def test_only_booleans_mark_rows(tmp_path, name, found):
+    with pytest.raises(DataError, match=f"Column '{name}' holds {found}, but has to say true or false"):
+        marked_rows(write_dataset(tmp_path, 5), name)

@@ -1,0 +1,188 @@
+"""Early stopping, best weights and callbacks on one rank; tests/training/test_fit_course.py has several."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sparkdl.errors import TrainingError
+from sparkdl.training.best_weights import BestWeights
+from sparkdl.training.callbacks import Callback
+from sparkdl.training.early_stopping import EarlyStopping, Patience
+from sparkdl.training.fit_course import FitCourse
+from sparkdl.training.goal import Goal
+from sparkdl.training.history import EpochRecord
+
+ALONE = SimpleNamespace(world_size=1, rank=0)
+VALUES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.nan]), min_size=1, max_size=12)
+
+
+def record_of(epoch, value, metric="val_f1"):
+    metrics = {} if metric == "loss" else {metric: value}
+    loss = value if metric == "loss" else 1.0
+    return EpochRecord(epoch=epoch, loss=loss, rows=1, seconds=1.0, rows_per_s=1.0, metrics=metrics)
+
+
+def first_best(values, mode):
+    """The first epoch whose value no other one surpasses, from 1; None if none is a number."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return values.index({"min": min, "max": max}[mode](numbers)) + 1 if numbers else None
+
+
+@given(values=VALUES, mode=st.sampled_from(["min", "max"]), is_keeper=st.booleans())
+def test_the_best_weights_are_those_of_the_first_best_epoch(values, mode, is_keeper):
+    module = nn.BatchNorm1d(2)
+    best = BestWeights(Goal(metric="val_f1", mode=mode), module, is_keeper=is_keeper)
+    for epoch, value in enumerate(values, start=1):
+        module.weight.data.fill_(epoch)
+        module.num_batches_tracked.fill_(epoch)
+        best.offer(record_of(epoch, value))
+        again = BestWeights(Goal(metric="val_f1", mode=mode), module, is_keeper=is_keeper)
+        again.load_state_dict(best.state_dict())
+        best = again
+    expected = first_best(values, mode)
+    assert best.restore() == expected
+    kept = len(values) if expected is None or not is_keeper else expected
+    assert module.weight.tolist() == [kept, kept]
+    assert int(module.num_batches_tracked) == kept
+
+
+def test_no_best_epoch_is_said(caplog):
+    best = BestWeights(Goal(metric="loss"), nn.Linear(1, 1), is_keeper=True)
+    best.offer(record_of(1, math.nan, "loss"))
+    assert best.restore() is None
+    assert (
+        "loss was a number in no epoch, so none is the best: the model is that of the last epoch"
+        in caplog.text
+    )
+
+
+@given(values=VALUES, epochs=st.integers(1, 3), min_delta=st.sampled_from([0.0, 0.6]))
+def test_patience_ends_after_so_many_epochs_that_are_not_better(values, epochs, min_delta):
+    stopping = EarlyStopping(Goal(metric="loss"), Patience(epochs=epochs, min_delta=min_delta))
+    best, waited = math.inf, 0
+    for epoch, value in enumerate(values, start=1):
+        stopping.observe(record_of(epoch, value, "loss"))
+        best, waited = (value, 0) if value < best - min_delta else (best, waited + 1)
+        assert stopping.is_over == (waited >= epochs)
+        again = EarlyStopping(Goal(metric="loss"), Patience(epochs=epochs, min_delta=min_delta))
+        again.load_state_dict(json.loads(json.dumps(stopping.state_dict())))
+        stopping = again
+
+
+def test_what_is_to_become_large_may_not_fall():
+    stopping = EarlyStopping(Goal(metric="val_f1", mode="max"), Patience(epochs=2, min_delta=0.1))
+    over = []
+    for epoch, value in enumerate([0.5, 0.7, 0.75, 0.6], start=1):
+        stopping.observe(record_of(epoch, value))
+        over.append(stopping.is_over)
+    assert over == [False, False, False, True]
+
+
+class Diary(Callback):
+    def __init__(self, stop_in=None, fail_in=None):
+        self.pages = []
+        self.stop_in, self.fail_in = stop_in, fail_in
+
+    def _note(self, name, context):
+        if name == self.fail_in:
+            raise ValueError("no more pages")
+        self.pages.append((name, context.epoch, context.step, context.record and context.record.loss))
+        if (name, context.epoch) == self.stop_in:
+            context.stop()
+
+    def on_fit_start(self, context):
+        self._note("fit_start", context)
+
+    def on_epoch_start(self, context):
+        self._note("epoch_start", context)
+
+    def on_step_end(self, context):
+        assert float(context.loss) == 0.5
+        self._note("step_end", context)
+
+    def on_epoch_end(self, context):
+        self._note("epoch_end", context)
+
+    def on_fit_end(self, context):
+        self._note(f"fit_end with {context.model_epoch}", context)
+
+    def state_dict(self):
+        return {"pages": len(self.pages)}
+
+    def load_state_dict(self, state):
+        self.pages = ["torn out"] * state["pages"]
+
+
+def make_course(*callbacks, best=None, patience=None):
+    module = nn.Linear(1, 1)
+    spec = SimpleNamespace(
+        callbacks=callbacks, epochs=3, best=best, patience=patience, watched=Goal(metric="loss")
+    )
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return FitCourse(spec, communicator=ALONE, module=module, optimizer=optimizer, steps_per_epoch=1)
+
+
+def run(course, losses):
+    course.begin()
+    for epoch, loss in enumerate(losses, start=1):
+        course.begin_epoch(epoch)
+        course.end_step(epoch, 1, torch.tensor(0.5))
+        if not course.end_epoch(record_of(epoch, loss, "loss")):
+            break
+    return epoch, course.end()
+
+
+def test_callbacks_are_called_in_the_documented_order():
+    diary, other = Diary(), Diary()
+    assert run(make_course(diary, other, best=Goal(metric="loss")), [1.0, 2.0]) == (2, 1)
+    assert diary.pages == [
+        ("fit_start", 0, 0, None),
+        ("epoch_start", 1, 0, None),
+        ("step_end", 1, 1, None),
+        ("epoch_end", 1, 0, 1.0),
+        ("epoch_start", 2, 0, None),
+        ("step_end", 2, 1, None),
+        ("epoch_end", 2, 0, 2.0),
+        ("fit_end with 1", 2, 0, 2.0),
+    ]
+    assert other.pages == diary.pages
+
+
+@pytest.mark.parametrize("where", ["step_end", "epoch_end"])
+def test_a_callback_ends_the_fit_after_its_epoch(where):
+    assert run(make_course(Diary(stop_in=(where, 2))), [1.0, 2.0, 3.0]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("fit_start", "Callback Diary failed in on_fit_start on rank 0: ValueError: no more pages"),
+        ("step_end", "failed in on_step_end, epoch 1, step 1 on rank 0"),
+        ("epoch_end", "failed in on_epoch_end, epoch 1 on rank 0"),
+    ],
+)
+def test_a_callback_that_fails_is_named(where, message):
+    with pytest.raises(TrainingError, match=message):
+        run(make_course(Diary(fail_in=where)), [1.0])
+
+
+def test_a_course_goes_on_where_its_state_was_taken():
+    settings = {"best": Goal(metric="loss"), "patience": Patience(epochs=2)}
+    first = make_course(Diary(), **settings)
+    first.begin()
+    assert first.end_epoch(record_of(1, 1.0, "loss"))
+    assert first.end_epoch(record_of(2, 2.0, "loss"))
+    diary = Diary()
+    second = make_course(diary, **settings)
+    second.load_state_dict(first.state_dict())
+    assert diary.pages == ["torn out"] * 3
+    assert not second.end_epoch(record_of(3, 3.0, "loss"))
+    assert second.end() == 1

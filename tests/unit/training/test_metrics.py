@@ -1,0 +1,100 @@
+"""Metrics of one rank; tests/training/test_validation.py puts those of several together."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchmetrics import AUROC, MeanSquaredError, PearsonCorrCoef
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+
+from sparkdl.errors import ParamError, TrainingError
+from sparkdl.training.metrics import EpochMetrics
+
+ALONE = SimpleNamespace(world_size=1, rank=0)
+CPU = torch.device("cpu")
+
+
+def absolute_errors(outputs, targets):
+    return (outputs - targets).abs()
+
+
+def mean_absolute_error(outputs, targets):
+    return float((outputs - targets).abs().mean())
+
+
+def metrics_of(metrics, batches):
+    made = EpochMetrics(metrics, CPU)
+    for outputs, targets in batches:
+        evaluation = SimpleNamespace(outputs=torch.tensor(outputs), targets=torch.tensor(targets))
+        made.add(evaluation, len(outputs))
+    return made.close(ALONE)[0]
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=5))
+def test_functions_are_means_over_rows_however_the_rows_are_cut_into_batches(sizes):
+    rng = np.random.default_rng(sum(sizes))
+    batches = [(rng.normal(size=(size, 2)).tolist(), rng.normal(size=(size, 2)).tolist()) for size in sizes]
+    joined = tuple([row for batch in batches for row in batch[side]] for side in (0, 1))
+    joined_values = metrics_of({"per row": absolute_errors}, [joined])
+    found = metrics_of({"per row": absolute_errors, "mean": mean_absolute_error}, batches)
+    assert found == pytest.approx({"per row": joined_values["per row"], "mean": joined_values["per row"]})
+
+
+@pytest.mark.parametrize(
+    "metric", [MulticlassAccuracy(3, average="micro"), partial(MulticlassAccuracy, 3, average="micro")]
+)
+def test_metrics_of_torchmetrics_and_what_makes_them_are_taken(metric):
+    batches = [([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [0, 0]), ([[0.0, 0.0, 1.0]], [2])]
+    assert metrics_of({"accuracy": metric}, batches) == pytest.approx({"accuracy": 2 / 3})
+    # As a metric is copied and emptied, another pass counts its own rows alone.
+    assert metrics_of({"accuracy": metric}, batches[1:]) == {"accuracy": 1.0}
+
+
+def test_a_class_without_arguments_makes_a_metric_and_floating_labels_are_classes_for_classification():
+    batches = [([0.9, 0.2, 0.6, 0.4], [1.0, 0.0, 0.0, 1.0])]
+    assert metrics_of({"auroc": BinaryAUROC, "mse": MeanSquaredError}, batches) == pytest.approx(
+        {"auroc": 0.75, "mse": 0.1925}
+    )
+
+
+def test_a_pass_without_rows_has_no_value():
+    found = metrics_of({"error": absolute_errors, "r": PearsonCorrCoef}, [])
+    assert list(found) == ["error", "r"]
+    assert np.isnan(list(found.values())).all()
+
+
+def failing(outputs, targets):
+    raise KeyError("no such key")
+
+
+def two_values(outputs, targets):
+    return torch.zeros(2)
+
+
+def makes_a_number():
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "error", "message"),
+    [
+        (failing, TrainingError, "Metric 'm' failed: KeyError: 'no such key'"),
+        (two_values, ParamError, r"Metric 'm' returned shape \(2,\) for 3 rows. Return one value per row"),
+        (makes_a_number, ParamError, "Metric 'm' is a function without arguments that returned a int"),
+        (AUROC, ParamError, "Metric 'm' cannot be made: TypeError"),
+        (
+            partial(MulticlassAccuracy, 2, average=None),
+            TrainingError,
+            r"Metric 'm' is not one number but \(2,\). Choose an average over the classes",
+        ),
+    ],
+)
+def test_a_metric_that_cannot_be_used_is_named(metric, error, message):
+    with pytest.raises(error, match=message):
+        metrics_of({"m": metric}, [([1.0, 0.0, 1.0], [1, 0, 1])])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdl.collective import Communicator
 
@@ -41,6 +41,19 @@ class EpochRecord:
     rows_per_s: float
     data_wait_share: float | None = None
     learning_rate: float | None = None
+
+
+def join_meter_states(states: Sequence[Mapping[str, float]], rank: int) -> dict[str, float]:
+    """Return what a rank's meter goes on with when the states are those of another number of ranks.
+
+    Rank 0 has had all rows then; each rank has taken the time of the slowest one and waited as they did on average.
+    """
+    totals = {name: sum(state[name] for state in states) for name in ("loss_sum", "weight", "rows")}
+    return {
+        **(totals if rank == 0 else dict.fromkeys(totals, 0.0)),
+        "waited_s": sum(state["waited_s"] for state in states) / len(states),
+        "elapsed_s": max(state["elapsed_s"] for state in states),
+    }
 
 
 class EpochMeter:
@@ -77,6 +90,24 @@ class EpochMeter:
     def running_loss(self) -> float:
         """Return this rank's mean loss of the epoch so far, waiting for the device; NaN before any row."""
         return float(self._loss_sum) / self._weight if self._weight else float("nan")
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what this rank has added up so far, waiting for the device."""
+        return {
+            "loss_sum": float(self._loss_sum),
+            "weight": self._weight,
+            "rows": self._rows,
+            "waited_s": self._waited_s,
+            "elapsed_s": time.perf_counter() - self._started,
+        }
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on with what :meth:`state_dict` returned."""
+        self._loss_sum.fill_(state["loss_sum"])
+        self._weight = state["weight"]
+        self._rows = int(state["rows"])
+        self._waited_s = state["waited_s"]
+        self._started = time.perf_counter() - state["elapsed_s"]
 
     def close(self, communicator: Communicator, *, learning_rate: float | None = None) -> EpochRecord:
         """Average over all ranks by rows, with one sum and one maximum. Collective: every rank calls it.

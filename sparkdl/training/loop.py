@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
+from sparkdl.training.checkpointing import Checkpoints
 from sparkdl.training.device_batches import batches_for
+from sparkdl.training.fit_state import FitState
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.objective import Objective
@@ -49,7 +51,8 @@ def train(
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
     N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with
-    a fixed seed and number of ranks a fit on CPU repeats to the bit.
+    a fixed seed and number of ranks a fit on CPU repeats to the bit. Where ``spec.checkpoints`` says so, checkpoints
+    are taken, and a fit that was interrupted goes on from the last of them as if it had not been.
 
     Args:
         spec: what to train and how; the same on every rank.
@@ -61,6 +64,8 @@ def train(
     Raises:
         TrainingError: if the loss is no longer finite, naming epoch and step.
         ParamError: if the device or the optimizer cannot be used.
+        CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
+        StoreError: if a checkpoint cannot be written or read.
         CommunicatorError: if another rank failed or was lost.
     """
     was_initialized = torch.distributed.is_initialized()
@@ -98,22 +103,42 @@ def _train(
         wrapped = _distribute(module, spec, communicator, device)
         if isinstance(wrapped, DataParallel):
             stack.callback(wrapped.close)  # the module may be trained again
-        step, update, learning_rate = _prepare_step(spec, module, wrapped, feed, communicator)
+        step, update, learning_rate, plan, state = _prepare_step(spec, module, wrapped, feed, communicator)
         progress = ProgressReporter(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,
             steps_per_epoch=feed.steps_per_epoch,
         )
-        epochs = range(1, spec.epochs + 1)
-        history = tuple(
-            _run_epoch(epoch, feed, step, update, learning_rate, progress, communicator) for epoch in epochs
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                spec.checkpoints,
+                spec=spec,
+                state=state,
+                step=step,
+                updates=plan,
+                feed=feed,
+                communicator=communicator,
+            )
         )
-    return TrainingResult(module=module.to("cpu").eval(), history=history)
+        position = checkpoints.resume()
+        progress.resume(epoch=position.epoch, steps=position.step)
+        history = list(position.history)
+        for epoch in range(position.epoch, spec.epochs + 1):
+            meter = EpochMeter(epoch, device)
+            checkpoints.begin_epoch(epoch, meter)
+            _run_epoch(epoch, feed, step, plan, meter, progress, checkpoints)
+            record = meter.close(communicator, learning_rate=learning_rate.last)
+            update.end_epoch(epoch)
+            learning_rate.end_epoch(record.loss)
+            progress.epoch(record)
+            history.append(record)
+            checkpoints.after_epoch(history, finished=epoch == spec.epochs)
+    return TrainingResult(module=module.to("cpu").eval(), history=tuple(history))
 
 
 def _prepare_step(
     spec: TrainingSpec, module: nn.Module, wrapped: nn.Module, feed: ParquetFeed, communicator: Communicator
-) -> tuple[TrainingStep, WeightUpdate, LearningRate]:
+) -> tuple[TrainingStep, WeightUpdate, LearningRate, UpdatePlan, FitState]:
     device = next(module.parameters()).device
     plan = UpdatePlan(feed, spec.accumulated_batches)
     optimizer = make_optimizer(spec.optimizer, module)
@@ -137,30 +162,26 @@ def _prepare_step(
         communicator=communicator,
         device=device,
     )
-    return step, update, learning_rate
+    state = FitState(module, optimizer, learning_rate, scaler=precision.scaler, update=update, step=step)
+    return step, update, learning_rate, plan, state
 
 
 def _run_epoch(
     epoch: int,
     feed: ParquetFeed,
     step: TrainingStep,
-    update: WeightUpdate,
-    learning_rate: LearningRate,
+    plan: UpdatePlan,
+    meter: EpochMeter,
     progress: ProgressReporter,
-    communicator: Communicator,
-) -> EpochRecord:
-    meter = EpochMeter(epoch, step.device)
+    checkpoints: Checkpoints,
+) -> None:
     # A step that fails leaves them to its traceback, with the threads that make them.
     with closing(batches_for(step.device, feed.epoch(epoch - 1))) as batches:
-        for index, batch in enumerate(meter.time_waits(batches), start=1):
+        for index, batch in enumerate(meter.time_waits(batches), start=plan.steps_before + 1):
             result = step.run(batch, epoch=epoch, step=index)
             meter.add(result.loss_mean, result.weight, result.rows)
-            progress.step(epoch=epoch, step=index, rows=sum(feed.rows_in_step(index - 1)), meter=meter)
-    record = meter.close(communicator, learning_rate=learning_rate.last)
-    update.end_epoch(epoch)
-    learning_rate.end_epoch(record.loss)
-    progress.epoch(record)
-    return record
+            progress.step(epoch=epoch, step=index, rows=plan.rows_of_step(index), meter=meter)
+            checkpoints.after_step(epoch, index, meter)
 
 
 def _distribute(

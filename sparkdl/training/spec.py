@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
+    from sparkdl.training.checkpointing import CheckpointPlan
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
 
@@ -94,6 +95,9 @@ class TrainingSpec:
 
     has_unused_parameters: bool = False
     """Whether some parameters had no part in the loss when the driver tried it; DDP then looks for them."""
+
+    checkpoints: CheckpointPlan | None = None
+    """Where and when checkpoints are taken, and where the fit goes on from; None for no checkpoints."""
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns that a batch must hold."""

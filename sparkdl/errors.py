@@ -84,6 +84,13 @@ class SavedModelError(SparkdlError, ValueError):
     """A saved model cannot be read: files are missing, damaged, or written by a newer version."""
 
 
+class CheckpointError(SparkdlError, ValueError):
+    """A checkpointDir holds what this fit cannot go on from; the message names what differs, then and now.
+
+    Choose another checkpointDir, set the Params as they were, or remove the checkpoints.
+    """
+
+
 class TransportUnavailableError(SparkdlError, ImportError):
     """The transport that was asked for is not installed; the message says what was tried and what to install."""
 

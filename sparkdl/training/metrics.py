@@ -5,7 +5,7 @@ A metric is a function of ``(outputs, targets)``, or one of torchmetrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -95,6 +95,22 @@ class EpochMetrics:
                 raise
             except Exception as error:
                 raise TrainingError(f"Metric {name!r} failed: {type(error).__name__}: {error}") from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank has added up so far, waiting for the device."""
+        return {
+            "means": {name: [float(mean.total), mean.rows] for name, mean in self._means.items()},
+            "states": {name: metric.pack() for name, metric in self._states.items()},
+        }
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with what :meth:`state_dict` returned on one rank or several; metrics that they lack begin anew."""
+        for name, mean in self._means.items():
+            for total, rows in (state["means"][name] for state in states if name in state["means"]):
+                mean.total += total
+                mean.rows += rows
+        for name, metric in self._states.items():
+            metric.take([state["states"][name] for state in states if name in state["states"]])
 
     def close(self, communicator: Communicator, *further: float) -> tuple[dict[str, float], list[float]]:
         """Return the metrics of all ranks' rows, and the sums over the ranks of further numbers.

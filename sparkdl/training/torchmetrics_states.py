@@ -96,22 +96,28 @@ class StateMetric:
         torch.save(_on_cpu(content), buffer)
         return buffer.getvalue()
 
+    def take(self, packed: list[bytes]) -> bool:
+        """Take the joined states of ranks for its own; return whether any of them had seen rows."""
+        ranks = [
+            torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
+        ]
+        ranks = [each for each in ranks if each[_UPDATES]]
+        if not ranks:
+            return False
+        for name, reduction in self._metric._reductions.items():
+            states = [each[name] for each in ranks]
+            setattr(self._metric, name, states[0] if len(states) == 1 else _joined(states, reduction))
+        self._metric._update_count, self._metric._computed = sum(each[_UPDATES] for each in ranks), None
+        return True
+
     def merge(self, packed: list[bytes]) -> float:
         """Return the metric over the states of all ranks; of those that saw rows, if any did.
 
         Raises:
             TrainingError: if it cannot be computed, or is not one number.
         """
-        ranks = [
-            torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
-        ]
-        ranks = [each for each in ranks if each[_UPDATES]]
-        if not ranks:
+        if not self.take(packed):
             return float("nan")
-        for name, reduction in self._metric._reductions.items():
-            states = [each[name] for each in ranks]
-            setattr(self._metric, name, states[0] if len(states) == 1 else _joined(states, reduction))
-        self._metric._update_count, self._metric._computed = sum(each[_UPDATES] for each in ranks), None
         try:
             value = self._metric.compute()
         except Exception as error:

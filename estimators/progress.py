@@ -1,4 +1,4 @@
-"""The progress of a fit on the driver: one line that moves in a terminal, a line now and then elsewhere."""
+"""The progress of a fit on the driver: a line that moves in a terminal, a bar in a notebook, elsewhere some lines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
+
+from sparkdl.estimators.notebook_bar import NotebookBar, is_in_notebook
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,13 +23,16 @@ class ProgressLine:
     and once a minute: the line is therefore cleared before each writing, and wins within a quarter of a second.
 
     Args:
-        stream: where to write; stderr when None. A terminal gets one line that is written over, anything else
-            a line per epoch and one every ten seconds.
+        stream: where to write; when None stderr, or in a notebook the output of the cell, with a bar that moves. A
+            terminal gets one line that is written over, anything else a line per epoch and one every ten seconds.
         is_shown: whether to show progress; what :meth:`print` is given is written in any case.
     """
 
     def __init__(self, stream: TextIO | None = None, *, is_shown: bool = True) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._bar = NotebookBar() if stream is None and is_shown and is_in_notebook() else None
+        if stream is None:
+            stream = sys.stderr if self._bar is None else sys.stdout  # red on stderr, where nothing is wrong
+        self._stream = stream
         self._is_terminal = self._stream.isatty()
         self._is_shown = is_shown
         self._written_at = time.monotonic()
@@ -54,7 +59,7 @@ class ProgressLine:
         """Say what is being done before and after the steps."""
         if not self._is_shown or not text:
             return
-        if self._is_terminal:
+        if self._is_terminal or self._bar is not None:
             self._move(text)
         else:
             self.print(text)
@@ -66,7 +71,9 @@ class ProgressLine:
         self._is_open = False
 
     def close(self) -> None:
-        """Leave the stream at the start of a line."""
+        """Leave the stream at the start of a line, and a notebook without the bar."""
+        if self._bar is not None:
+            self._bar.close()
         if self._is_open:
             self._stream.write("\n")
             self._stream.flush()
@@ -79,13 +86,17 @@ class ProgressLine:
         )
         if event["eta_s"] is not None:
             text += f"  ETA {_duration(event['eta_s'])}"
-        if self._is_terminal:
-            self._move(text)
+        if self._is_terminal or self._bar is not None:
+            done = (event["epoch"] - 1) * event["steps"] + event["step"]
+            self._move(text, done / (event["epochs"] * event["steps"]))
         elif time.monotonic() - self._written_at >= _PLAIN_INTERVAL_S:
             self.print(text)
             self._written_at = time.monotonic()
 
-    def _move(self, text: str) -> None:
+    def _move(self, text: str, share: float | None = None) -> None:
+        if self._bar is not None:
+            self._bar.show(text, share)
+            return
         # A line that the terminal wraps cannot be written over.
         self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
         self._stream.flush()

@@ -100,7 +100,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         tracking: MLflow: ``"auto"`` (default: on when it is installed), ``"on"`` or ``"off"``.
         experiment: MLflow experiment; default: the active one.
         runName: name of the MLflow run.
-        showProgress: whether ``fit`` shows its progress on stderr; default True.
+        showProgress: whether ``fit`` shows its progress, on stderr or in the notebook; default True.
         predictionBatchSize: rows per forward pass of ``transform``; default 1024.
     """
 

@@ -1,0 +1,94 @@
+"""What a summary tells of a fit, as numbers, as a table and as a figure."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+
+from sparkdl.errors import ParamError
+from sparkdl.estimators import TrainingSummary
+from sparkdl.training.history import EpochRecord, RankSeconds
+
+
+def record(epoch, **changes):
+    fields = {
+        "epoch": epoch,
+        "loss": 1.0 / epoch,
+        "rows": 300,
+        "seconds": 1.5,
+        "rows_per_s": 200.0,
+        "learning_rate": 0.1 * epoch,
+        "metrics": {"right": 0.5, "val_loss": 0.75, "val_right": 0.25},
+        "validation_s": 0.5,
+        "rank_seconds": (
+            RankSeconds(reading=0.25, communicating=0.25, computing=1.0),
+            RankSeconds(reading=0.5, communicating=0.0, computing=0.5),
+        ),
+    }
+    return EpochRecord(**{**fields, **changes})
+
+
+def test_times_and_throughput_are_added_up_over_the_epochs():
+    summary = TrainingSummary(history=(record(1), record(2, seconds=0.5)))
+    assert (summary.seconds, summary.validation_s, summary.rows_per_s) == (2.0, 1.0, 300.0)
+    assert summary.rank_seconds == (
+        RankSeconds(reading=0.5, communicating=0.5, computing=2.0),
+        RankSeconds(reading=1.0, communicating=0.0, computing=1.0),
+    )
+
+
+def test_a_summary_is_printed_as_a_table():
+    assert str(TrainingSummary(history=(record(1), record(2, metrics={})), model_epoch=1)) == (
+        "2 epochs in 3.0 s and 1.0 s of validation, 200 rows/s; the model is from epoch 1\n"
+        "\n"
+        "epoch    loss   right  val_loss  val_right  learning rate  rows/s     s\n"
+        "    1  1.0000  0.5000    0.7500     0.2500            0.1     200  1.50\n"
+        "    2  0.5000                                         0.2     200  1.50\n"
+        "\n"
+        "rank  reading  computing  communicating     s\n"
+        "   0      17%        67%            17%  3.00\n"
+        "   1      50%        50%             0%  2.00"
+    )
+
+
+def drawn_lines(panel):
+    return {line.get_label(): list(line.get_ydata()) for line in panel.lines if line.get_label()[0] != "_"}
+
+
+def test_a_plot_has_losses_metrics_rate_and_the_use_of_time():
+    figure = TrainingSummary(history=(record(1), record(2), record(3)), model_epoch=2).plot()
+    assert isinstance(figure, Figure)
+    loss, metrics, rate, time = figure.axes
+    assert drawn_lines(loss) == {"loss": [1.0, 0.5, 1 / 3], "val_loss": [0.75] * 3}
+    assert drawn_lines(metrics) == {"right": [0.5] * 3, "val_right": [0.25] * 3}
+    assert list(rate.lines[0].get_ydata()) == pytest.approx([0.1, 0.2, 0.3])
+    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in time.containers}
+    assert heights == {
+        "computing": [0.75] * 3,
+        "communicating": [0.125] * 3,
+        "reading": [0.375] * 3,
+        "validation": [0.5] * 3,
+    }
+    assert [bar.get_y() for bar in time.containers[3]] == [1.25] * 3
+    assert all(panel.lines[-1].get_xdata() == [2, 2] for panel in (loss, metrics, rate, time))
+    assert figure.get_suptitle() == "3 epochs, 200 rows/s, model from epoch 2 (dotted)"
+
+
+def test_a_plot_of_an_older_model_draws_what_is_known(tmp_path):
+    old = record(1, metrics={}, learning_rate=None, validation_s=None, rank_seconds=())
+    figure = TrainingSummary(history=(old,)).plot()
+    loss, _, time, unused = figure.axes
+    assert drawn_lines(loss) == {"loss": [1.0]}
+    assert [bar.get_height() for bar in time.containers[0]] == [1.5]
+    assert not unused.axison
+    figure.savefig(tmp_path / "fit.png")
+
+
+def test_what_cannot_be_drawn_is_said(monkeypatch):
+    with pytest.raises(ParamError, match="this model has no history"):
+        TrainingSummary().plot()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib, .* pip install 'sparkdl\[plot\]'"):
+        TrainingSummary(history=(record(1),)).plot()

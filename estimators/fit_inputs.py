@@ -12,22 +12,26 @@ import numpy.typing as npt
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.data.shards import steps_per_epoch
 from sparkdl.errors import ParamError, SerializationError
-from sparkdl.estimators.labels import check_class_labels
-from sparkdl.estimators.metric_trial import try_metrics
+from sparkdl.estimators.fit_features import check_names, make_inputs
+from sparkdl.estimators.fit_heads import make_heads, trial_labels, with_classes
+from sparkdl.estimators.step_trial import try_step
 from sparkdl.estimators.validation_split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
 from sparkdl.training.columns import dtype_name
 from sparkdl.training.goal import Goal
 from sparkdl.training.learning_rate import make_scheduler
-from sparkdl.training.losses import as_module, ignored_label, prediction_kind
+from sparkdl.training.losses import prediction_kind
 from sparkdl.training.probe import ProbeResult, probe
-from sparkdl.training.saved_model import ModelSignature
+from sparkdl.training.signature import ModelOutput, ModelSignature
 from sparkdl.training.spec import TrainingSpec
 from sparkdl.training.update import updates_per_epoch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.training.heads import Head
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,19 @@ class FitInputs:
     Attributes:
         spec: what goes to the ranks.
         signature: what the trained model will take and give.
-        example: features of one row, ``(1, *shape)``.
+        example: one row, columns of shape ``(1, *shape)``.
     """
 
     spec: TrainingSpec
     signature: ModelSignature
-    example: npt.NDArray[np.generic]
+    example: dict[str, npt.NDArray[Any]]
 
 
 def column_names(params: _TorchEstimatorParams) -> list[str]:
-    """Return the columns that a fit reads: features, label and, where they are set, weight and validation indicator."""
-    names = (params.getFeaturesCol(), params.getLabelCol(), _weight_column(params), validation_column(params))
-    return [name for name in names if name is not None]
-
-
-def _weight_column(params: _TorchEstimatorParams) -> str | None:
-    return params.getWeightCol() if params.isSet(params.weightCol) else None
+    """Return the columns that a fit reads: features, labels and, where they are set, weight and indicator."""
+    others = (params.weight_column(), validation_column(params))
+    names = [*params.getFeaturesCols(), *params.label_names(), *(name for name in others if name is not None)]
+    return list(dict.fromkeys(names))
 
 
 def check_picklable(params: _TorchEstimatorParams) -> None:
@@ -65,9 +66,9 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
         pack_module(params.getModel())
     except SerializationError as error:
         raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
-    _check_function("optimizer", params.getOptimizer())
-    _check_function("loss", params.getLoss())
-    _check_function("scheduler", params.getScheduler())
+    for param in (params.optimizer, params.loss, params.scheduler, *params.function_params()):
+        if params.isSet(param):
+            _check_function(param.name, params.getOrDefault(param))
     for name, metric in params.getMetrics().items():
         _check_function(f"metrics: {name!r}", metric)
     for callback in params.getCallbacks():
@@ -85,46 +86,50 @@ def _check_function(name: str, value: object) -> None:
 
 
 def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:
-    """Try model, loss, optimizer and scheduler on the first row and build the spec.
+    """Try model, losses, optimizer and scheduler on the first row and build the spec.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
-        DataError: if features do not fit the model or labels the loss, or weights are no weights.
-        ParamError: if the model's output, the optimizer, the scheduler, a metric, or the loss with weights cannot be
+        DataError: if features do not fit the model or labels a loss, or weights are no weights.
+        ParamError: if the model's outputs, the optimizer, the scheduler, a metric, or a loss with weights cannot be
             used, or validationFraction leaves no rows.
     """
     training, validation = split_rows(params, dataset)
-    features, label, weight = params.getFeaturesCol(), params.getLabelCol(), _weight_column(params)
+    weight = params.weight_column()
     if weight is not None:
         check_row_weights(dataset, weight)
-    loss = as_module(params.getLoss())
-    row = _first_row(dataset, (features, label))
+    inputs, heads = make_inputs(params, dataset), make_heads(params, dataset)
+    row = _first_row(dataset, [*inputs.names, *(head.label.name for head in heads)])
     found = probe(
         params.getModel(),
-        loss,
         params.getOptimizer(),
-        features=row[features],
-        labels=row[label],
-        names=(features, label),
+        inputs=inputs,
+        heads=heads,
+        row=row,
+        labels=trial_labels(heads, dataset, row),
         weighted=weight is not None,
     )
+    check_names((each.name for each in found.inputs.inputs), params)
     _try_scheduler(params, found, num_training_rows(training, dataset))
     _check_gradients(params, found)
-    if found.num_classes is not None and dtype_name(found.label_dtype) == "int64":
-        check_class_labels(dataset, label, found.num_classes, ignored_label(loss))
-    signature = ModelSignature(
-        features=features,
-        features_shape=dataset.column(features).shape,
-        column_dtype=dataset.column(features).dtype,
-        features_dtype=dtype_name(found.features_dtype),
-        prediction_kind=prediction_kind(loss),
-        prediction_shape=found.prediction_shape,
+    heads = with_classes(found.heads, found.num_classes, dataset)
+    spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
+    try_step(spec, dataset)
+    return FitInputs(spec, _signature(found, heads), row)
+
+
+def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
+    outputs = tuple(
+        ModelOutput(
+            name=head.label.name,
+            kind="value" if head.loss is None else prediction_kind(head.loss),
+            shape=shape,
+            num_classes=num_classes,
+            classes=head.label.classes,
+        )
+        for head, num_classes, shape in zip(heads, found.num_classes, found.prediction_shapes, strict=True)
     )
-    spec = replace(
-        _make_spec(params, loss, found, dataset), training_rows=training, validation_rows=validation
-    )
-    try_metrics(spec, dataset)
-    return FitInputs(spec, signature, row[features])
+    return ModelSignature(inputs=found.inputs, outputs=outputs)
 
 
 def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: int) -> None:
@@ -150,15 +155,16 @@ def _check_gradients(params: _TorchEstimatorParams, found: ProbeResult) -> None:
         )
 
 
-def _make_spec(
-    params: _TorchEstimatorParams, loss: Any, found: ProbeResult, dataset: ParquetDataset
-) -> TrainingSpec:
+def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
     """The one place where Spark's Params become the fields of the spec."""
     names = params.metric_names()
     best = params.best_goal(names)
     return TrainingSpec(
         model=params.getModel(),
-        loss=loss,
+        inputs=found.inputs,
+        heads=heads,
+        user_step=params.getTrainStep(),
+        augment=params.getAugment(),
         optimizer=params.getOptimizer(),
         scheduler=params.getScheduler(),
         scheduler_interval=params.getSchedulerInterval(),
@@ -172,12 +178,7 @@ def _make_spec(
         patience=params.patience(),
         watched=best or Goal(metric="val_loss" if "val_loss" in names else "loss"),
         callbacks=params.getCallbacks(),
-        features=params.getFeaturesCol(),
-        label=params.getLabelCol(),
-        weight=_weight_column(params),
-        features_dtype=dtype_name(found.features_dtype),
-        label_dtype=dtype_name(found.label_dtype),
-        label_shape=dataset.column(params.getLabelCol()).shape,
+        weight=params.weight_column(),
         batch_size=params.getBatchSize(),
         epochs=params.getEpochs(),
         seed=params.getSeed(),
@@ -188,7 +189,7 @@ def _make_spec(
     )
 
 
-def _first_row(dataset: ParquetDataset, names: tuple[str, str]) -> dict[str, npt.NDArray[Any]]:
+def _first_row(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     with ParquetFeed(dataset, columns=names, rank=0, world_size=1, batch_size=1, shuffle=False) as feed:
         for batch in feed.epoch(0):
             return {name: np.array(values) for name, values in batch.items()}

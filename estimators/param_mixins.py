@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -76,16 +77,19 @@ class HasOptimizer(Params):
 class HasLoss(Params):
     """Param ``loss``."""
 
-    loss: Param[LossFunction] = Param(
-        Params._dummy(), "loss", "loss of torch.nn, or a function of (outputs, labels) that returns the mean"
+    loss: Param[Any] = Param(
+        Params._dummy(),
+        "loss",
+        "loss of torch.nn, or a function of (outputs, labels) that returns the mean; or a list of one per label column",
     )
 
-    def getLoss(self) -> LossFunction:
-        """Return the loss."""
-        return self.getOrDefault(self.loss)
+    def getLoss(self) -> LossFunction | Sequence[LossFunction]:
+        """Return the loss, or those of several label columns."""
+        loss: LossFunction | Sequence[LossFunction] = self.getOrDefault(self.loss)
+        return loss
 
-    def setLoss(self: P, value: LossFunction) -> P:
-        """Set the loss."""
+    def setLoss(self: P, value: LossFunction | Sequence[LossFunction]) -> P:
+        """Set the loss, or those of several label columns."""
         return self._set(loss=value)
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from pyspark.ml.param import Param
 from pyspark.ml.param.shared import (
-    HasFeaturesCol,
-    HasLabelCol,
     HasPredictionCol,
     HasSeed,
     HasWeightCol,
@@ -17,6 +15,14 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.estimators.checked_params import CheckedParams
 from sparkdl.estimators.course_mixins import HasBestMetric, HasCallbacks, HasEarlyStopping
+from sparkdl.estimators.input_mixins import (
+    HasAugment,
+    HasFeatureColumns,
+    HasLabelColumns,
+    HasPaddingValue,
+    HasPrepareFeatures,
+    HasTrainStep,
+)
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
     HasCache,
@@ -48,6 +54,7 @@ from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 DEFAULTS: dict[str, Any] = {
     "featuresCol": "features",
     "labelCol": "label",
+    "passFeaturesBy": "position",
     "predictionCol": "prediction",
     "batchSize": 32,
     "epochs": 1,
@@ -71,8 +78,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 class _TorchParams(
-    HasFeaturesCol,
-    HasLabelCol,
+    HasFeatureColumns,
+    HasLabelColumns,
+    HasPaddingValue,
     HasPredictionCol,
     HasWeightCol,
     HasSeed,
@@ -103,14 +111,6 @@ class _TorchParams(
         super().__init__()
         self._setDefault(**DEFAULTS)
 
-    def setFeaturesCol(self: P, value: str) -> P:
-        """Set the feature column."""
-        return self._set(featuresCol=value)
-
-    def setLabelCol(self: P, value: str) -> P:
-        """Set the label column."""
-        return self._set(labelCol=value)
-
     def setPredictionCol(self: P, value: str) -> P:
         """Set the column that transform adds."""
         return self._set(predictionCol=value)
@@ -125,9 +125,33 @@ class _TorchParams(
 
 
 class _TorchEstimatorParams(
-    _TorchParams, HasModel, HasOptimizer, HasLoss, HasScheduler, HasMetrics, HasCallbacks
+    _TorchParams,
+    HasModel,
+    HasOptimizer,
+    HasLoss,
+    HasTrainStep,
+    HasPrepareFeatures,
+    HasAugment,
+    HasScheduler,
+    HasMetrics,
+    HasCallbacks,
 ):
     """Params of the estimator: the shared ones and those that hold Python objects."""
+
+    def weight_column(self) -> str | None:
+        """Return the column of row weights, if one is set."""
+        return self.getWeightCol() if self.isSet(self.weightCol) else None
+
+    def label_names(self) -> list[str]:
+        """Return the label columns; with a trainStep those alone that were set, as it may need none."""
+        if self.getTrainStep() is not None and not self.isSet(self.labelCol):
+            return []
+        return self.getLabelCols()
+
+    def function_params(self) -> list[Param[Any]]:
+        """Return the Params that hold a function and need not be set, where they are."""
+        params = (self.scheduler, self.trainStep, self.prepareFeatures, self.augment)
+        return [param for param in params if self.isSet(param)]
 
     def metric_names(self) -> list[str]:
         """Return the names of all losses and metrics that a fit has."""
@@ -141,9 +165,7 @@ class _TorchEstimatorParams(
         Raises:
             ParamError: naming the Param, its value and what it may be.
         """
-        for param in (self.model, self.optimizer, self.loss):
-            if not self.isDefined(param):
-                raise ParamError(f"Param {param.name} is not set: {param.doc}.")
+        self._check_presence()
         for param, least in (
             (self.batchSize, 1),
             (self.epochs, 1),
@@ -173,11 +195,28 @@ class _TorchEstimatorParams(
         self.check_callbacks()
         self.patience()
         self.best_goal(self.metric_names())
-        functions: list[Param[Any]] = [self.optimizer, self.loss]
-        if self.isSet(self.scheduler):
-            functions.append(self.scheduler)
-        for function in functions:
-            given = self.getOrDefault(function)
-            if isinstance(given, type) or not callable(given):
-                shown = given.__name__ if isinstance(given, type) else type(given).__name__
-                raise ParamError(f"Param {function.name} is {shown}: {function.doc}.")
+        if any(not weight > 0 for weight in self.getLossWeights() or ()):
+            raise ParamError(f"Param lossWeights is {self.getLossWeights()}: {self.lossWeights.doc}.")
+        losses = self.getLoss() if self.isSet(self.loss) else []
+        for loss in losses if isinstance(losses, list | tuple) else [losses]:
+            _check_callable(self.loss, loss)
+        for param in (self.optimizer, *self.function_params()):
+            _check_callable(param, self.getOrDefault(param))
+
+    def _check_presence(self) -> None:
+        needed: list[Param[Any]] = [self.model, self.optimizer]
+        if self.getTrainStep() is None:
+            needed.append(self.loss)
+        elif self.isSet(self.loss):
+            raise ParamError(
+                "Params loss and trainStep are both set. The loss is what trainStep returns: leave loss out."
+            )
+        for param in needed:
+            if not self.isDefined(param):
+                raise ParamError(f"Param {param.name} is not set: {param.doc}.")
+
+
+def _check_callable(param: Param[Any], given: object) -> None:
+    if isinstance(given, type) or not callable(given):
+        shown = given.__name__ if isinstance(given, type) else type(given).__name__
+        raise ParamError(f"Param {param.name} is {shown}: {param.doc}.")

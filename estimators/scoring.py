@@ -1,6 +1,6 @@
 """Predictions for a Spark column. Made on the *driver*, run in Spark's Python workers on the *executors*.
 
-Only the feature column goes to Python; all others stay where they are. A worker process keeps the models that
+Only the feature columns go to Python; all others stay where they are. A worker process keeps the models that
 it has loaded, so that a model is loaded once per process and not once per task.
 """
 
@@ -10,7 +10,8 @@ import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator  # at run time, as Spark reads the annotations of the functions it runs
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
+from sparkdl.data.spark_columns import quoted
 from sparkdl.training.architecture import PackedModule, join_module, unpack_module
 from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import ModelSignature, SavedModel
+from sparkdl.training.saved_model import SavedModel
+from sparkdl.training.signature import ModelOutput, ModelSignature
 
 _MAX_LOADED = 4
 _loaded: OrderedDict[str, Predictor] = OrderedDict()
@@ -50,45 +53,84 @@ class ScoringModel:
 
 
 def prediction_udf(model: ScoringModel) -> Any:
-    """Return a Spark function of the feature column that gives predictions: a double, or an array of doubles.
+    """Return a Spark function of the feature columns that gives predictions, of the type :func:`result_type`.
 
     It is marked as not deterministic, which it is: Spark would otherwise compute it again for a filter on its
     result.
     """
-    result_type = "array<double>" if model.signature.prediction_shape else "double"
+    returned = result_type(model.signature)
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        return _pandas_udf(model, result_type)
+        return _pandas_udf(model, returned)
+    make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
+    if len(model.signature.inputs.columns) == 1:
 
-    def score(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        def score_one(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
+            return score_columns(model, ((column,) for column in columns))
+
+        return make_udf(score_one, returned).asNondeterministic()
+
+    def score(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return score_columns(model, columns)
 
-    make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
-    return make_udf(score, result_type).asNondeterministic()
+    return make_udf(score, returned).asNondeterministic()
 
 
-def _pandas_udf(model: ScoringModel, result_type: str) -> Any:
+def _pandas_udf(model: ScoringModel, returned: str) -> Any:
     from pyspark.sql.pandas.functions import pandas_udf
 
-    def score(columns: Iterator[pd.Series]) -> Iterator[pd.Series]:
-        arrays = (pa.Array.from_pandas(column) for column in columns)
-        for predictions in score_columns(model, arrays):
-            yield predictions.to_pandas()
-
     make_udf: Any = pandas_udf
-    return make_udf(score, result_type).asNondeterministic()
+    if len(model.signature.inputs.columns) == 1:
+
+        def score_one(columns: Iterator[pd.Series]) -> Iterator[pd.Series]:
+            arrays = ((pa.Array.from_pandas(column),) for column in columns)
+            for predictions in score_columns(model, arrays):
+                yield _to_pandas(predictions)
+
+        return make_udf(score_one, returned).asNondeterministic()
+
+    def score(columns: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
+        arrays = (tuple(pa.Array.from_pandas(column) for column in each) for each in columns)
+        for predictions in score_columns(model, arrays):
+            yield _to_pandas(predictions)
+
+    return make_udf(score, returned).asNondeterministic()
 
 
-def score_columns(model: ScoringModel, columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
-    """Yield the predictions for each Arrow array of features; a null row has a null prediction. Runs on an *executor*.
+def _to_pandas(predictions: pa.Array) -> Any:
+    """A struct of several heads as the DataFrame that Spark wants for one."""
+    if pa.types.is_struct(predictions.type):
+        return pa.Table.from_struct_array(predictions).to_pandas()
+    return predictions.to_pandas()
+
+
+def result_type(signature: ModelSignature) -> str:
+    """Return Spark's type of a prediction: of the one output, or a struct with a field for each label column."""
+    if len(signature.outputs) == 1:
+        return _type_of(signature.outputs[0])
+    fields = (f"{quoted(output.name)}: {_type_of(output)}" for output in signature.outputs)
+    return f"struct<{', '.join(fields)}>"
+
+
+def _type_of(output: ModelOutput) -> str:
+    element = "double"
+    if output.classes is not None:
+        element = {str: "string", bool: "boolean", int: "bigint"}[type(output.classes[0])]
+    return f"array<{element}>" if output.shape else element
+
+
+def score_columns(model: ScoringModel, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+    """Yield the predictions for each batch of feature columns; a row with a null has a null prediction.
+
+    Runs on an *executor*.
 
     Raises:
         DataError: if rows have another shape than the model was trained on, or hold a null inside.
     """
     predictor = load_predictor(model)
-    for column in columns:
-        yield score_column(predictor, column)
+    for columns in batches:
+        yield score_batch(predictor, columns)
 
 
 def load_predictor(model: ScoringModel) -> Predictor:
@@ -111,29 +153,45 @@ def _load_module(model: ScoringModel) -> nn.Module:
     return join_module(model.module.structure, load_file(SparkFiles.get(model.weights_file)))
 
 
-def score_column(predictor: Predictor, column: pa.Array) -> pa.Array:
-    """Return predictions for one Arrow array of features."""
+def score_batch(predictor: Predictor, columns: tuple[pa.Array, ...]) -> pa.Array:
+    """Return predictions for one batch of Arrow arrays, those of the feature columns in their order."""
     signature = predictor.signature
-    present = column.drop_null() if column.null_count else column
-    _, dtype, _ = describe_type(signature.features, column.type)
-    described = Column(name=signature.features, dtype=dtype, shape=signature.features_shape)
-    features = to_numpy(pa.chunked_array([present]), described)
-    predictions = predictor.predict({signature.features: features})
-    absent = np.asarray(column.is_null()) if column.null_count else None
-    rows = predictions.reshape(len(predictions), math.prod(signature.prediction_shape))
-    return _to_arrow(rows, absent, is_array=signature.prediction_shape != ())
+    nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns if column.null_count]
+    absent = reduce(np.logical_or, nulls) if nulls else None
+    if absent is not None:
+        present = pa.array(~absent)
+        columns = tuple(column.filter(present) for column in columns)
+    features = {
+        expected.name: _to_numpy(column, expected)
+        for column, expected in zip(columns, signature.inputs.columns, strict=True)
+    }
+    predictions = predictor.predict(features)
+    arrays = [_to_arrow(predictions[output.name], absent, output) for output in signature.outputs]
+    if len(arrays) == 1:
+        return arrays[0]
+    mask = None if absent is None else pa.array(absent)
+    return pa.StructArray.from_arrays(arrays, [output.name for output in signature.outputs], mask=mask)
+
+
+def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
+    # Rows may come in another type of number than those that the model was trained on.
+    if expected.kind == "number":
+        _, dtype, _ = describe_type(expected.name, column.type)
+        expected = replace(expected, dtype=dtype)
+    return to_numpy(pa.chunked_array([column]), expected)
 
 
 def _to_arrow(
-    predictions: npt.NDArray[np.float64], absent: npt.NDArray[np.bool_] | None, *, is_array: bool
+    predictions: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None, output: ModelOutput
 ) -> pa.Array:
     num_rows = len(predictions) if absent is None else len(absent)
     present = np.ones(num_rows, dtype=bool) if absent is None else ~absent
-    if not is_array:
-        values = np.zeros(num_rows)
-        values[present] = predictions[:, 0]
+    if not output.shape:
+        values = np.zeros(num_rows, predictions.dtype)
+        values[present] = predictions
         return pa.array(values, mask=absent)
-    offsets = np.concatenate([[0], np.cumsum(present * predictions.shape[1])]).astype(np.int32)
+    width = math.prod(output.shape)
+    offsets = np.concatenate([[0], np.cumsum(present * width)]).astype(np.int32)
     mask = None if absent is None else pa.array(absent)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(predictions.reshape(-1)), mask=mask)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from pyspark.ml import Estimator
@@ -16,6 +14,7 @@ from sparkdl.estimators.checked_params import check_param_map
 from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, prepare_fit
 from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
 from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
+from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.stored_spec import store_spec
@@ -23,9 +22,9 @@ from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.estimators.training_rows import TrainingRows, share_rows
 from sparkdl.launch import check_cluster, run_on_ranks
-from sparkdl.tracking import FitRun, LoggedModelSpec, TrackingMode, open_run
+from sparkdl.tracking import FitRun, TrackingMode, open_run
 from sparkdl.training.architecture import unpack_module
-from sparkdl.training.saved_model import SavedModel, save_model
+from sparkdl.training.saved_model import SavedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +37,9 @@ if TYPE_CHECKING:
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
     from sparkdl.training.metrics import Metric
-    from sparkdl.training.spec import OptimizerFactory
+    from sparkdl.training.model_inputs import PrepareFunction
+    from sparkdl.training.spec import AugmentFunction, OptimizerFactory
+    from sparkdl.training.user_step import UserStep
 
 
 _logger = logging.getLogger(__name__)
@@ -50,9 +51,25 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
     Args:
         model: any ``torch.nn.Module``; ``fit`` trains a copy.
         optimizer: function that takes the model's parameters and returns a torch optimizer.
-        loss: a loss of ``torch.nn``, or a function of ``(outputs, labels)`` that returns the mean over the rows.
-        featuresCol: column of numbers, vectors, or arrays of one length; default ``"features"``.
-        labelCol: column of labels; default ``"label"``. Class labels count from 0, as integers or as doubles.
+        loss: a loss of ``torch.nn``, or a function of ``(outputs, labels)`` that returns the mean over the rows; with
+            several label columns one for all of them, or a list of one for each.
+        trainStep: function of ``(model, batch)`` in the place of loss: ``batch`` is a dict of tensors, the model's
+            inputs and the label and weight columns by name; it returns the mean loss over the rows, or a tuple of that
+            and the outputs, which metrics need.
+        featuresCol: column of numbers, vectors, or arrays; or a list of several; default ``"features"``. Integers stay
+            integers where the model takes them, as an embedding does.
+        passFeaturesBy: how the model is called with several: by ``"position"`` (default), or by ``"name"``.
+        prepareFeatures: function that makes the model's inputs of feature columns that are no numbers (strings, bytes,
+            images) or not yet as the model takes them. It gets a dict by name, arrays with an item per row, and
+            returns an array or tensor, or a dict of several; ``transform`` calls it too.
+        paddingValue: with which arrays whose length differs from row to row are filled up to the longest of a batch;
+            default: they have to have one length.
+        augment: function of a dict of the arrays of a batch, inputs, labels and weights by name, that returns them
+            changed, called before the model is trained on it, not in validation and ``transform``.
+        labelCol: column of labels; default ``"label"``. Class labels are integers or doubles that count from 0, or any
+            integers, booleans or strings, which are indexed in ascending order, and predicted as they are called. A
+            list of columns for a model with an output for each: a tuple in this order, or a dict by these names.
+        lossWeights: what the loss of each label column weighs in their sum; default 1 each.
         predictionCol: column that the model adds; default ``"prediction"``.
         weightCol: column of non-negative row weights.
         validationIndicatorCol: column of booleans, true for the rows that the model is validated on and not trained on.
@@ -109,9 +126,15 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         *,
         model: Any = None,
         optimizer: OptimizerFactory | None = None,
-        loss: LossFunction | None = None,
-        featuresCol: str | None = None,
-        labelCol: str | None = None,
+        loss: LossFunction | Sequence[LossFunction] | None = None,
+        trainStep: UserStep | None = None,
+        featuresCol: str | Sequence[str] | None = None,
+        passFeaturesBy: str | None = None,
+        prepareFeatures: PrepareFunction | None = None,
+        paddingValue: float | None = None,
+        augment: AugmentFunction | None = None,
+        labelCol: str | Sequence[str] | None = None,
+        lossWeights: Sequence[float] | None = None,
         predictionCol: str | None = None,
         weightCol: str | None = None,
         validationIndicatorCol: str | None = None,
@@ -150,8 +173,14 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             model=model,
             optimizer=optimizer,
             loss=loss,
+            trainStep=trainStep,
             featuresCol=featuresCol,
+            passFeaturesBy=passFeaturesBy,
+            prepareFeatures=prepareFeatures,
+            paddingValue=paddingValue,
+            augment=augment,
             labelCol=labelCol,
+            lossWeights=lossWeights,
             predictionCol=predictionCol,
             weightCol=weightCol,
             validationIndicatorCol=validationIndicatorCol,
@@ -291,7 +320,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
 
     def _make_model(self, inputs: FitInputs, outcome: FitOutcome, run: FitRun) -> TorchModel:
         saved = SavedModel(unpack_module(outcome.module).eval(), inputs.signature)
-        uri = _log_model_or_warn(saved, inputs, run)
+        uri = log_model_or_warn(saved, inputs.example, run)
         summary = TrainingSummary(
             history=outcome.history, model_epoch=outcome.model_epoch, run_id=run.run_id, model_uri=uri
         )
@@ -301,17 +330,27 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         return self._copyValues(model)
 
     def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
-        skipped = {self.model, self.optimizer, self.loss, self.scheduler, self.metrics, self.callbacks}
+        objects = [
+            self.model,
+            self.optimizer,
+            self.loss,
+            self.metrics,
+            self.callbacks,
+            *self.function_params(),
+        ]
         params = {
-            param.name: value for param, value in self.extractParamMap().items() if param not in skipped
+            param.name: value for param, value in self.extractParamMap().items() if param not in objects
+        }
+        functions = {
+            param.name: _name_of(self.getOrDefault(param))
+            for param in (self.optimizer, self.loss, *self.function_params())
+            if self.isSet(param)
         }
         model = self.getModel()
         return {
             **params,
+            **functions,
             "model": type(model).__name__,
-            "loss": _name_of(self.getLoss()),
-            "optimizer": _name_of(self.getOptimizer()),
-            **({"scheduler": _name_of(self.getScheduler())} if self.getScheduler() else {}),
             **({"metrics": ", ".join(self.getMetrics())} if self.getMetrics() else {}),
             **(
                 {"callbacks": ", ".join(type(each).__name__ for each in self.getCallbacks())}
@@ -353,39 +392,7 @@ def _progress(*, show: bool) -> Iterator[ProgressLine]:
             raise
 
 
-def _log_model_or_warn(saved: SavedModel, inputs: FitInputs, run: FitRun) -> str | None:
-    """Log the model and return its URI; None without tracking, or with a warning where MLflow does not take it."""
-    if run.run_id is None:
-        return None
-    try:
-        return _log_model(saved, inputs, run)
-    except Exception as error:
-        _logger.warning(
-            "The model is trained, but MLflow did not take it: %s: %s. To log it later: model.save(path), then "
-            "mlflow.start_run(run_id=%r) and mlflow.pyfunc.log_model(name='model', "
-            "loader_module='sparkdl.training.pyfunc', data_path=path + '/module').",
-            type(error).__name__,
-            error,
-            run.run_id,
-        )
-        return None
-
-
-def _log_model(saved: SavedModel, inputs: FitInputs, run: FitRun) -> str | None:
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        save_model(saved, Path(folder) / "sparkdl_model")
-        return run.log_model(
-            LoggedModelSpec(
-                folder=Path(folder) / "sparkdl_model",
-                loader_module="sparkdl.training.pyfunc",
-                column=saved.signature.features,
-                dtype=saved.signature.column_dtype,
-                shape=saved.signature.features_shape,
-                example=inputs.example[0],
-                prediction_shape=saved.signature.prediction_shape,
-            )
-        )
-
-
 def _name_of(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_name_of, value))
     return str(getattr(value, "__name__", type(value).__name__))

@@ -28,7 +28,9 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
     """A trained torch module as a Spark ML model.
 
     ``transform`` adds the column ``predictionCol``: the class as a double for a loss over classes, 0.0 or 1.0
-    for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order).
+    for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order). Where the
+    label column held strings, booleans or numbers that were indexed, it is those; with several label columns it is a
+    struct with a field for each. A row with a null among its features has a null prediction.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
     """
@@ -83,10 +85,19 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
             )
         scoring = self._scoring.for_batch_size(self.getPredictionBatchSize())
         predict = prediction_udf(with_sent_weights(scoring, dataset.sparkSession))
-        return dataset.withColumn(name, predict(_features(dataset, self.getFeaturesCol())))
+        return dataset.withColumn(name, predict(*self._features(dataset)))
+
+    def _features(self, dataset: DataFrame) -> list[Column]:
+        names, expected = self.getFeaturesCols(), self._saved.signature.inputs.names
+        if len(names) != len(expected):
+            raise ParamError(
+                f"Param featuresCol names {len(names)} columns, and the model was trained on {len(expected)}: "
+                f"{', '.join(expected)}."
+            )
+        return [_feature(dataset, name) for name in names]
 
 
-def _features(dataset: DataFrame, name: str) -> Column:
+def _feature(dataset: DataFrame, name: str) -> Column:
     if name not in dataset.columns:
         raise DataError(f"There is no column {name!r}. The columns are: {', '.join(dataset.columns)}.")
     column = dataset[name]

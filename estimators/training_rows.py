@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
+from sparkdl.data.spark_columns import check_types
 from sparkdl.estimators.fit_inputs import column_names
 from sparkdl.training.columns import dtype_name, parameter_dtype
 
@@ -30,12 +31,16 @@ class RowsNeeded:
         store_url: the Store.
         keep_for: how long rows stay there after their last use.
         vector_dtype: of the elements of vectors.
+        allow_ragged: whether arrays may differ in length.
+        numbers: those of the columns that have to be numbers.
     """
 
     columns: tuple[str, ...]
     store_url: str
     keep_for: timedelta
     vector_dtype: str
+    allow_ragged: bool
+    numbers: tuple[str, ...]
 
 
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
@@ -47,7 +52,15 @@ def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
         store_url=store.url,
         keep_for=store.keep_for,
         vector_dtype="float64" if dtype == "float64" else "float32",
+        allow_ragged=params.getPaddingValue() is not None or params.getPrepareFeatures() is not None,
+        numbers=tuple(_numbers(params)),
     )
+
+
+def _numbers(params: _TorchEstimatorParams) -> list[str]:
+    features = [] if params.getPrepareFeatures() is not None else params.getFeaturesCols()
+    weight = params.weight_column()
+    return [*features, *([weight] if weight is not None else [])]
 
 
 class TrainingRows:
@@ -99,12 +112,15 @@ class TrainingRows:
 
     def _obtain(self, on_write: Callable[[], None]) -> AbstractContextManager[ParquetDataset]:
         needed = self._needed
+        check_types(self._df.schema, needed.columns)
+        if needed.numbers:
+            check_types(self._df.schema, needed.numbers, numbers_only=True)
         return use_materialized(
             self._df,
             needed.columns,
             Store(needed.store_url, keep_for=needed.keep_for),
             vector_dtype=needed.vector_dtype,
-            numbers_only=True,
+            allow_ragged=needed.allow_ragged,
             on_write=on_write,
         )
 
@@ -119,11 +135,16 @@ def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> lis
     columns: dict[RowsNeeded, dict[str, None]] = {}
     counts: dict[RowsNeeded, int] = {}
     for needed in each:
-        kind = replace(needed, columns=())
+        kind = _kind(needed)
         columns.setdefault(kind, {}).update(dict.fromkeys(needed.columns))
         counts[kind] = counts.get(kind, 0) + 1
     rows = {
         kind: TrainingRows(dataset, replace(kind, columns=tuple(names)), num_fits=counts[kind])
         for kind, names in columns.items()
     }
-    return [rows[replace(needed, columns=())] for needed in each]
+    return [rows[_kind(needed)] for needed in each]
+
+
+def _kind(needed: RowsNeeded) -> RowsNeeded:
+    """What has to be alike so that fits can share rows."""
+    return replace(needed, columns=(), numbers=())

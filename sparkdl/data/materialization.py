@@ -59,7 +59,7 @@ class _Request:
     store: Store
     vector_dtype: str
     row_group_bytes: int
-    numbers_only: bool
+    allow_ragged: bool
     on_write: Callable[[], None]
 
     @property
@@ -69,7 +69,7 @@ class _Request:
             "format": _FORMAT,
             "vector_dtype": self.vector_dtype,
             "row_group_bytes": self.row_group_bytes,
-            "numbers_only": self.numbers_only,
+            "allow_ragged": self.allow_ragged,
         }
         return plan_key(self.df.select(*names), options)
 
@@ -99,7 +99,7 @@ def materialize(
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
-    numbers_only: bool = False,
+    allow_ragged: bool = True,
     in_place: bool = True,
 ) -> ParquetDataset:
     """Return columns of a DataFrame as a Parquet dataset, checked to be what ranks can be fed with.
@@ -116,7 +116,7 @@ def materialize(
         store: where to write, a path or URL too; executors have to reach it under the same URL.
         vector_dtype: ``float64`` or ``float32``: elements of columns of vectors.
         row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
-        numbers_only: whether anything but numbers and arrays of one length is refused.
+        allow_ragged: whether arrays of a column may differ in length, or be empty.
         in_place: whether Parquet files may be used where they lie.
 
     Returns:
@@ -136,7 +136,7 @@ def materialize(
         store,
         vector_dtype=vector_dtype,
         row_group_bytes=row_group_bytes,
-        numbers_only=numbers_only,
+        allow_ragged=allow_ragged,
         in_place=in_place,
     )
     if obtained.use is not None:
@@ -152,7 +152,7 @@ def use_materialized(
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
-    numbers_only: bool = False,
+    allow_ragged: bool = True,
     in_place: bool = True,
     on_write: Callable[[], None] | None = None,
 ) -> Iterator[ParquetDataset]:
@@ -170,7 +170,7 @@ def use_materialized(
         store,
         vector_dtype=vector_dtype,
         row_group_bytes=row_group_bytes,
-        numbers_only=numbers_only,
+        allow_ragged=allow_ragged,
         in_place=in_place,
         on_write=on_write,
     )
@@ -190,23 +190,23 @@ def obtain_dataset(
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
-    numbers_only: bool = False,
+    allow_ragged: bool = True,
     in_place: bool = True,
     on_write: Callable[[], None] | None = None,
 ) -> Obtained:
     """Do what :func:`materialize` does, for somebody who reads the rows until they end the use of them."""
     if isinstance(columns, str):
         raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
-    fields = check_types(df.schema, columns, numbers_only=numbers_only)
+    fields = check_types(df.schema, columns)
     request = _Request(
-        df, fields, as_store(store), vector_dtype, row_group_bytes, numbers_only, on_write or _do_nothing
+        df, fields, as_store(store), vector_dtype, row_group_bytes, allow_ragged, on_write or _do_nothing
     )
     if request.vector_dtype not in {"float32", "float64"}:
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {request.vector_dtype!r}.")
     if request.row_group_bytes < 1:
         raise ParamError(f"row_group_bytes must be at least 1, got {request.row_group_bytes}.")
     if in_place:
-        dataset = open_in_place(request.df, request.fields, allow_ragged=not request.numbers_only)
+        dataset = open_in_place(request.df, request.fields, allow_ragged=request.allow_ragged)
         if dataset is not None:
             return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
     request.store.check_writable()
@@ -295,7 +295,7 @@ def _shapes(request: _Request, census: dict[str, ColumnCensus]) -> dict[str, tup
         levels = seen + [(None, None)] * (depth - len(seen))  # levels inside of empty arrays were not seen
         if depth:
             shapes[field.name] = tuple(
-                common_length(field.name, least, greatest, allow_ragged=not request.numbers_only)
+                common_length(field.name, least, greatest, allow_ragged=request.allow_ragged)
                 for least, greatest in levels
             )
     return shapes

@@ -6,6 +6,6 @@ The only place that imports mlflow, and it does so when a run is opened.
 from __future__ import annotations
 
 from sparkdl.tracking.fit_run import FitRun, NoRun, TrackingMode, open_run
-from sparkdl.tracking.logged_model import LoggedModelSpec
+from sparkdl.tracking.logged_model import LoggedColumn, LoggedModelSpec
 
-__all__ = ["FitRun", "LoggedModelSpec", "NoRun", "TrackingMode", "open_run"]
+__all__ = ["FitRun", "LoggedColumn", "LoggedModelSpec", "NoRun", "TrackingMode", "open_run"]

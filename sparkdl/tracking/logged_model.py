@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,24 @@ import numpy as np
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
-    from mlflow.types.schema import Array, DataType
 
 _REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "sparkdl", "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedColumn:
+    """A column that a model takes or gives.
+
+    Attributes:
+        name: of the column.
+        kind: ``"boolean"``, ``"long"``, ``"double"``, ``"string"`` or ``"binary"``: what its elements are; ``"any"``
+            where MLflow has no type for them.
+        depth: how many arrays are nested around them.
+    """
+
+    name: str
+    kind: str
+    depth: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,21 +39,17 @@ class LoggedModelSpec:
     Attributes:
         folder: local folder of the saved model.
         loader_module: module with ``_load_pyfunc(path)``.
-        column: name of the input column.
-        dtype: NumPy dtype of its elements.
-        shape: shape of one row; ``()`` for a scalar.
-        example: one row, ``shape``; the input example.
-        prediction_shape: shape of one prediction.
+        inputs: the input columns.
+        example: one row, by the names of the columns; the input example.
+        outputs: the output columns.
         name: name of the logged model in the run.
     """
 
     folder: str | os.PathLike[str]
     loader_module: str
-    column: str
-    dtype: str
-    shape: tuple[int, ...]
-    example: Any
-    prediction_shape: tuple[int, ...]
+    inputs: tuple[LoggedColumn, ...]
+    example: Mapping[str, Any]
+    outputs: tuple[LoggedColumn, ...]
     name: str = "model"
 
 
@@ -80,35 +92,35 @@ def _requirement(package: str) -> str:
 
 
 def signature_of(model: LoggedModelSpec) -> ModelSignature:
-    """Return MLflow's signature: one column in, the column ``prediction`` out."""
+    """Return MLflow's signature."""
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types import ColSpec, Schema
 
     return ModelSignature(
-        inputs=Schema([ColSpec(_column_type(model.dtype, model.shape), model.column)]),
-        outputs=Schema([ColSpec(_array_of(DataType.double, len(model.prediction_shape) > 0), "prediction")]),
+        inputs=Schema([ColSpec(_column_type(column), column.name) for column in model.inputs]),
+        outputs=Schema([ColSpec(_column_type(column), column.name) for column in model.outputs]),
     )
 
 
-def _column_type(dtype: str, shape: tuple[int, ...]) -> DataType | Array:
+def _column_type(column: LoggedColumn) -> Any:
     from mlflow.types import DataType
+    from mlflow.types.schema import AnyType, Array
 
-    # The widest type of each kind: MLflow refuses a list of Python floats where the signature says float32.
-    kind = np.dtype(dtype).kind
-    element = {"b": DataType.boolean, "i": DataType.long, "u": DataType.long}.get(kind, DataType.double)
-    return _array_of(element, len(shape) > 0)
-
-
-def _array_of(element: DataType, is_array: bool) -> DataType | Array:
-    from mlflow.types.schema import Array
-
-    return Array(element) if is_array else element
+    found: Any = AnyType() if column.kind == "any" else DataType[column.kind]
+    for _ in range(column.depth):
+        found = Array(found)
+    return found
 
 
 def _example(model: LoggedModelSpec) -> Any:
     import pandas as pd
 
-    value = np.asarray(model.example)
-    cast = value.astype(np.float64) if value.dtype.kind == "f" else value
-    row = cast.reshape(-1).tolist() if model.shape else cast.reshape(()).item()
-    return pd.DataFrame({model.column: [row]})
+    return pd.DataFrame({name: [_plain(value)] for name, value in model.example.items()})
+
+
+def _plain(value: Any) -> Any:
+    """A value of the example as JSON has it: lists and Python's own numbers, floats in double precision."""
+    if isinstance(value, np.ndarray):
+        cast = value.astype(np.float64) if value.dtype.kind == "f" else value
+        return cast.reshape(-1).tolist() if value.ndim else cast.item()
+    return value.item() if isinstance(value, np.generic) else value

@@ -227,7 +227,7 @@ class Checkpoints:
         is_best: bool = False,
     ) -> None:
         module = self._state.module
-        ranks = gather_rank_states(module, self._spec.loss, self._step.device, own, self._communicator)
+        ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
         if self._writer is None:
             return
         given = place["step"] - self._updates.steps_before
@@ -277,7 +277,7 @@ class Checkpoints:
         own = read_rank_state(ranks[rank])
         module = self._state.module
         set_buffers(dict(module.named_buffers()), own["buffers"])
-        set_buffers(loss_buffers(self._spec.loss, module), own["loss_buffers"])
+        set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
         set_random_state(own["random"], self._step.device)
         meter: dict[str, Any] = own.get("meter", {})
         return meter
@@ -290,4 +290,4 @@ class Checkpoints:
         twin = self._feed.twin()
         twin.seek(epoch - 1, index)
         with closing(twin.epoch(epoch - 1)) as batches:
-            return next(batches)
+            return self._step.objective.prepare(next(batches))

@@ -34,8 +34,6 @@ _WITHOUT_EFFECT = frozenset(
 
 _PARAM_OF_FIELD = {
     "accumulated_batches": "gradientAccumulationSteps",
-    "features": "featuresCol",
-    "label": "labelCol",
     "weight": "weightCol",
 }
 """How users spell fields whose Params are not their names in camelCase."""
@@ -48,7 +46,12 @@ def fit_identity(spec: TrainingSpec, dataset: ParquetDataset) -> dict[str, Any]:
         "dataset": _dataset(dataset, spec.columns()),
         "settings": {
             "model": type(spec.model).__name__,
-            "loss": _name(spec.loss),
+            "loss": ", ".join(_name(head.loss) for head in spec.heads)
+            if spec.user_step is None
+            else "trainStep",
+            "lossWeights": [head.weight for head in spec.heads],
+            "labelCol": list(spec.label_names),
+            "featuresCol": list(spec.inputs.names),
             "optimizer": _optimizer(spec),
             # A schedule is made for a number of epochs.
             "scheduler": None

@@ -210,7 +210,8 @@ def _run_epoch(
     checkpoints: Checkpoints,
 ) -> EpochRecord:
     # A step that fails leaves them to its traceback, with the threads that make them.
-    with closing(batches_for(step.device, feed.epoch(epoch - 1))) as batches:
+    prepared = step.objective.prepare_all(feed.epoch(epoch - 1))
+    with closing(batches_for(step.device, prepared)) as batches:
         for index, batch in enumerate(meter.time_waits(batches), start=plan.steps_before + 1):
             result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)

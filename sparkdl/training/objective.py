@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.training.columns import dtype_named, to_features, to_tensor
+from sparkdl.errors import ParamError
+from sparkdl.training.columns import dtype_named, to_tensor
+from sparkdl.training.heads import Head, output_of_each
 from sparkdl.training.losses import (
     LossTerm,
     compute_loss,
@@ -19,6 +22,8 @@ from sparkdl.training.losses import (
     needs_global_weight,
     reduction_of,
 )
+from sparkdl.training.model_inputs import Arrays
+from sparkdl.training.user_step import run_user_step
 
 if TYPE_CHECKING:
     from sparkdl.training.precision import Precision
@@ -33,14 +38,15 @@ class Evaluation:
     """What a model made of a batch.
 
     Attributes:
-        outputs: what the model returned, in the precision of the loss.
-        targets: the labels, as the loss compared them.
+        outputs: what the model returned, in the precision of the loss; of a model with several heads by the names of
+            their label columns.
+        targets: the labels, as the loss compared them; likewise.
         weights: of the rows, ``(rows,)``; None where each counts once.
         term: the loss, with a graph where gradients are wanted.
     """
 
-    outputs: Tensor
-    targets: Tensor
+    outputs: Any
+    targets: Any
     weights: Tensor | None
     term: LossTerm
 
@@ -49,7 +55,7 @@ class Objective:
     """Applies a module to batches and compares what comes out with their labels.
 
     Args:
-        spec: names the columns and their dtypes, and holds the loss.
+        spec: names the columns and their dtypes, and holds the losses.
         precision: in which the module computes.
         device: of the module.
 
@@ -60,29 +66,110 @@ class Objective:
 
     def __init__(self, spec: TrainingSpec, *, precision: Precision, device: torch.device) -> None:
         self._spec = spec
-        self._loss = spec.loss.to(device) if isinstance(spec.loss, nn.Module) else spec.loss
+        self._losses = [
+            head.loss.to(device) if isinstance(head.loss, nn.Module) else head.loss
+            for head in spec.heads
+            if head.loss is not None
+        ]
         self._precision = precision
         self._device = device
-        self._features_dtype = dtype_named(spec.features_dtype)
-        self._label_dtype = dtype_named(spec.label_dtype)
-        self.sums = reduction_of(self._loss) == "sum"
-        self.finds_weight = not self.sums and needs_global_weight(
-            self._loss, weighted=spec.weight is not None, label_is_scalar=spec.label_shape == ()
+        self.sums = any(reduction_of(loss) == "sum" for loss in self._losses)
+        self.finds_weight = not self.sums and any(
+            needs_global_weight(
+                loss, weighted=spec.weight is not None, label_is_scalar=head.label.shape == ()
+            )
+            for head, loss in zip(spec.heads, self._losses, strict=False)
         )
 
     def num_rows(self, batch: Batch) -> int:
         """How many rows a batch has."""
-        return len(batch[self._spec.label])
+        return len(next(iter(batch.values())))
+
+    def prepare(self, batch: Mapping[str, npt.NDArray[Any]], *, trains: bool = True) -> Arrays:
+        """Return a batch of the feed as arrays of numbers: the model's inputs, labels and weights by name.
+
+        Args:
+            batch: columns as they lie in the files.
+            trains: whether the user's changes for training are made.
+
+        Raises:
+            DataError: if it holds what the model or the loss cannot take.
+        """
+        if not self.num_rows(batch):
+            return batch
+        spec = self._spec
+        arrays = spec.inputs.prepared(batch)
+        arrays |= {head.label.name: head.label.encoded(batch[head.label.name]) for head in spec.heads}
+        if spec.weight is not None:
+            arrays[spec.weight] = batch[spec.weight]
+        if trains and spec.augment is not None:
+            arrays = spec.augment(arrays)
+        return arrays
+
+    def prepare_all(
+        self, batches: Generator[dict[str, npt.NDArray[Any]], None, None], *, trains: bool = True
+    ) -> Generator[Arrays, None, None]:
+        """Yield what :meth:`prepare` makes of batches; whoever leaves off closes them."""
+        with closing(batches):
+            for batch in batches:
+                yield self.prepare(batch, trains=trains)
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluation:
-        """Apply the module, wrapped or not and in whichever mode it is, to a batch of one row at least."""
-        features = to_features(batch[self._spec.features], self._features_dtype, self._device)
-        targets = to_tensor(batch[self._spec.label], self._label_dtype, self._device)
+        """Apply the module, wrapped or not and in whichever mode it is, to a prepared batch of one row at least."""
+        spec = self._spec
+        if spec.user_step is not None:
+            with self._precision.computing():
+                outputs, term = run_user_step(spec, module, batch, self._device)
+            return Evaluation(outputs, self._labels(batch), None, term)
         weights = None
-        if self._spec.weight is not None:
-            weights = to_tensor(batch[self._spec.weight], torch.float32, self._device)
+        if spec.weight is not None:
+            weights = to_tensor(batch[spec.weight], torch.float32, self._device)
         with self._precision.computing():
-            outputs = module(features)
-        outputs = self._precision.for_loss(outputs)
-        targets = match_targets(self._loss, outputs, targets)
-        return Evaluation(outputs, targets, weights, compute_loss(self._loss, outputs, targets, weights))
+            returned = spec.inputs.apply(module, batch, self._device)
+        outputs = output_of_each(returned, [head.label.name for head in spec.heads])
+        outputs = {name: self._precision.for_loss(each) for name, each in outputs.items()}
+        targets = {
+            head.label.name: self._targets(head, loss, batch, outputs[head.label.name])
+            for head, loss in zip(spec.heads, self._losses, strict=True)
+        }
+        term = self._term(outputs, targets, weights)
+        if len(spec.heads) > 1:
+            return Evaluation(outputs, targets, weights, term)
+        return Evaluation(next(iter(outputs.values())), next(iter(targets.values())), weights, term)
+
+    def _labels(self, batch: Batch) -> Any:
+        labels = {
+            head.label.name: to_tensor(batch[head.label.name], dtype_named(head.label.dtype), self._device)
+            for head in self._spec.heads
+        }
+        return next(iter(labels.values())) if len(labels) == 1 else labels
+
+    def _targets(self, head: Head, loss: Any, batch: Batch, outputs: Tensor) -> Tensor:
+        targets = to_tensor(batch[head.label.name], dtype_named(head.label.dtype), self._device)
+        return match_targets(loss, outputs, targets)
+
+    def _term(
+        self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None
+    ) -> LossTerm:
+        terms = [
+            compute_loss(loss, output, target, weights)
+            for loss, output, target in zip(self._losses, outputs.values(), targets.values(), strict=True)
+        ]
+        if len(terms) == 1 and self._spec.heads[0].weight == 1:
+            return terms[0]
+        check_like_weights(terms)
+        means = [head.weight * term.mean for head, term in zip(self._spec.heads, terms, strict=True)]
+        return LossTerm(mean=torch.stack([mean.reshape(()) for mean in means]).sum(), weight=terms[0].weight)
+
+
+def check_like_weights(terms: list[LossTerm]) -> None:
+    """Check that the mean losses of several heads were divided by one number.
+
+    Raises:
+        ParamError: if they were not, so that no weight makes the means of several ranks that of one.
+    """
+    if len({term.weight for term in terms}) > 1:
+        raise ParamError(
+            "The losses of several heads divide by different numbers: by the rows, and by the weights of classes or "
+            "the labels that count. Leave ignore_index and weight out of them, or give a trainStep."
+        )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparkdl.errors import DataError
-from sparkdl.training.columns import dtype_named, to_features
+from sparkdl.training.heads import output_of_each
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sparkdl.training.losses import PredictionKind
+    from sparkdl.training.model_inputs import Arrays
     from sparkdl.training.saved_model import SavedModel
+    from sparkdl.training.signature import ModelOutput
 
 DEFAULT_BATCH_SIZE = 1024
 
@@ -37,39 +36,40 @@ class Predictor:
         self._batch_size = batch_size
         self._device = torch.device(device)
         self._module = model.module.to(self._device).eval()
-        self._dtype = dtype_named(model.signature.features_dtype)
 
-    def predict(self, columns: Mapping[str, npt.NDArray[np.generic]]) -> npt.NDArray[np.float64]:
-        """Return one prediction per row, ``(rows, *prediction_shape)`` as float64.
+    def predict(self, columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Return by the name of each output one prediction per row.
+
+        They are float64 of shape ``(rows, *output.shape)``, or what the label column calls the classes.
 
         Args:
-            columns: holds the feature column, ``(rows, *features_shape)``.
+            columns: holds the feature columns, ``(rows, *column.shape)``.
 
         Raises:
-            DataError: if the column is missing or its rows have another shape than the model was trained on.
+            DataError: if a column is missing, its rows have another shape than the model was trained on, or it holds
+                what cannot be made numbers.
         """
-        features = self._features(columns)
-        shape = self.signature.prediction_shape
-        predictions = np.empty((len(features), *shape), dtype=np.float64)
+        inputs, outputs = self.signature.inputs, self.signature.outputs
+        num_rows = len(next(iter(columns.values())))
+        predictions = {output.name: np.empty((num_rows, *output.shape), np.float64) for output in outputs}
         with torch.inference_mode():
-            for start in range(0, len(features), self._batch_size):
-                stop = start + self._batch_size
-                outputs = self._module(to_features(features[start:stop], self._dtype, self._device))
-                predicted = decide(outputs, self.signature.prediction_kind).to("cpu", torch.float64).numpy()
-                predictions[start:stop] = predicted.reshape(-1, *shape)
-        return predictions
+            for start in range(0, num_rows, self._batch_size):
+                rows = slice(start, start + self._batch_size)
+                arrays = inputs.prepared({name: values[rows] for name, values in columns.items()})
+                returned = inputs.apply(self._module, arrays, self._device)
+                found = output_of_each(returned, list(predictions))
+                for output in outputs:
+                    decided = decide(found[output.name], output.kind).to("cpu", torch.float64).numpy()
+                    predictions[output.name][rows] = decided.reshape(-1, *output.shape)
+        return {output.name: _called(predictions[output.name], output) for output in outputs}
 
-    def _features(self, columns: Mapping[str, npt.NDArray[np.generic]]) -> npt.NDArray[np.generic]:
-        name, shape = self.signature.features, self.signature.features_shape
-        if name not in columns:
-            raise DataError(f"There is no column {name!r}. The columns are: {', '.join(columns)}.")
-        features = columns[name]
-        if features.shape[1:] != shape:
-            raise DataError(
-                f"Column {name!r} has rows of shape {features.shape[1:]}, and the model was trained on "
-                f"{shape}."
-            )
-        return features
+
+def _called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
+    """The predictions as the label column calls them."""
+    if output.classes is None:
+        return predictions
+    classes = np.array(output.classes, dtype=object if isinstance(output.classes[0], str) else None)
+    return classes[predictions.astype(np.int64)]
 
 
 def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.columns import candidate_dtypes, parameter_dtype, to_features, to_tensor
+from sparkdl.training.columns import candidate_dtypes, dtype_name, parameter_dtype, to_tensor
+from sparkdl.training.heads import Head, output_of_each
 from sparkdl.training.losses import (
     LossFunction,
     compute_loss,
@@ -27,6 +30,7 @@ from sparkdl.training.losses import (
     match_targets,
     prediction_kind,
 )
+from sparkdl.training.model_inputs import Arrays, ModelInputs
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.predictor import decide
 
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from sparkdl.training.spec import OptimizerFactory
 
 _CPU = torch.device("cpu")
+_MAX_MIXED = 4
+"""Of how many columns of integers each may stay integers or not, apart from the others."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +49,19 @@ class ProbeResult:
     """What one row tells.
 
     Attributes:
-        features_dtype: torch dtype in which the features enter the model.
-        label_dtype: torch dtype in which the labels enter the loss.
-        num_classes: number of classes for a loss over classes, else None.
-        prediction_shape: shape of one row's prediction.
+        inputs: with the dtypes in which they enter the model.
+        heads: with the dtypes in which labels enter the losses.
+        num_classes: for each head how many classes it tells apart; None for a loss that is not over classes.
+        prediction_shapes: of one row, for each head.
         has_unused_parameters: whether some parameter got no gradient.
         has_sparse_gradients: whether some gradient is a sparse tensor.
         optimizer: that the factory made, of a copy of the model.
     """
 
-    features_dtype: torch.dtype
-    label_dtype: torch.dtype
-    num_classes: int | None
-    prediction_shape: tuple[int, ...]
+    inputs: ModelInputs
+    heads: tuple[Head, ...]
+    num_classes: tuple[int | None, ...]
+    prediction_shapes: tuple[tuple[int, ...], ...]
     has_unused_parameters: bool
     has_sparse_gradients: bool
     optimizer: Optimizer
@@ -63,29 +69,30 @@ class ProbeResult:
 
 def probe(
     model: nn.Module,
-    loss: LossFunction,
     optimizer: OptimizerFactory,
     *,
-    features: npt.NDArray[np.generic],
-    labels: npt.NDArray[np.generic],
-    names: tuple[str, str],
+    inputs: ModelInputs,
+    heads: Sequence[Head],
+    row: Arrays,
+    labels: Arrays,
     weighted: bool = False,
 ) -> ProbeResult:
-    """Pass one row through a copy of the model and its loss.
+    """Pass one row through a copy of the model and its losses.
 
     Args:
         model: the model; neither its weights nor its buffers change.
-        loss: the loss.
         optimizer: the factory; called once, with the copy's parameters.
-        features: ``(1, *shape)``, a row of the data.
-        labels: ``(1, *shape)``, the label of that row.
-        names: names of the feature and the label column, for messages.
-        weighted: whether rows will have weights, for which the loss has to tell one value per row.
+        inputs: of the model; their dtypes are found out.
+        heads: what its outputs are held against; the dtypes of labels are found out. Those without a loss are the
+            user's step's.
+        row: a row of the data, columns of shape ``(1, *shape)``.
+        labels: of the row, likewise, as numbers.
+        weighted: whether rows will have weights, for which losses have to tell one value per row.
 
     Raises:
-        DataError: if the model cannot take such features, or the loss such labels.
-        ParamError: if the model's output is no tensor with one entry per row, the factory makes no optimizer,
-            the optimizer cannot step by gradients alone, or rows are weighted and the loss reduces over them.
+        DataError: if the model cannot take such features, or a loss such labels.
+        ParamError: if the model's outputs are no tensors with one entry per row, the factory makes no optimizer,
+            the optimizer cannot step by gradients alone, or rows are weighted and a loss reduces over them.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ParamError(
@@ -93,47 +100,84 @@ def probe(
         )
     # In eval() mode, as BatchNorm cannot normalize one row; on a copy, as buffers may change in any mode.
     trial = copy.deepcopy(model).to(_CPU).eval()
-    features_dtype, outputs = _try_features(trial, features, names[0])
+    inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
+    outputs = _row_outputs(returned, heads)
     made = make_optimizer(optimizer, trial)
-    num_classes = _count_classes(loss, outputs)
-    label_dtype, has_unused = _try_labels(trial, loss, outputs, labels, names[1], weighted)
-    gradients = [parameter.grad for parameter in trial.parameters() if parameter.grad is not None]
-    has_sparse = any(gradient.is_sparse for gradient in gradients)
-    _try_step(made)
-    predicted = decide(outputs.detach(), prediction_kind(loss))
-    shape = tuple(predicted.shape[1:])
+    num_classes = tuple(
+        _count_classes(head.loss, outputs[head.label.name]) if head.loss is not None else None
+        for head in heads
+    )
+    tried = tuple(
+        _try_labels(trial, head, outputs[head.label.name], labels[head.label.name], weighted)
+        for head in heads
+    )
+    trained = [parameter for parameter in trial.parameters() if parameter.requires_grad]
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    if gradients:
+        _try_step(made)
     return ProbeResult(
-        features_dtype=features_dtype,
-        label_dtype=label_dtype,
+        inputs=inputs,
+        heads=tried,
         num_classes=num_classes,
-        prediction_shape=() if shape == (1,) else shape,
-        has_unused_parameters=has_unused,
-        has_sparse_gradients=has_sparse,
+        prediction_shapes=tuple(_prediction_shape(head, outputs[head.label.name]) for head in heads),
+        has_unused_parameters=len(gradients) < len(trained),
+        has_sparse_gradients=any(gradient.is_sparse for gradient in gradients),
         optimizer=made,
     )
 
 
+def _prediction_shape(head: Head, outputs: Tensor) -> tuple[int, ...]:
+    kind = "value" if head.loss is None else prediction_kind(head.loss)
+    shape = tuple(decide(outputs.detach(), kind).shape[1:])
+    return () if shape == (1,) else shape
+
+
 def _try_features(
-    model: nn.Module, features: npt.NDArray[np.generic], name: str
-) -> tuple[torch.dtype, Tensor]:
+    model: nn.Module, inputs: ModelInputs, arrays: Mapping[str, npt.NDArray[Any]]
+) -> tuple[ModelInputs, Any]:
+    """Return the inputs with the first dtypes that the model takes, and what it returned."""
     failures = []
-    for dtype in candidate_dtypes(str(features.dtype), model):
+    for dtypes in _dtype_choices(model, arrays):
+        tried = inputs.with_dtypes(dict(zip(arrays, dtypes, strict=True)))
         try:
-            outputs = model(to_features(features, dtype, _CPU))
+            return tried, tried.apply(model, arrays, _CPU)
         except Exception as error:
             failures.append(error)
-            continue
-        if not isinstance(outputs, Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
-            found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+    if len(arrays) == 1:
+        ((name, array),) = arrays.items()
+        raise DataError(
+            f"Column {name!r} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
+            f"{array.dtype} gave {type(failures[-1]).__name__}: {failures[-1]}"
+        ) from failures[-1]
+    given = ", ".join(
+        f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()
+    )
+    raise DataError(
+        f"The model {type(model).__name__} cannot be called with {given}: {type(failures[-1]).__name__}: {failures[-1]}"
+    ) from failures[-1]
+
+
+def _dtype_choices(
+    model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]
+) -> Iterator[tuple[torch.dtype, ...]]:
+    """Dtypes for each input: as they are, where integers stay integers, then fewer and fewer of those."""
+    candidates = [candidate_dtypes(str(array.dtype), model) for array in arrays.values()]
+    if sum(len(each) > 1 for each in candidates) > _MAX_MIXED:
+        yield tuple(each[0] for each in candidates)
+        yield tuple(each[-1] for each in candidates)
+    else:
+        yield from product(*candidates)
+
+
+def _row_outputs(returned: Any, heads: Sequence[Head]) -> dict[str, Tensor]:
+    outputs = output_of_each(returned, [head.label.name for head in heads])
+    for tensor in outputs.values():
+        if tensor.ndim == 0 or tensor.shape[0] != 1:
             raise ParamError(
                 "Param model must return a tensor with one entry per row; for a batch of 1 row it "
-                f"returned {found}."
+                f"returned shape {tuple(tensor.shape)}."
             )
-        return dtype, outputs
-    raise DataError(
-        f"Column {name!r} does not fit the model {type(model).__name__}: a batch of shape {features.shape} "
-        f"and dtype {features.dtype} gave {type(failures[-1]).__name__}: {failures[-1]}"
-    ) from failures[-1]
+    return outputs
 
 
 def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
@@ -148,13 +192,13 @@ def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
 
 
 def _try_labels(
-    model: nn.Module,
-    loss: LossFunction,
-    outputs: Tensor,
-    labels: npt.NDArray[np.generic],
-    name: str,
-    weighted: bool,
-) -> tuple[torch.dtype, bool]:
+    model: nn.Module, head: Head, outputs: Tensor, labels: npt.NDArray[np.generic], weighted: bool
+) -> Head:
+    """Return the head with the dtype in which its labels enter its loss, whose gradients the model then has."""
+    name, loss = head.label.name, head.loss
+    if loss is None:
+        dtype = torch.int64 if labels.dtype.kind in "biu" else parameter_dtype(model)
+        return _with_dtype(head, dtype)
     failures = []
     row_weights = None
     if weighted:  # the row twice, as one row does not tell a value per row from a mean of shape (1,)
@@ -167,7 +211,6 @@ def _try_labels(
                 f"Column {name!r} has labels of shape {labels.shape[1:]} per row, and the model's output has "
                 f"{tuple(outputs.shape[1:])}. {type(loss).__name__} compares them element by element."
             )
-        model.zero_grad(set_to_none=True)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # a broadcast between rows
@@ -177,12 +220,15 @@ def _try_labels(
         except Exception as error:
             failures.append(error)
             continue
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return dtype, any(parameter.grad is None for parameter in trained)
+        return _with_dtype(head, dtype)
     raise DataError(
         f"Column {name!r} does not fit the loss: labels of shape {labels.shape} and dtype {labels.dtype} "
         f"with outputs of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: {failures[0]}"
     ) from failures[0]
+
+
+def _with_dtype(head: Head, dtype: torch.dtype) -> Head:
+    return replace(head, label=replace(head.label, dtype=dtype_name(dtype)))
 
 
 def _try_step(optimizer: Optimizer) -> None:

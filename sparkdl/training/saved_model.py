@@ -1,14 +1,15 @@
-"""A trained model as a folder: three files, none of which holds weights in a pickle.
+"""A trained model as a folder: a few files, none of which holds weights in a pickle.
 
 =======================  ============================================================================
-``sparkdl_model.json``   format version, versions of sparkdl and torch, the input column with shape and
-                         dtype, what a prediction is, and size and SHA-256 of the other two files
+``sparkdl_model.json``   format version, versions of sparkdl and torch, the feature columns with shapes and
+                         dtypes, what the outputs are, and size and SHA-256 of the other files
 ``weights.safetensors``  every tensor of the module, by name
 ``architecture.pkl``     the module without its tensors (:mod:`sparkdl.training.architecture`)
+``prepare.pkl``          the function that prepares features, by cloudpickle, where there is one
 =======================  ============================================================================
 
 The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch,
-NumPy, safetensors and cloudpickle, no Spark. The architecture is a pickle: load only models that you trust.
+NumPy, safetensors and cloudpickle, no Spark. Pickles run code: load only models that you trust.
 """
 
 from __future__ import annotations
@@ -17,49 +18,31 @@ import hashlib
 import json
 import shutil
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sparkdl.errors import SavedModelError
+from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.training.architecture import join_module, separate_tensors, split_module
+from sparkdl.training.signature import ModelSignature
 from sparkdl.training.versions import sparkdl_version
 
 if TYPE_CHECKING:
     import os
 
-    from sparkdl.training.losses import PredictionKind
+    from sparkdl.training.model_inputs import PrepareFunction
 
 FORMAT_VERSION = 1
 _MANIFEST = "sparkdl_model.json"
 _WEIGHTS = "weights.safetensors"
 _ARCHITECTURE = "architecture.pkl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSignature:
-    """What goes into a model and what comes out.
-
-    Attributes:
-        features: name of the feature column.
-        features_shape: shape of one row's features; ``()`` for a scalar.
-        column_dtype: NumPy dtype of the feature column in the training data.
-        features_dtype: torch dtype in which the features enter the module.
-        prediction_kind: what the module's output means, see :func:`sparkdl.training.losses.prediction_kind`.
-        prediction_shape: shape of one row's prediction; ``()`` for a number.
-    """
-
-    features: str
-    features_shape: tuple[int, ...]
-    column_dtype: str
-    features_dtype: str
-    prediction_kind: PredictionKind
-    prediction_shape: tuple[int, ...]
+_PREPARE = "prepare.pkl"
 
 
 @dataclass(frozen=True)
@@ -106,12 +89,16 @@ def save_module(
     try:
         save_file(separate_tensors(tensors), str(aside / _WEIGHTS))
         (aside / _ARCHITECTURE).write_bytes(structure)
+        names = [_WEIGHTS, _ARCHITECTURE]
+        if signature is not None and signature.inputs.prepare is not None:
+            (aside / _PREPARE).write_bytes(_pickled(signature.inputs.prepare))
+            names.append(_PREPARE)
         manifest = {
             "format_version": FORMAT_VERSION,
             "sparkdl_version": sparkdl_version(),
             "torch_version": str(torch.__version__),
-            "signature": None if signature is None else asdict(signature),
-            "files": {name: _describe(aside / name) for name in (_WEIGHTS, _ARCHITECTURE)},
+            "signature": None if signature is None else signature.to_json(),
+            "files": {name: _describe(aside / name) for name in names},
         }
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         aside.rename(folder)
@@ -130,7 +117,30 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
         tensors = load_file(str(folder / _WEIGHTS), device="cpu")
     except (SafetensorError, OSError) as error:
         raise SavedModelError(f"The weights in {folder / _WEIGHTS} cannot be read: {error}") from error
+    if signature is not None and _PREPARE in files:
+        inputs = replace(signature.inputs, prepare=_unpickled(folder / _PREPARE))
+        signature = replace(signature, inputs=inputs)
     return join_module((folder / _ARCHITECTURE).read_bytes(), tensors), signature
+
+
+def _pickled(prepare: PrepareFunction) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(prepare))
+    except Exception as error:
+        raise SerializationError(
+            f"The function that prepares features cannot be saved: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _unpickled(path: Path) -> PrepareFunction:
+    try:
+        prepare: PrepareFunction = cloudpickle.loads(path.read_bytes())
+    except Exception as error:
+        raise SavedModelError(
+            f"The function that prepares features cannot be read from {path}: {type(error).__name__}: {error}. Install "
+            "what it needs."
+        ) from error
+    return prepare
 
 
 def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[str, Any]]]:
@@ -151,13 +161,12 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
             "sparkdl."
         )
     try:
-        files = {name: manifest["files"][name] for name in (_WEIGHTS, _ARCHITECTURE)}
+        found = manifest["files"]
+        files = {name: found[name] for name in (_WEIGHTS, _ARCHITECTURE)}
+        files |= {_PREPARE: found[_PREPARE]} if _PREPARE in found else {}
         if manifest["signature"] is None:
             return None, files
-        fields = dict(manifest["signature"])
-        for shape in ("features_shape", "prediction_shape"):
-            fields[shape] = tuple(fields[shape])
-        return ModelSignature(**fields), files
+        return ModelSignature.from_json(manifest["signature"]), files
     except (KeyError, TypeError, ValueError) as error:
         raise SavedModelError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 

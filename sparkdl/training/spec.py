@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from sparkdl.training.checkpointing import CheckpointPlan
     from sparkdl.training.early_stopping import Patience
     from sparkdl.training.goal import Goal
+    from sparkdl.training.heads import Head
     from sparkdl.training.learning_rate import SchedulerFactory
-    from sparkdl.training.losses import LossFunction
     from sparkdl.training.metrics import Metric
+    from sparkdl.training.model_inputs import ModelInputs
+    from sparkdl.training.user_step import UserStep
 
 OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
+
+AugmentFunction: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +33,17 @@ class TrainingSpec:
     model: nn.Module
     """The module to train; its weights are the initial weights. Each rank trains a copy."""
 
-    loss: LossFunction
-    """Called with ``(outputs, targets)``; see :mod:`sparkdl.training.losses`."""
+    inputs: ModelInputs
+    """The feature columns, and how the model is called with them."""
+
+    heads: tuple[Head, ...]
+    """The label columns, and the losses that the model's outputs have by them, whose weighted sum is to be small."""
+
+    user_step: UserStep | None = None
+    """Called in the place of model and losses; see :mod:`sparkdl.training.user_step`."""
+
+    augment: AugmentFunction | None = None
+    """Called with the prepared arrays of a batch before the model is trained on it; returns others by these names."""
 
     optimizer: OptimizerFactory
     """Called once on each rank with ``model.parameters()``."""
@@ -56,23 +69,8 @@ class TrainingSpec:
     precision: str = "float32"
     """``"float32"``, or the lower precision in which the model computes: ``"bfloat16"`` or ``"float16"``."""
 
-    features: str
-    """Name of the feature column, ``(rows, *shape)`` in each batch."""
-
-    label: str
-    """Name of the label column."""
-
     weight: str | None = None
     """Name of a column of non-negative row weights; the loss is then the weighted mean."""
-
-    features_dtype: str = "float32"
-    """torch dtype in which the features enter the model; found by :func:`sparkdl.training.probe.probe`."""
-
-    label_dtype: str = "float32"
-    """torch dtype in which the labels enter the loss."""
-
-    label_shape: tuple[int, ...] = ()
-    """Shape of one row's label."""
 
     batch_size: int
     """Rows per rank and step."""
@@ -125,6 +123,17 @@ class TrainingSpec:
     checkpoints: CheckpointPlan | None = None
     """Where and when checkpoints are taken, and where the fit goes on from; None for no checkpoints."""
 
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the label columns."""
+        return tuple(head.label.name for head in self.heads)
+
+    @property
+    def losses(self) -> nn.ModuleList:
+        """Those losses that are modules."""
+        return nn.ModuleList(head.loss for head in self.heads if isinstance(head.loss, nn.Module))
+
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns that a batch must hold."""
-        return tuple(name for name in (self.features, self.label, self.weight) if name is not None)
+        weight = () if self.weight is None else (self.weight,)
+        return tuple(dict.fromkeys((*self.inputs.names, *self.label_names, *weight)))

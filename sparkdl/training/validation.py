@@ -93,7 +93,8 @@ class Validation:
         weight = 0.0
         with evaluating(module), _own_random_numbers(self._device):
             if self._feed is not None:
-                with closing(batches_for(self._device, self._feed.epoch(0))) as batches:
+                prepared = self._objective.prepare_all(self._feed.epoch(0), trains=False)
+                with closing(batches_for(self._device, prepared)) as batches:
                     for batch in batches:
                         rows = self._objective.num_rows(batch)
                         if not rows:

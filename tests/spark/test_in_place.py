@@ -97,7 +97,7 @@ def test_nulls_and_lengths_are_checked_in_place_as_well(
     with pytest.raises(DataError, match="'x' is null in 4 of 300 rows"):
         materialize(bad, ["x"], store)
     with pytest.raises(DataError, match="'pair' has arrays of 1 to 2 elements"):
-        materialize(bad, ["pair"], store, numbers_only=True)
+        materialize(bad, ["pair"], store, allow_ragged=False)
 
 
 @pytest.mark.any_spark_will_do

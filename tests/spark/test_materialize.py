@@ -18,6 +18,7 @@ from sparkdl.data import (
     use_materialized,
 )
 from sparkdl.data.cleanup import remove_unless_used
+from sparkdl.data.spark_columns import check_types
 from sparkdl.errors import DataError, ParamError, StoreError
 from tests.small_disk import small_disk
 
@@ -128,12 +129,11 @@ def test_nan_is_a_number(spark: SparkSession, store: Store) -> None:
         ([], "No columns were given"),
     ],
 )
-def test_columns_that_cannot_be_fed_are_refused_before_anything_is_written(
-    df: DataFrame, store: Store, columns: list[str], message: str
+def test_columns_that_have_to_be_numbers_are_refused_by_their_types(
+    df: DataFrame, columns: list[str], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        materialize(df, columns, store, numbers_only=True)
-    assert not Path(store.url).exists()
+        check_types(df.schema, columns, numbers_only=True)
 
 
 @pytest.mark.any_spark_will_do
@@ -155,7 +155,7 @@ def test_values_that_cannot_be_trained_on_are_named_and_leave_no_files(
 ) -> None:
     with pytest.raises(DataError, match=message) as caught:
         materialize(
-            df.selectExpr(f"{expression} as {name}", "flag"), [name, "flag"], store, numbers_only=True
+            df.selectExpr(f"{expression} as {name}", "flag"), [name, "flag"], store, allow_ragged=False
         )
     assert repr(name) in str(caught.value)
     assert files_of(store) == []

@@ -142,7 +142,7 @@ def test_empty_arrays_are_ragged(spark: SparkSession, store: Store) -> None:
     assert [value.tolist() for value in batch["x"]] == [[], [1], [], [1]]
     assert [value.tolist() for value in batch["y"]] == [[]] * 4
     with pytest.raises(DataError, match="'x' has arrays of 0 to 1 elements"):
-        materialize(df, ["x"], store, numbers_only=True)
+        materialize(df, ["x"], store, allow_ragged=False)
 
 
 @pytest.mark.any_spark_will_do

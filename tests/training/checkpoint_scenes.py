@@ -76,7 +76,7 @@ def train_through_death(
 ) -> Outcome | None:
     """Train, and let only one rank be ended by the loss; the others fail as their peer is lost."""
     if environment.rank != dying:
-        spec.loss.at_call = 0
+        spec.heads[0].loss.at_call = 0
     try:
         return _train(environment, spec, dataset, "fit")
     except Exception:
@@ -120,7 +120,7 @@ def train_from_every_checkpoint(
 
 
 def _train(environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, name: str) -> Outcome:
-    spec.loss.seen.zero_()
+    spec.heads[0].loss.seen.zero_()
     events: list[dict[str, Any]] = []
     with environment.open(name=name) as communicator:
         result = train(spec, communicator=communicator, dataset=dataset, report=events.append)

@@ -95,7 +95,7 @@ def plainly_validated(spec, dataset, weights):
     labels = torch.from_numpy(batch["y"])
     with torch.no_grad():
         outputs = model(torch.from_numpy(batch["x"]))
-    loss = spec.loss(outputs, labels)
+    loss = spec.heads[0].loss(outputs, labels)
     if spec.weight:
         each = nn.functional.cross_entropy(outputs, labels, reduction="none")
         loss = (each * torch.from_numpy(batch["w"])).sum() / batch["w"].sum()

@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from sparkdl.data import ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.data import Column, ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.training.heads import Head, LabelColumn
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.loop import train
 from sparkdl.training.spec import TrainingSpec
+from tests.training.signatures import make_inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +78,12 @@ def make_spec(**changes: Any) -> TrainingSpec:
         "seed": 7,
         "num_threads": 1,
     }
-    return TrainingSpec(**{**fields, **changes})
+    given = {**fields, **changes}
+    names = given.pop("features")
+    label = LabelColumn(name=given.pop("label"), dtype=given.pop("label_dtype"))
+    heads = (Head(label=label, loss=given.pop("loss")),)
+    column = Column(name=names, dtype="float32", shape=(4,))
+    return TrainingSpec(**{"inputs": make_inputs(names, **{names: column}), "heads": heads, **given})
 
 
 def train_all(
@@ -127,8 +134,8 @@ def train_in_one_process(
         for parts in zip(*(feed.epoch(epoch) for feed in feeds), strict=True):
             joined = {name: np.concatenate([part[name] for part in parts]) for name in spec.columns()}
             outputs = model(torch.from_numpy(joined["x"]))
-            label = torch.from_numpy(joined[spec.label])
-            targets = label if spec.label_dtype == "int64" else label.to(torch.float32).unsqueeze(-1)
+            label = torch.from_numpy(joined[spec.label_names[0]])
+            targets = label if spec.heads[0].label.dtype == "int64" else label.to(torch.float32).unsqueeze(-1)
             optimizer.zero_grad()
             joined_loss(spec, outputs, targets, joined).backward()
             optimizer.step()
@@ -141,7 +148,7 @@ def joined_loss(
     spec: TrainingSpec, outputs: torch.Tensor, targets: torch.Tensor, joined: dict[str, np.ndarray]
 ) -> torch.Tensor:
     if spec.weight is None:
-        return spec.loss(outputs, targets).mean()
+        return spec.heads[0].loss(outputs, targets).mean()
     weights = torch.from_numpy(joined[spec.weight]).to(torch.float32)
     per_row = nn.functional.cross_entropy(outputs, targets, reduction="none")
     return (per_row * weights).sum() / weights.sum()

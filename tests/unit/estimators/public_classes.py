@@ -11,7 +11,8 @@ from torch import nn
 from sparkdl.estimators import TorchEstimator, TorchModel
 from sparkdl.estimators.torch_model import TrainingSummary
 from sparkdl.training.history import EpochRecord
-from sparkdl.training.saved_model import ModelSignature, SavedModel
+from sparkdl.training.saved_model import SavedModel
+from tests.training.signatures import make_signature
 
 
 def make_torch_estimator(**changes):
@@ -24,14 +25,7 @@ def make_torch_estimator(**changes):
 
 
 def make_torch_model():
-    signature = ModelSignature(
-        features="x",
-        features_shape=(2,),
-        column_dtype="float32",
-        features_dtype="float32",
-        prediction_kind="class",
-        prediction_shape=(),
-    )
+    signature = make_signature((2,), "class")
     history = (EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0),)
     return TorchModel(SavedModel(nn.Linear(2, 3), signature), TrainingSummary(history=history, run_id="abc"))
 

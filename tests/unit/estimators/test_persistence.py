@@ -13,18 +13,12 @@ from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.estimators import Callback, TorchEstimator, TorchModel
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.training.history import EpochRecord, RankSeconds
-from sparkdl.training.saved_model import ModelSignature, SavedModel
+from sparkdl.training.saved_model import SavedModel
+from tests.training.signatures import make_signature
 
 
 def make_model():
-    signature = ModelSignature(
-        features="x",
-        features_shape=(2,),
-        column_dtype="float32",
-        features_dtype="float32",
-        prediction_kind="class",
-        prediction_shape=(),
-    )
+    signature = make_signature((2,), "class")
     record = EpochRecord(
         epoch=1,
         loss=0.5,

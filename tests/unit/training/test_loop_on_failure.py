@@ -20,6 +20,7 @@ from sparkdl.training.update import UpdatePlan
 
 
 class _FailingStep:
+    objective = SimpleNamespace(prepare_all=lambda batches: batches)
     device = torch.device("cpu")
 
     def run(self, batch: dict[str, Any], **numbers: Any) -> None:

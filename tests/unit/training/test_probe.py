@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
+from sparkdl.training.heads import Head, LabelColumn
 from sparkdl.training.losses import as_module, prediction_kind
+from sparkdl.training.model_inputs import ModelInputs
 from sparkdl.training.probe import probe
 
 
@@ -16,15 +19,26 @@ def sgd(parameters):
 
 
 def probe_one(model, loss, features, label, optimizer=sgd, *, weighted=False):
+    image, digit = np.array([features]), np.array([label])
+    column = Column(name="image", dtype=str(image.dtype), shape=image.shape[1:])
+    head = Head(label=LabelColumn(name="digit", shape=digit.shape[1:]), loss=loss)
     return probe(
         model,
-        loss,
         optimizer,
-        features=np.array([features]),
-        labels=np.array([label]),
-        names=("image", "digit"),
+        inputs=ModelInputs(columns=(column,)),
+        heads=[head],
+        row={"image": image},
+        labels={"digit": digit},
         weighted=weighted,
     )
+
+
+def features_dtype(found):
+    return getattr(torch, found.inputs.inputs[0].dtype)
+
+
+def label_dtype(found):
+    return getattr(torch, found.heads[0].label.dtype)
 
 
 class BagOfWords(nn.Module):
@@ -39,23 +53,23 @@ class BagOfWords(nn.Module):
 
 def test_floats_become_the_dtype_of_the_parameters():
     found = probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1.0, 2.0], 2)
-    assert (found.features_dtype, found.label_dtype) == (torch.float32, torch.int64)
-    assert (found.num_classes, found.prediction_shape) == (3, ())
+    assert (features_dtype(found), label_dtype(found)) == (torch.float32, torch.int64)
+    assert (found.num_classes[0], found.prediction_shapes[0]) == (3, ())
     found = probe_one(nn.Linear(2, 3).double(), nn.MSELoss(), [1.0, 2.0], [1.0, 2.0, 3.0])
-    assert (found.features_dtype, found.label_dtype) == (torch.float64, torch.float64)
-    assert (found.num_classes, found.prediction_shape) == (None, (3,))
+    assert (features_dtype(found), label_dtype(found)) == (torch.float64, torch.float64)
+    assert (found.num_classes[0], found.prediction_shapes[0]) == (None, (3,))
 
 
 def test_integers_stay_integers_for_an_embedding_and_become_floats_for_a_linear_layer():
-    assert probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 2], 0).features_dtype == torch.int64
-    assert probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1, 2], 0).features_dtype == torch.float32
+    assert features_dtype(probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 2], 0)) == torch.int64
+    assert features_dtype(probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1, 2], 0)) == torch.float32
 
 
 def test_scalars_enter_a_linear_layer_as_one_feature_and_an_embedding_as_they_are():
     table = nn.Sequential(nn.Embedding(10, 3))
-    assert probe_one(nn.Linear(1, 3), nn.CrossEntropyLoss(), 0.5, 2).features_dtype == torch.float32
-    assert probe_one(nn.Linear(1, 3), nn.CrossEntropyLoss(), 5, 2).features_dtype == torch.float32
-    assert probe_one(table, nn.CrossEntropyLoss(), 5, 2).features_dtype == torch.int64
+    assert features_dtype(probe_one(nn.Linear(1, 3), nn.CrossEntropyLoss(), 0.5, 2)) == torch.float32
+    assert features_dtype(probe_one(nn.Linear(1, 3), nn.CrossEntropyLoss(), 5, 2)) == torch.float32
+    assert features_dtype(probe_one(table, nn.CrossEntropyLoss(), 5, 2)) == torch.int64
 
 
 def test_parameters_without_a_gradient_are_noticed():
@@ -64,7 +78,7 @@ def test_parameters_without_a_gradient_are_noticed():
 
 
 def test_class_labels_may_be_doubles():
-    assert probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1.0, 2.0], 2.0).label_dtype == torch.int64
+    assert label_dtype(probe_one(nn.Linear(2, 3), nn.CrossEntropyLoss(), [1.0, 2.0], 2.0)) == torch.int64
 
 
 def test_a_function_gets_the_label_dtype_that_it_can_use():
@@ -74,8 +88,8 @@ def test_a_function_gets_the_label_dtype_that_it_can_use():
     def entropy(outputs, labels):
         return F.cross_entropy(outputs, labels)
 
-    assert probe_one(nn.Linear(2, 1), binary, [1.0, 2.0], 1).label_dtype == torch.float32
-    assert probe_one(nn.Linear(2, 3), entropy, [1.0, 2.0], 2).label_dtype == torch.int64
+    assert label_dtype(probe_one(nn.Linear(2, 1), binary, [1.0, 2.0], 1)) == torch.float32
+    assert label_dtype(probe_one(nn.Linear(2, 3), entropy, [1.0, 2.0], 2)) == torch.int64
 
 
 def test_the_model_does_not_change():
@@ -103,7 +117,7 @@ def test_the_model_does_not_change():
             ParamError,
             r"one score per class.*\(1,\)",
         ),
-        (nn.LSTM(2, 3), nn.MSELoss(), ParamError, "it returned tuple"),
+        (nn.LSTM(2, 3), nn.MSELoss(), ParamError, "it returned a tuple of 2"),
         (nn.LazyLinear(3), nn.MSELoss(), ParamError, "lazy layers"),
         (nn.Flatten(), nn.MSELoss(), ParamError, "nothing to train"),
         (

@@ -9,19 +9,13 @@ from torch import nn
 from sparkdl.errors import DataError
 from sparkdl.training.predictor import Predictor, decide
 from sparkdl.training.pyfunc import PyfuncModel
-from sparkdl.training.saved_model import ModelSignature, SavedModel
+from sparkdl.training.saved_model import SavedModel
+from tests.training.signatures import make_signature
 
 
 def make_pyfunc(shape=(3,), outputs=2, kind="class", prediction_shape=()):
     torch.manual_seed(0)
-    signature = ModelSignature(
-        features="x",
-        features_shape=shape,
-        column_dtype="float64",
-        features_dtype="float32",
-        prediction_kind=kind,
-        prediction_shape=prediction_shape,
-    )
+    signature = make_signature(shape, kind, prediction_shape)
     module = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), outputs))
     return PyfuncModel(Predictor(SavedModel(module, signature), batch_size=2))
 

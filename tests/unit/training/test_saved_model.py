@@ -13,7 +13,9 @@ from torch import nn
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.training.architecture import split_module
 from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import ModelSignature, SavedModel, load_model, save_model
+from sparkdl.training.saved_model import SavedModel, load_model, save_model
+from sparkdl.training.signature import ModelSignature
+from tests.training.signatures import make_signature
 
 
 class Tied(nn.Module):
@@ -30,16 +32,8 @@ class Tied(nn.Module):
         return self.norm(self.second(self.first(x))) * self.scale + self.plain
 
 
-def signature(**changes: object) -> ModelSignature:
-    fields: dict[str, object] = {
-        "features": "x",
-        "features_shape": (4,),
-        "column_dtype": "float32",
-        "features_dtype": "float32",
-        "prediction_kind": "value",
-        "prediction_shape": (4,),
-    }
-    return ModelSignature(**{**fields, **changes})  # type: ignore[arg-type]
+def signature(prediction_shape: tuple[int, ...] = (4,)) -> ModelSignature:
+    return make_signature((4,), prediction_shape=prediction_shape)
 
 
 @pytest.fixture
@@ -56,7 +50,7 @@ def test_a_loaded_model_predicts_the_same_bits(saved):
     loaded = load_model(path)
     assert loaded.signature == signature()
     expected = module(torch.from_numpy(rows)).detach().numpy().astype(np.float64)
-    np.testing.assert_array_equal(Predictor(loaded, batch_size=2).predict({"x": rows}), expected)
+    np.testing.assert_array_equal(Predictor(loaded, batch_size=2).predict({"x": rows})["y"], expected)
 
 
 def test_tied_weights_stay_tied_and_non_persistent_buffers_survive(saved):
@@ -144,7 +138,7 @@ from sparkdl.training.pyfunc import _load_pyfunc
 
 model = _load_pyfunc(sys.argv[1])
 print(model.predict(pd.DataFrame({"x": [[1.0, 2.0, 3.0, 4.0]]})).shape)
-heavy = ("pyspark", "petastorm", "mlflow", "sparkdl._native", "sparkdl.data", "sparkdl.collective")
+heavy = ("pyspark", "petastorm", "mlflow", "sparkdl._native", "sparkdl.data.feed", "sparkdl.collective")
 print([name for name in heavy if name in sys.modules])
 """
 

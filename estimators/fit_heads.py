@@ -1,0 +1,146 @@
+"""What a fit's labels are held against: the heads that Params describe, and the classes of labels. On the *driver*."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.labels import check_class_labels
+from sparkdl.estimators.stored_values import stored_values
+from sparkdl.training.heads import Head, LabelColumn
+from sparkdl.training.losses import as_module, ignored_label, is_class_loss, prediction_kind, reduction_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkdl.data import Column, ParquetDataset
+    from sparkdl.estimators.params import _TorchEstimatorParams
+
+
+def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[Head, ...]:
+    """Return the heads of a fit; dtypes and classes of labels are found out later.
+
+    Raises:
+        ParamError: if there are not as many losses or weights as label columns.
+        DataError: if a label column cannot be held against its loss.
+    """
+    names = params.label_names()
+    if params.getTrainStep() is not None:
+        return tuple(Head(label=_label(dataset.column(name)), loss=None) for name in names)
+    given: Any = params.getLoss()
+    losses = list(given) if isinstance(given, list | tuple) else [given] * len(names)
+    weights = params.getLossWeights() or [1.0] * len(names)
+    for what, values in (("loss", losses), ("lossWeights", weights)):
+        if len(values) != len(names):
+            raise ParamError(
+                f"Param {what} has {len(values)} entries, and labelCol {len(names)}: {', '.join(names)}. Give one for "
+                "each."
+            )
+    modules = [as_module(loss) for loss in losses]
+    if len({reduction_of(loss) == "sum" for loss in modules}) > 1:
+        raise ParamError(
+            "Param loss has losses that sum over the rows and others that do not. Let them all do alike."
+        )
+    heads = tuple(
+        Head(label=_label(dataset.column(name)), loss=loss, weight=weight)
+        for name, loss, weight in zip(names, modules, weights, strict=True)
+    )
+    for head in heads:
+        _check_kind(head, dataset.column(head.label.name))
+    return heads
+
+
+def trial_labels(
+    heads: Sequence[Head], dataset: ParquetDataset, row: Mapping[str, Any]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return labels to try losses with: those of a row, or the number of the first class where they may be indexed."""
+    return {
+        head.label.name: np.zeros(1, np.int64)
+        if _may_be_indexed(head, dataset.column(head.label.name))
+        else row[head.label.name]
+        for head in heads
+    }
+
+
+def with_classes(
+    heads: Sequence[Head], num_classes: Sequence[int | None], dataset: ParquetDataset
+) -> tuple[Head, ...]:
+    """Return the heads with the classes of labels that are not numbers from 0.
+
+    Raises:
+        DataError: if labels are no classes, or there are more of them than the model tells apart.
+    """
+    return tuple(_with_classes(head, count, dataset) for head, count in zip(heads, num_classes, strict=True))
+
+
+def _with_classes(head: Head, num_classes: int | None, dataset: ParquetDataset) -> Head:
+    column, loss = dataset.column(head.label.name), head.loss
+    if loss is None:
+        return head
+    if column.kind == "string" or (column.dtype == "bool" and prediction_kind(loss) != "value"):
+        most = 2 if num_classes is None else num_classes
+        classes: tuple[Any, ...] | None = (
+            (False, True) if column.dtype == "bool" else _distinct(dataset, column, most)
+        )
+        if classes is None or len(classes) > most:
+            raise DataError(
+                f"Column {column.name!r} holds more than the {most} classes that the model tells apart. Give the model "
+                "an output for each."
+            )
+        return replace(head, label=replace(head.label, classes=classes))
+    if num_classes is None or head.label.dtype != "int64":
+        return head
+    if _is_out_of_range(column, num_classes) and ignored_label(loss) is None:
+        classes = _distinct(dataset, column, num_classes)
+        if classes is not None:
+            return replace(head, label=replace(head.label, classes=classes))
+    check_class_labels(dataset, column.name, num_classes, ignored_label(loss))
+    return head
+
+
+def _is_out_of_range(column: Column, num_classes: int) -> bool:
+    if column.shape or "int" not in column.dtype or column.value_range is None:
+        return False
+    low, high = column.value_range
+    return low < 0 or high >= num_classes
+
+
+def _distinct(dataset: ParquetDataset, column: Column, most: int) -> tuple[Any, ...] | None:
+    """The values of a column in ascending order; None if there are more than ``most``. Reads the column."""
+    found: set[Any] = set()
+    for values in stored_values(dataset, column.name):
+        found.update(values.tolist() if column.kind == "string" else np.unique(values).tolist())
+        if len(found) > most:
+            return None
+    return tuple(sorted(found))
+
+
+def _label(column: Column) -> LabelColumn:
+    return LabelColumn(name=column.name, shape=column.shape)
+
+
+def _may_be_indexed(head: Head, column: Column) -> bool:
+    if head.loss is None or column.shape:
+        return False
+    if column.kind == "string" or column.dtype == "bool":
+        return prediction_kind(head.loss) != "value"
+    return is_class_loss(head.loss) and "int" in column.dtype
+
+
+def _check_kind(head: Head, column: Column) -> None:
+    if column.kind == "number":
+        return
+    assert head.loss is not None, "checked where there are losses"
+    if column.kind != "string" or column.shape:
+        raise DataError(
+            f"Column {column.name!r} holds {column.kind} values, which cannot be labels. Make numbers of them."
+        )
+    if prediction_kind(head.loss) == "value":
+        raise DataError(
+            f"Column {column.name!r} holds strings, which are labels for a loss over classes, such as "
+            "CrossEntropyLoss. Give such a loss, or make numbers of them."
+        )

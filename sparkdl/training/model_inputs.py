@@ -1,0 +1,128 @@
+"""From feature columns to what a model is called with: on *ranks*, for predictions, and when a fit is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparkdl.data import Column
+from sparkdl.errors import DataError, ParamError
+from sparkdl.training.columns import dtype_named, to_features
+from sparkdl.training.padding import pad_rows
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+PrepareFunction: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], Any]
+"""Takes feature columns of a batch by name, each with an item per row, and returns the model's inputs: an array or
+tensor, or a dict of them, with a row for each."""
+
+PASSED_BY = ("position", "name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInput:
+    """One thing that a model is called with.
+
+    Attributes:
+        name: of the column, or what the function that prepares features calls it.
+        dtype: torch dtype in which it enters the model.
+    """
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputs:
+    """How feature columns become what a model is called with.
+
+    Attributes:
+        columns: the feature columns, in the order in which they were given.
+        inputs: what the model is called with, in order.
+        by_name: whether they are keyword arguments; otherwise they come in order.
+        padding_value: with which arrays that differ in length are filled up to the longest of a batch; None where all
+            have one length.
+        prepare: the user's function that makes inputs of columns, if there is one.
+    """
+
+    columns: tuple[Column, ...]
+    inputs: tuple[ModelInput, ...] = ()
+    by_name: bool = False
+    padding_value: float | None = None
+    prepare: PrepareFunction | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the feature columns."""
+        return tuple(column.name for column in self.columns)
+
+    def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
+        """Return these inputs with the dtypes by name in which they enter the model."""
+        found = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
+        return replace(
+            self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in found.items())
+        )
+
+    def prepared(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Return a batch's inputs by name as arrays of numbers.
+
+        Raises:
+            DataError: if a column is missing, has rows of another shape, or holds what is no number; or the user's
+                function fails on the rows.
+            ParamError: if the user's function returns what is no input.
+        """
+        columns = {column.name: _checked(batch, column) for column in self.columns}
+        if self.prepare is None:
+            return {name: self._as_numbers(name, values) for name, values in columns.items()}
+        num_rows = len(next(iter(columns.values())))
+        try:
+            made = self.prepare(dict(columns))
+        except Exception as error:
+            raise DataError(
+                f"Param prepareFeatures failed on {num_rows} rows of {', '.join(columns)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(made, Mapping):
+            made = {self.columns[0].name: made}
+        return {str(name): self._made(str(name), values, num_rows) for name, values in made.items()}
+
+    def apply(self, module: nn.Module, arrays: Mapping[str, Any], device: torch.device) -> Any:
+        """Call a module with prepared inputs, arrays or tensors, and return what it returns."""
+        tensors = {
+            each.name: to_features(arrays[each.name], dtype_named(each.dtype), device) for each in self.inputs
+        }
+        return module(**tensors) if self.by_name else module(*tensors.values())
+
+    def _made(self, name: str, values: Any, num_rows: int) -> npt.NDArray[Any]:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if array.ndim == 0 or len(array) != num_rows:
+            raise ParamError(
+                f"Param prepareFeatures returned {name!r} of shape {array.shape} for {num_rows} rows. Return an array "
+                "or a tensor with an item per row."
+            )
+        return self._as_numbers(name, array)
+
+    def _as_numbers(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if values.dtype != object:
+            return values
+        return pad_rows(values, name=name, value=self.padding_value)
+
+
+def _checked(batch: Arrays, column: Column) -> npt.NDArray[Any]:
+    if column.name not in batch:
+        raise DataError(f"There is no column {column.name!r}. The columns are: {', '.join(batch)}.")
+    values = batch[column.name]
+    if values.shape[1:] != column.shape:
+        raise DataError(
+            f"Column {column.name!r} has rows of shape {values.shape[1:]}, and the model was trained on {column.shape}."
+        )
+    return values

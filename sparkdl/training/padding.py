@@ -1,0 +1,60 @@
+"""Rows of different lengths as one array: filled up at their ends to the longest of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import DataError
+
+
+def pad_rows(rows: npt.NDArray[np.object_], *, name: str, value: float | None) -> npt.NDArray[Any]:
+    """Return arrays of numbers as one array of shape ``(rows, *longest)``, in the dtype that holds them all.
+
+    Args:
+        rows: ``(rows,)`` arrays of equally many dimensions, or lists of numbers nested alike.
+        name: of their column, for errors.
+        value: what fills up; None where all rows have to be of one shape.
+
+    Raises:
+        DataError: if a row holds what is no number, or rows differ in shape and there is nothing to fill up with.
+    """
+    arrays = [_numbers(row, name) for row in rows]
+    if not arrays:
+        return np.empty((0, 0))
+    shapes = {array.shape for array in arrays}
+    if len(shapes) == 1:
+        return np.stack(arrays)
+    depths = {len(shape) for shape in shapes}
+    if value is None or len(depths) > 1:
+        some = sorted(shapes)[:: max(1, len(shapes) - 1)][:2]
+        raise DataError(
+            f"Rows of {name!r} differ in shape, such as {' and '.join(map(str, some))}. "
+            + (
+                "Set paddingValue, with which shorter ones are filled up."
+                if len(depths) == 1
+                else "Make them alike."
+            )
+        )
+    longest = tuple(np.max(np.array(sorted(shapes)), axis=0))
+    padded = np.full((len(arrays), *longest), value, np.result_type(*{array.dtype for array in arrays}))
+    for place, array in zip(padded, arrays, strict=True):
+        place[tuple(slice(length) for length in array.shape)] = array
+    return padded
+
+
+def _numbers(row: Any, name: str) -> npt.NDArray[Any]:
+    array = np.asarray(row)
+    if array.dtype == object and array.ndim == 1 and all(isinstance(each, np.ndarray) for each in array):
+        # Lists of lists, of which the inner ones differ in length: filled up below, where all rows are known.
+        raise DataError(
+            f"Column {name!r} has arrays inside arrays that differ in length. Bring them to one shape with "
+            "prepareFeatures."
+        )
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"Column {name!r} holds {type(row).__name__}, not numbers. Make numbers of it with prepareFeatures."
+        )
+    return array

@@ -5,7 +5,7 @@ A metric is a function of ``(outputs, targets)``, or one of torchmetrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -96,6 +96,22 @@ class EpochMetrics:
             except Exception as error:
                 raise TrainingError(f"Metric {name!r} failed: {type(error).__name__}: {error}") from error
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank has added up so far, waiting for the device."""
+        return {
+            "means": {name: [float(mean.total), mean.rows] for name, mean in self._means.items()},
+            "states": {name: metric.states() for name, metric in self._states.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have what :meth:`state_dict` returned count as well; metrics that it does not know begin with what comes."""
+        for name, mean in self._means.items():
+            total, rows = state["means"].get(name, (0.0, 0))
+            mean.total += total
+            mean.rows += rows
+        for name, metric in self._states.items():
+            metric.take_over(state["states"].get(name, []))
+
     def close(self, communicator: Communicator, *further: float) -> tuple[dict[str, float], list[float]]:
         """Return the metrics of all ranks' rows, and the sums over the ranks of further numbers.
 
@@ -116,6 +132,18 @@ class EpochMetrics:
         }
         values |= merge_states(self._states, packed, communicator)
         return {name: values[name] for name in self._running}, [float(each) for each in sums[: len(further)]]
+
+
+def join_metric_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
+    """Return what a rank goes on with when the states are those of another number of ranks: rank 0 with all of it."""
+    joined: dict[str, Any] = {"means": {}, "states": {}}
+    for state in states if rank == 0 else ():
+        for name, (total, rows) in state["means"].items():
+            before = joined["means"].get(name, (0.0, 0))
+            joined["means"][name] = [before[0] + total, before[1] + rows]
+        for name, own in state["states"].items():
+            joined["states"].setdefault(name, []).extend(own)
+    return joined
 
 
 def _detached(value: Any) -> Any:

@@ -12,7 +12,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from sparkdl.errors import ParamError, TrainingError
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
+
+States: TypeAlias = dict[str, Any]
+"""Of one metric on one rank, tensors or lists of them by name; and how often it was updated."""
 
 _UPDATES = "number of updates"
 """Beside the states, by a name that none of them can have."""
@@ -80,6 +83,7 @@ class StateMetric:
         self._metric.sync_on_compute = self._metric._to_sync = False
         self._metric.dist_sync_on_step = False
         self._device = device
+        self._earlier: list[States] = []
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
         """Take in a batch; a metric of classification gets labels as integers."""
@@ -88,12 +92,19 @@ class StateMetric:
             targets = targets.long()
         self._metric.update(outputs, targets)
 
-    def pack(self) -> bytes:
-        """Return this rank's states."""
+    def states(self) -> list[States]:
+        """Return this rank's states, and before them those that it has taken over."""
         states = {name: getattr(self._metric, name) for name in self._metric._reductions}
-        content = {**states, _UPDATES: self._metric._update_count}
+        return [*self._earlier, {**states, _UPDATES: self._metric._update_count}]
+
+    def take_over(self, states: list[States]) -> None:
+        """Have the rows that are in some states count as well."""
+        self._earlier += states
+
+    def pack(self) -> bytes:
+        """Return all that :meth:`states` does."""
         buffer = io.BytesIO()
-        torch.save(_on_cpu(content), buffer)
+        torch.save(_on_cpu(self.states()), buffer)
         return buffer.getvalue()
 
     def merge(self, packed: list[bytes]) -> float:
@@ -102,10 +113,10 @@ class StateMetric:
         Raises:
             TrainingError: if it cannot be computed, or is not one number.
         """
-        ranks = [
+        loaded = (
             torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
-        ]
-        ranks = [each for each in ranks if each[_UPDATES]]
+        )
+        ranks: list[States] = [each for each in chain.from_iterable(loaded) if each[_UPDATES]]
         if not ranks:
             return float("nan")
         for name, reduction in self._metric._reductions.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,18 +20,27 @@ P = TypeVar("P", bound=Params)
 
 
 def _to_store_url(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        return TypeConverters.toString(os.fspath(value))
     return value.url if isinstance(value, Store) else TypeConverters.toString(value)
 
 
-def one_of(*choices: str) -> Callable[[Any], str]:
-    """Return a converter of a Param that takes one of some strings, and raises TypeError for anything else."""
+@dataclass(frozen=True)
+class OneOf:
+    """Converter of a Param that takes one of some strings, and raises TypeError for anything else."""
 
-    def convert(value: Any) -> str:
-        if value not in choices:
-            raise TypeError(f"{value!r} is none of {', '.join(map(repr, choices))}")
+    choices: tuple[str, ...]
+
+    def __call__(self, value: Any) -> str:
+        """Return the value if it is one of them."""
+        if value not in self.choices:
+            raise TypeError(f"{value!r} is none of {', '.join(map(repr, self.choices))}")
         return str(value)
 
-    return convert
+
+def one_of(*choices: str) -> OneOf:
+    """Return a converter of a Param that takes one of some strings."""
+    return OneOf(choices)
 
 
 class HasModel(Params):

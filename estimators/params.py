@@ -15,6 +15,7 @@ from pyspark.ml.param.shared import (
 from torch import nn
 
 from sparkdl.errors import ParamError
+from sparkdl.estimators.checked_params import CheckedParams
 from sparkdl.estimators.course_mixins import HasBestMetric, HasCallbacks, HasEarlyStopping
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
@@ -94,6 +95,7 @@ class _TorchParams(
     HasValidation,
     HasEarlyStopping,
     HasBestMetric,
+    CheckedParams,
 ):
     """Params that the estimator and its model share; each can be written as JSON."""
 

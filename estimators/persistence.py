@@ -5,10 +5,11 @@ Layout, which Spark's own pipelines read and write around::
     metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
     metadata/_SUCCESS
     module/               the module, see sparkdl.training.saved_model
-    functions.pkl         estimator only: loss, optimizer, scheduler, metrics and callbacks, by cloudpickle
+    functions.pkl         Params that JSON cannot hold, such as loss and optimizer, by cloudpickle
 
-Paths and URLs are those of :func:`sparkdl.data.filesystems.open_location`. Loading runs what is pickled: load only what
-you trust.
+Paths and URLs are those of :func:`sparkdl.data.filesystems.open_location`. The driver reads and writes them, and Spark
+the metadata of pipelines around them: what is saved in a pipeline has to lie where both find it, which on Spark Connect
+is no local path unless the server runs on the same machine. Loading runs what is pickled: load only what you trust.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import time
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import cloudpickle
 from pyspark import __version__ as pyspark_version
 from pyspark.ml.util import DefaultParamsReader, MLReader, MLWriter
 
 from sparkdl.data.filesystems import absolute_url, open_location
-from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.errors import ParamError, SavedModelError, SerializationError
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_estimator import TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
@@ -42,7 +44,9 @@ _logger = logging.getLogger(__name__)
 
 _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
-_OBJECT_PARAMS = ("model", "optimizer", "loss", "scheduler", "metrics", "callbacks")
+
+M = TypeVar("M", bound=TorchModel)
+E = TypeVar("E", bound=TorchEstimator)
 
 
 class _FolderWriter(MLWriter):
@@ -84,7 +88,7 @@ class TorchModelWriter(_FolderWriter):
             "runId": summary.run_id,
             "modelUri": summary.model_uri,
         }
-        _write_metadata(self._model, folder, extra, skipped=())
+        _write_params(self._model, folder, extra)
         save_model(self._model.saved, folder / _MODULE)
 
 
@@ -98,33 +102,28 @@ class TorchEstimatorWriter(_FolderWriter):
     def build(self, folder: Path) -> None:
         """Write metadata, the module that is to be trained, and the functions."""
         estimator = self._estimator
-        _write_metadata(estimator, folder, {}, skipped=_OBJECT_PARAMS)
+        _write_params(estimator, folder, {})
         if estimator.isSet(estimator.model):
             save_module(estimator.getModel(), folder / _MODULE)
-        params = [estimator.getParam(name) for name in _OBJECT_PARAMS if name != "model"]
-        functions = {param.name: estimator.getOrDefault(param) for param in params if estimator.isSet(param)}
-        try:
-            (folder / _FUNCTIONS).write_bytes(cloudpickle.dumps(functions))
-        except Exception as error:
-            raise SerializationError(
-                f"Params {', '.join(functions)} cannot be saved: {type(error).__name__}: {error}"
-            ) from error
 
 
-class TorchModelReader(MLReader[TorchModel]):
-    """Reader of a :class:`TorchModel`."""
+class TorchModelReader(MLReader[M]):
+    """Reader of a :class:`TorchModel` or a class derived from it."""
 
-    def load(self, path: str) -> TorchModel:
+    def __init__(self, made: type[M]) -> None:
+        super().__init__()
+        self._class = made
+
+    def load(self, path: str) -> M:
         """Read from a path or URL.
 
         Raises:
             SavedModelError: if there is no such model, or it is damaged or of a newer version.
         """
-        return cast("TorchModel", _with_local_folder(path, self._load))
+        return cast("M", _with_local_folder(path, self._load))
 
-    @staticmethod
-    def _load(folder: Path) -> TorchModel:
-        metadata = _read_metadata(folder, TorchModel)
+    def _load(self, folder: Path) -> M:
+        metadata = _read_metadata(folder, self._class)
         history = tuple(EpochRecord.from_dict(record) for record in metadata.get("history", ()))
         summary = TrainingSummary(
             history=history,
@@ -132,56 +131,76 @@ class TorchModelReader(MLReader[TorchModel]):
             run_id=metadata.get("runId"),
             model_uri=metadata.get("modelUri"),
         )
-        model = TorchModel(load_model(folder / _MODULE), summary)
-        _restore(model, metadata)
+        model = self._class(load_model(folder / _MODULE), summary)
+        _restore(model, metadata, folder)
         return model
 
 
-class TorchEstimatorReader(MLReader[TorchEstimator]):
-    """Reader of a :class:`TorchEstimator`."""
+class TorchEstimatorReader(MLReader[E]):
+    """Reader of a :class:`TorchEstimator` or a class derived from it, which takes no argument that it needs."""
 
-    def load(self, path: str) -> TorchEstimator:
+    def __init__(self, made: type[E]) -> None:
+        super().__init__()
+        self._class = made
+
+    def load(self, path: str) -> E:
         """Read from a path or URL.
 
         Raises:
             SavedModelError: if there is no such estimator, or it is damaged or of a newer version.
         """
-        return cast("TorchEstimator", _with_local_folder(path, self._load))
+        return cast("E", _with_local_folder(path, self._load))
 
-    @staticmethod
-    def _load(folder: Path) -> TorchEstimator:
-        metadata = _read_metadata(folder, TorchEstimator)
-        estimator = TorchEstimator()
-        _restore(estimator, metadata)
-        try:
-            functions = cloudpickle.loads((folder / _FUNCTIONS).read_bytes())
-        except Exception as error:
-            raise SavedModelError(
-                f"Loss and optimizer cannot be read from {_FUNCTIONS}: {type(error).__name__}: {error}"
-            ) from error
+    def _load(self, folder: Path) -> E:
+        metadata = _read_metadata(folder, self._class)
+        estimator = self._class()
+        _restore(estimator, metadata, folder)
         if (folder / _MODULE).exists():
-            functions["model"] = load_module(folder / _MODULE)[0]
-        return estimator.setParams(**functions)
+            estimator.setModel(load_module(folder / _MODULE)[0])
+        return estimator
 
 
-def _write_metadata(
-    instance: Params, folder: Path, extra: dict[str, Any], *, skipped: tuple[str, ...]
-) -> None:
+def _write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None:
+    """Write the metadata with the Params that JSON gives back as they are, and pickle the others; not the module."""
+    params = {param.name: value for param, value in instance._paramMap.items() if param.name != "model"}
+    defaults = {param.name: value for param, value in instance._defaultParamMap.items()}
+    others = {name: value for name, value in params.items() if not _is_json(value)}
     metadata = {
-        "class": f"{type(instance).__module__}.{type(instance).__name__}",
+        "class": _name_of(type(instance)),
+        "timestamp": round(time.time() * 1000),
         "sparkVersion": pyspark_version,
         "uid": instance.uid,
-        "paramMap": {p.name: value for p, value in instance._paramMap.items() if p.name not in skipped},
-        "defaultParamMap": {param.name: value for param, value in instance._defaultParamMap.items()},
+        "paramMap": {name: value for name, value in params.items() if name not in others},
+        "pickledParams": list(others),
+        "defaultParamMap": {name: value for name, value in defaults.items() if _is_json(value)},
         **extra,
     }
     (folder / "metadata").mkdir()
     (folder / "metadata" / "part-00000").write_text(json.dumps(metadata) + "\n", encoding="utf-8")
     (folder / "metadata" / "_SUCCESS").touch()
+    if not others:
+        return
+    try:
+        (folder / _FUNCTIONS).write_bytes(cloudpickle.dumps(others))
+    except Exception as error:
+        raise SerializationError(
+            f"Params {', '.join(others)} cannot be saved: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _is_json(value: object) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _name_of(made: type) -> str:
+    return f"{made.__module__}.{made.__name__}"
 
 
 def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
-    name = f"{expected.__module__}.{expected.__name__}"
+    name = _name_of(expected)
     try:
         text = (folder / "metadata" / "part-00000").read_text(encoding="utf-8")
         metadata = cast("dict[str, Any]", json.loads(text))
@@ -195,13 +214,28 @@ def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
     return metadata
 
 
-def _restore(instance: Any, metadata: dict[str, Any]) -> None:
+def _restore(instance: Any, metadata: dict[str, Any], folder: Path) -> None:
     instance._resetUid(metadata["uid"])
     try:
         DefaultParamsReader.getAndSetParams(instance, metadata)
+        if metadata.get("pickledParams", (folder / _FUNCTIONS).exists()):
+            instance.setParams(**_read_functions(folder))
     except AttributeError as error:
         raise SavedModelError(
             f"It was written with a Param that this sparkdl does not know: {error}. Install a newer sparkdl."
+        ) from error
+    except ParamError as error:
+        raise SavedModelError(
+            f"It was written with a value that this sparkdl does not take. {error}"
+        ) from error
+
+
+def _read_functions(folder: Path) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", cloudpickle.loads((folder / _FUNCTIONS).read_bytes()))
+    except Exception as error:
+        raise SavedModelError(
+            f"Loss, optimizer and the like cannot be read from {_FUNCTIONS}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from sparkdl.data import ParquetDataset, use_materialized
-from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, column_names, prepare_fit
+from sparkdl.data import ParquetDataset
+from sparkdl.estimators.checked_params import check_param_map
+from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, prepare_fit
+from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
 from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.stored_spec import store_spec
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_model import TorchModel
+from sparkdl.estimators.training_rows import TrainingRows, share_rows
 from sparkdl.launch import check_cluster, run_on_ranks
 from sparkdl.tracking import FitRun, LoggedModelSpec, TrackingMode, open_run
 from sparkdl.training.architecture import unpack_module
-from sparkdl.training.columns import dtype_name, parameter_dtype
 from sparkdl.training.saved_model import SavedModel, save_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
 
     from sparkdl.data import Store
@@ -183,10 +186,6 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             predictionBatchSize=predictionBatchSize,
         )
 
-    def setParams(self, **params: Any) -> TorchEstimator:
-        """Set Params by name, as the constructor does; None leaves a Param as it is."""
-        return self._set(**{name: value for name, value in params.items() if value is not None})
-
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""
         from sparkdl.estimators.persistence import TorchEstimatorWriter
@@ -198,10 +197,57 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         """Return a reader; :meth:`load` is the shortcut."""
         from sparkdl.estimators.persistence import TorchEstimatorReader
 
-        return TorchEstimatorReader()
+        return TorchEstimatorReader(cls)
+
+    @overload
+    def fit(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> TorchModel: ...
+
+    @overload
+    def fit(
+        self, dataset: DataFrame, params: list[dict[Param[Any], Any]] | tuple[dict[Param[Any], Any]]
+    ) -> list[TorchModel]: ...
+
+    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
+        """Train on a DataFrame, or once for each of several Param maps.
+
+        Args:
+            dataset: of classic Spark or Spark Connect.
+            params: Param map that goes before the Params that are set, or a list of such maps, for a model each.
+
+        Returns:
+            The :class:`TorchModel`; with a list of maps, a list of models.
+
+        Raises:
+            ParamError: if a Param has a value that cannot work, or is one of something else.
+            DataError: if rows or columns cannot be used.
+            LaunchError: if the cluster cannot run the ranks.
+            RankError: if a rank fails.
+        """
+        check_frame(dataset)
+        if isinstance(params, dict):
+            check_param_map(self, params)
+        return super().fit(dataset, params)
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> FittedModels:
+        """Return a thread-safe iterator of ``(index, model)``, a model for each Param map, on rows written once.
+
+        A model is fitted when it is asked for. Fits that are asked for at once, from several threads, run side by
+        side as far as the cluster has slots for their ranks, and else one after the other.
+
+        Raises:
+            ParamError: if a map cannot work; it says which one.
+        """
+        check_frame(dataset)
+        check_maps(paramMaps)
+        return FittedModels(dataset, with_param_maps(self, paramMaps))
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
         self.check_values()
+        (rows,) = share_rows(dataset, [self])
+        return self._fit_rows(dataset, rows)
+
+    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows) -> TorchModel:
+        """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
         check_picklable(self)
         check_cluster(
             dataset.sparkSession, num_ranks=self.getNumWorkers(), gpus_per_rank=self.getGpusPerWorker()
@@ -210,7 +256,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             progress.status("Preparing the rows")
             store = self.getStore()
             with (
-                self._materialized(dataset, progress) as parquet,
+                rows.use(lambda: progress.status("Writing the rows to the Store")) as parquet,
                 store.scratch_folder("weights") as weights,
             ):
                 inputs = prepare_fit(self, parquet)
@@ -221,20 +267,6 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
                     outcome = self._train(dataset, inputs, parquet, weights, _Listener(run, progress))
                     progress.status("Logging the model to MLflow" if run.run_id else "")
                     return self._make_model(inputs, outcome, run)
-
-    def _materialized(
-        self, dataset: DataFrame, progress: ProgressLine
-    ) -> AbstractContextManager[ParquetDataset]:
-        """Give the training rows as Parquet: written to the Store, found there, or read where they lie."""
-        dtype = "float64" if dtype_name(parameter_dtype(self.getModel())) == "float64" else "float32"
-        return use_materialized(
-            dataset,
-            column_names(self),
-            self.getStore(),
-            vector_dtype=dtype,
-            numbers_only=True,
-            on_write=lambda: progress.status("Writing the rows to the Store"),
-        )
 
     def _train(
         self,
@@ -263,7 +295,10 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         summary = TrainingSummary(
             history=outcome.history, model_epoch=outcome.model_epoch, run_id=run.run_id, model_uri=uri
         )
-        return self._copyValues(TorchModel(saved, summary))
+        model = TorchModel(saved, summary)
+        # As all models of Spark ML have it: the estimator's Params are then the model's as well, in Param maps.
+        model._resetUid(self.uid)
+        return self._copyValues(model)
 
     def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
         skipped = {self.model, self.optimizer, self.loss, self.scheduler, self.metrics, self.callbacks}

@@ -11,10 +11,10 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from sparkdl.data.spark_columns import is_vector
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params import _TorchParams
-from sparkdl.estimators.scoring import ScoringModel, prediction_udf
+from sparkdl.estimators.scoring import prediction_udf
+from sparkdl.estimators.scoring_models import ScoringModels
 from sparkdl.estimators.sent_weights import with_sent_weights
 from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.training.architecture import pack_module
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,10 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         super().__init__()
         self._saved = saved
         self._summary = summary or TrainingSummary()
-        self._scoring: ScoringModel | None = None
+        self._scoring = ScoringModels(saved)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: uid={self.uid}, module {type(self.module).__name__}"
 
     @property
     def module(self) -> torch.nn.Module:
@@ -70,7 +73,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         """Return a reader; :meth:`load` is the shortcut."""
         from sparkdl.estimators.persistence import TorchModelReader
 
-        return TorchModelReader()
+        return TorchModelReader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         name = self.getPredictionCol()
@@ -78,14 +81,9 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
             raise ParamError(
                 f"The DataFrame already has a column {name!r}. Drop it, or set another predictionCol."
             )
-        predict = prediction_udf(with_sent_weights(self._scoring_model(), dataset.sparkSession))
+        scoring = self._scoring.for_batch_size(self.getPredictionBatchSize())
+        predict = prediction_udf(with_sent_weights(scoring, dataset.sparkSession))
         return dataset.withColumn(name, predict(_features(dataset, self.getFeaturesCol())))
-
-    def _scoring_model(self) -> ScoringModel:
-        batch_size = self.getPredictionBatchSize()
-        if self._scoring is None or self._scoring.batch_size != batch_size:
-            self._scoring = ScoringModel(pack_module(self.module), self._saved.signature, batch_size)
-        return self._scoring
 
 
 def _features(dataset: DataFrame, name: str) -> Column:

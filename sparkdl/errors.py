@@ -14,6 +14,10 @@ class ParamError(SparkdlError, ValueError):
     """A Param or argument has a value that cannot work; the message names it and the values it may take."""
 
 
+class ParamTypeError(ParamError, TypeError):
+    """A Param has a value of a type that it does not take; the message names both."""
+
+
 class DataError(SparkdlError, ValueError):
     """The data does not fit the fit: a missing column, a null, strings as features, arrays of differing length.
 
@@ -78,6 +82,13 @@ class TrainingError(SparkdlError, ArithmeticError):
 
 class SavedModelError(SparkdlError, ValueError):
     """A saved model cannot be read: files are missing, damaged, or written by a newer version."""
+
+
+class CheckpointError(SparkdlError, ValueError):
+    """A checkpointDir holds what this fit cannot go on from; the message names what differs, then and now.
+
+    Choose another checkpointDir, set the Params as they were, or remove the checkpoints.
+    """
 
 
 class TransportUnavailableError(SparkdlError, ImportError):

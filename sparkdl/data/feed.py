@@ -266,16 +266,18 @@ class ParquetFeed:
                 started = time.perf_counter()
         self._epoch, self._given = epoch + 1, 0
 
-    def state(self, given: int | None = None) -> dict[str, Any]:
+    def state(self, given: int | None = None, epoch: int | None = None) -> dict[str, Any]:
         """Return where the feed stands, for :meth:`resume`: a small dict for JSON, the same on every rank.
 
         Args:
             given: how many batches of the current iteration count as used; by default all that it gave. Whoever
                 takes batches ahead of their use knows better.
+            epoch: number of the epoch that they are of, likewise; by default the current one.
         """
         given = self._given if given is None else given
-        check_counts(least=0, given=given)
-        return to_json(self._course.progress(self._epoch, int(given) * self._batch_size), self._identity)
+        epoch = self._epoch if epoch is None else epoch
+        check_counts(least=0, given=given, epoch=epoch)
+        return to_json(self._course.progress(int(epoch), int(given) * self._batch_size), self._identity)
 
     def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
         """Return the state in which each rank has had so many rows from an epoch on, whatever this feed gave.

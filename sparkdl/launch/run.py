@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import sys
@@ -16,6 +17,7 @@ from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
 from sparkdl.launch.payload import pickle_call
 from sparkdl.launch.preflight import check_cluster
+from sparkdl.launch.slot_holders import SlotHolders
 from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 CANCEL_TIMEOUT_S = 10.0
 LAST_WORDS_TIMEOUT_S = 5.0
+
+_slot_holders = SlotHolders()
+_logger = logging.getLogger(__name__)
 
 OnLog = Callable[[int, str], None]
 OnEvent = Callable[[int, dict[str, Any]], None]
@@ -48,6 +53,8 @@ def run_on_ranks(
     The function, its arguments and its value travel by cloudpickle, in chunks of any number. A failing rank ends all
     of them within seconds; Ctrl-C ends them too. ``on_log`` and ``on_event`` are called on the caller's thread.
 
+    Several threads may launch at once: ranks that find no free slots wait for those of the other launches.
+
     Args:
         function: gets a :class:`~sparkdl.launch.RankContext` first.
         args: further positional arguments.
@@ -60,7 +67,8 @@ def run_on_ranks(
             as ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
         gpus_per_rank: GPUs that each rank sees.
         environment: variables for the rank processes.
-        start_timeout_s: seconds until all ranks must have started, for which slots have to be free.
+        start_timeout_s: seconds until all ranks must have started, for which slots have to be free; they begin anew
+            as long as ranks of another launch of this process run.
         operation_timeout_s: default deadline of a collective in seconds.
         on_log: gets rank and line of everything the ranks print; prints ``[rank N] line`` when None.
         on_event: gets rank and event of every ``context.report(event)``.
@@ -103,6 +111,8 @@ def run_on_ranks(
             channel.cancel(f"the driver cancelled: {type(error).__name__}")
             job.cancel(timeout_s=CANCEL_TIMEOUT_S)
             raise
+        finally:
+            _slot_holders.remove(spec.job)
         return collect(job, channel.failures, num_ranks, on_log or _print_line)
 
 
@@ -129,7 +139,14 @@ def _watch(
         if message is not None:
             listener.hear(message)
         started = channel.started
-        if len(started) == spec.num_ranks or time.monotonic() < start_deadline:
+        if len(started) == spec.num_ranks:
+            _slot_holders.add(spec.job)
+            continue
+        if time.monotonic() < start_deadline:
+            continue
+        if _slot_holders.others_than(spec.job):
+            _logger.info("%d ranks wait for slots that another launch of this process holds.", spec.num_ranks)
+            start_deadline = time.monotonic() + start_timeout_s
             continue
         # Tasks may run where they cannot reach the driver; Spark knows of them.
         if job.tasks_run:

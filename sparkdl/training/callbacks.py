@@ -144,11 +144,15 @@ class Callbacks:
                 ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all of them."""
-        return {"states": [callback.state_dict() for callback in self._callbacks]}
+        """Return the states of all of them, and whether one has asked for the end of the fit."""
+        return {
+            "states": [callback.state_dict() for callback in self._callbacks],
+            "want_to_stop": self._request.is_made,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give back what :meth:`state_dict` returned; another number of callbacks begins anew."""
+        self._request.is_made = state["want_to_stop"]
         if len(state["states"]) == len(self._callbacks):
             for callback, own in zip(self._callbacks, state["states"], strict=True):
                 callback.load_state_dict(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,9 +58,23 @@ class FitCourse:
             assert spec.watched is not None, "patience is for something"
             self._stopping = EarlyStopping(spec.watched, spec.patience)
         self._last: EpochRecord | None = None
+        self._has_ended = False
 
-    def begin(self) -> None:
-        """Begin the fit."""
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is to be another epoch; all ranks agree."""
+        return not self._has_ended
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The best epoch so far, where the best weights are kept."""
+        return None if self._best is None else self._best.epoch
+
+    def begin(self, history: Sequence[EpochRecord] = ()) -> None:
+        """Begin the fit, or go on after the epochs of a history. Collective where a fit may end early."""
+        if history:
+            self._last = history[-1]
+            self._has_ended = self._agreed_to_stop()
         self._callbacks.call("on_fit_start")
 
     def begin_epoch(self, epoch: int) -> None:
@@ -71,15 +85,15 @@ class FitCourse:
         """A step is done, counted from 1."""
         self._callbacks.call("on_step_end", epoch=epoch, step=step, loss=loss)
 
-    def end_epoch(self, record: EpochRecord) -> bool:
-        """An epoch is done, and validated; return whether there is to be another one. Collective where that is open."""
+    def end_epoch(self, record: EpochRecord) -> None:
+        """An epoch is done, and validated. Collective where a fit may end early."""
         self._last = record
         if self._best is not None:
             self._best.offer(record)
         self._callbacks.call("on_epoch_end", epoch=record.epoch, record=record)
         if self._stopping is not None:
             self._stopping.observe(record)
-        return not self._agreed_to_stop()
+        self._has_ended = self._agreed_to_stop()
 
     def end(self) -> int:
         """End the fit, with the best weights where they are kept; return the epoch that rank 0's weights are from."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparkdl.training.metrics import EpochMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdl.collective import Communicator
 
@@ -87,6 +87,21 @@ class EpochRecord:
         return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
 
 
+def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
+    """Return what a rank's meter goes on with when the states are those of another number of ranks.
+
+    Rank 0 has had all rows then; each rank has taken the time of the slowest one and waited as they did on average.
+    """
+    totals = {name: sum(state[name] for state in states) for name in ("loss_sum", "weight", "rows")}
+    metrics = [each for state in states for each in state["metrics"]]
+    return {
+        **(totals if rank == 0 else dict.fromkeys(totals, 0.0)),
+        "metrics": metrics if rank == 0 else [],
+        **{name: sum(state[name] for state in states) / len(states) for name in ("waited_s", "blocked_s")},
+        "elapsed_s": max(state["elapsed_s"] for state in states),
+    }
+
+
 class EpochMeter:
     """Adds up one epoch of one rank; the sum of the losses stays on the device until somebody asks.
 
@@ -137,6 +152,28 @@ class EpochMeter:
     def running_loss(self) -> float:
         """Return this rank's mean loss of the epoch so far, waiting for the device; NaN before any row."""
         return float(self._loss_sum) / self._weight if self._weight else float("nan")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank has added up so far, waiting for the device."""
+        return {
+            "loss_sum": float(self._loss_sum),
+            "weight": self._weight,
+            "rows": self._rows,
+            "waited_s": self._waited_s,
+            "blocked_s": _blocked_s(self._communicator) - self._blocked_before_s,
+            "elapsed_s": time.perf_counter() - self._started,
+            "metrics": [self.metrics.state_dict()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`state_dict` returned."""
+        self._loss_sum.fill_(state["loss_sum"])
+        self._weight = state["weight"]
+        self._rows = int(state["rows"])
+        self._waited_s = state["waited_s"]
+        self._blocked_before_s = _blocked_s(self._communicator) - state["blocked_s"]
+        self._started = time.perf_counter() - state["elapsed_s"]
+        self.metrics.load_state_dicts(state["metrics"])
 
     def close(self, *, learning_rate: float | None = None) -> EpochRecord:
         """Average over all ranks by rows, with one sum, and what the metrics need. Collective: every rank calls it.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -91,9 +92,9 @@ class LearningRate:
         self._interval = interval
         self._num_updates = 0
         self._scheduler: LRScheduler | None = None
+        self._num_steps = num_epochs * (steps_per_epoch if interval == "step" else 1)
         if scheduler is not None:
-            num_steps = num_epochs * (steps_per_epoch if interval == "step" else 1)
-            self._scheduler = make_scheduler(scheduler, optimizer, num_steps, interval)
+            self._scheduler = make_scheduler(scheduler, optimizer, self._num_steps, interval)
         self._tried = self.last = float("nan")
         """That of the first group of parameters in the last update."""
 
@@ -115,6 +116,40 @@ class LearningRate:
         self.last = self._tried
         if self._scheduler is not None and self._interval == "step":
             self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far warm-up and schedule have come."""
+        return {
+            "num_updates": self._num_updates,
+            "last": self.last,
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`state_dict` returned; the optimizer is given its own state before."""
+        self._num_updates, self.last = state["num_updates"], state["last"]
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+
+    def move_to(self, state: Mapping[str, Any], updates_to_come: int) -> None:
+        """Go on with a state where a schedule per step has another length now, as with other numbers of ranks.
+
+        The schedule is gone through anew, up to where it has so many updates left; call it before the optimizer is
+        given its state, and leave it the options of its groups. A schedule per epoch is given its state as it is.
+        """
+        if self._scheduler is None or self._interval != "step":
+            self.load_state_dict(state)
+            return
+        self._num_updates, self.last = state["num_updates"], state["last"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the optimizer has taken no step yet
+            for _ in range(max(0, self._num_steps - updates_to_come)):
+                self._scheduler.step()
+
+    @property
+    def length_depends_on_ranks(self) -> bool:
+        """Whether the number of ranks says how often the schedule goes on."""
+        return self._scheduler is not None and self._interval == "step"
 
     def end_epoch(self, loss: float) -> None:
         """A schedule per epoch goes on; one that waits for a plateau is told a loss, if it is a number."""

@@ -12,8 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
+from sparkdl.training.checkpointing import Checkpoints
 from sparkdl.training.device_batches import batches_for
 from sparkdl.training.fit_course import FitCourse
+from sparkdl.training.fit_state import FitState
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
@@ -55,7 +57,8 @@ def train(
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
     N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with
-    a fixed seed and number of ranks a fit on CPU repeats to the bit.
+    a fixed seed and number of ranks a fit on CPU repeats to the bit. Where ``spec.checkpoints`` says so, checkpoints
+    are taken, and a fit that was interrupted goes on from the last of them as if it had not been.
 
     Args:
         spec: what to train and how; the same on every rank.
@@ -67,6 +70,8 @@ def train(
     Raises:
         TrainingError: if the loss is no longer finite, naming epoch and step; if a metric or a callback fails.
         ParamError: if the device or the optimizer cannot be used.
+        CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
+        StoreError: if a checkpoint cannot be written or read.
         CommunicatorError: if another rank failed or was lost.
     """
     was_initialized = torch.distributed.is_initialized()
@@ -105,7 +110,7 @@ def _train(
         wrapped = _distribute(module, spec, communicator, device)
         if isinstance(wrapped, DataParallel):
             stack.callback(wrapped.close)  # the module may be trained again
-        step, update, learning_rate = _prepare_step(spec, module, wrapped, feed, communicator)
+        step, update, learning_rate, plan, state = _prepare_step(spec, module, wrapped, feed, communicator)
         progress = ProgressReporter(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,
@@ -124,27 +129,48 @@ def _train(
             optimizer=update.optimizer,
             steps_per_epoch=feed.steps_per_epoch,
         )
-        course.begin()
-        history = []
-        for epoch in range(1, spec.epochs + 1):
+        state.add("course", course)
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                spec.checkpoints,
+                spec=spec,
+                state=state,
+                step=step,
+                updates=plan,
+                feed=feed,
+                communicator=communicator,
+            )
+        )
+        position = checkpoints.resume()
+        progress.resume(epoch=position.epoch, steps=position.step)
+        history = list(position.history)
+        course.begin(history)
+        for epoch in range(position.epoch, spec.epochs + 1):
+            if not course.goes_on:
+                break
             meter = EpochMeter(epoch, device, communicator, EpochMetrics(spec.metrics, device))
+            checkpoints.begin_epoch(epoch, meter)
             course.begin_epoch(epoch)
-            record = _run_epoch(epoch, feed, step, meter, progress, learning_rate, course)
+            record = _run_epoch(epoch, feed, step, plan, meter, progress, learning_rate, course, checkpoints)
             if validation is not None:
                 record = record.with_validation(*validation.run(module))
             update.end_epoch(epoch)
             learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
             progress.epoch(record)
             history.append(record)
-            if not course.end_epoch(record):
-                break
+            course.end_epoch(record)
+            checkpoints.after_epoch(
+                history,
+                finished=epoch == spec.epochs or not course.goes_on,
+                is_best=course.best_epoch == epoch,
+            )
         model_epoch = course.end()
     return TrainingResult(module.to("cpu").eval(), tuple(history), model_epoch)
 
 
 def _prepare_step(
     spec: TrainingSpec, module: nn.Module, wrapped: nn.Module, feed: ParquetFeed, communicator: Communicator
-) -> tuple[TrainingStep, WeightUpdate, LearningRate]:
+) -> tuple[TrainingStep, WeightUpdate, LearningRate, UpdatePlan, FitState]:
     device = next(module.parameters()).device
     plan = UpdatePlan(feed, spec.accumulated_batches)
     optimizer = make_optimizer(spec.optimizer, module)
@@ -168,25 +194,29 @@ def _prepare_step(
         communicator=communicator,
         device=device,
     )
-    return step, update, learning_rate
+    state = FitState(module, optimizer, learning_rate, scaler=precision.scaler, update=update, step=step)
+    return step, update, learning_rate, plan, state
 
 
 def _run_epoch(
     epoch: int,
     feed: ParquetFeed,
     step: TrainingStep,
+    plan: UpdatePlan,
     meter: EpochMeter,
     progress: ProgressReporter,
     learning_rate: LearningRate,
     course: FitCourse,
+    checkpoints: Checkpoints,
 ) -> EpochRecord:
     # A step that fails leaves them to its traceback, with the threads that make them.
     with closing(batches_for(step.device, feed.epoch(epoch - 1))) as batches:
-        for index, batch in enumerate(meter.time_waits(batches), start=1):
+        for index, batch in enumerate(meter.time_waits(batches), start=plan.steps_before + 1):
             result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
             course.end_step(epoch, index, result.loss_mean)
-            progress.step(epoch=epoch, step=index, rows=sum(feed.rows_in_step(index - 1)), meter=meter)
+            progress.step(epoch=epoch, step=index, rows=plan.rows_of_step(index), meter=meter)
+            checkpoints.after_step(epoch, index, meter)
     return meter.close(learning_rate=learning_rate.last)
 
 

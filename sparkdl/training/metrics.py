@@ -100,17 +100,17 @@ class EpochMetrics:
         """Return what this rank has added up so far, waiting for the device."""
         return {
             "means": {name: [float(mean.total), mean.rows] for name, mean in self._means.items()},
-            "states": {name: metric.states() for name, metric in self._states.items()},
+            "states": {name: metric.pack() for name, metric in self._states.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have what :meth:`state_dict` returned count as well; metrics that it does not know begin with what comes."""
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with what :meth:`state_dict` returned on one rank or several; metrics that they lack begin anew."""
         for name, mean in self._means.items():
-            total, rows = state["means"].get(name, (0.0, 0))
-            mean.total += total
-            mean.rows += rows
+            for total, rows in (state["means"][name] for state in states if name in state["means"]):
+                mean.total += total
+                mean.rows += rows
         for name, metric in self._states.items():
-            metric.take_over(state["states"].get(name, []))
+            metric.take([state["states"][name] for state in states if name in state["states"]])
 
     def close(self, communicator: Communicator, *further: float) -> tuple[dict[str, float], list[float]]:
         """Return the metrics of all ranks' rows, and the sums over the ranks of further numbers.
@@ -132,18 +132,6 @@ class EpochMetrics:
         }
         values |= merge_states(self._states, packed, communicator)
         return {name: values[name] for name in self._running}, [float(each) for each in sums[: len(further)]]
-
-
-def join_metric_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
-    """Return what a rank goes on with when the states are those of another number of ranks: rank 0 with all of it."""
-    joined: dict[str, Any] = {"means": {}, "states": {}}
-    for state in states if rank == 0 else ():
-        for name, (total, rows) in state["means"].items():
-            before = joined["means"].get(name, (0.0, 0))
-            joined["means"][name] = [before[0] + total, before[1] + rows]
-        for name, own in state["states"].items():
-            joined["states"].setdefault(name, []).extend(own)
-    return joined
 
 
 def _detached(value: Any) -> Any:

@@ -14,9 +14,10 @@ Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 class ProgressReporter:
-    """Turns steps and epochs into events of the kinds ``"step"`` and ``"epoch"``. Runs on a *rank*.
+    """Turns steps and epochs into events of the kinds ``"step"``, ``"epoch"`` and ``"resumed"``. Runs on a *rank*.
 
-    A step event holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
+    The first of a fit that goes on from a checkpoint is ``"resumed"`` and holds ``epoch, epochs, step``. A step event
+    holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
     :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1. The first step,
     in which everything warms up, says nothing about the rate: ``eta_s`` is None until there is another.
     """
@@ -31,7 +32,14 @@ class ProgressReporter:
         self._started = time.perf_counter()
         self._next_at = self._started
         self._rows = 0
+        self._steps_before = 0
         self._warm_since: float | None = None
+
+    def resume(self, *, epoch: int, steps: int) -> None:
+        """Begin in an epoch after so many of its steps: those before took none of our time."""
+        self._steps_before = (epoch - 1) * self._steps + steps
+        if self._steps_before:
+            self._report({"kind": "resumed", "epoch": epoch, "epochs": self._epochs, "step": steps})
 
     def step(self, *, epoch: int, step: int, rows: int, meter: EpochMeter) -> None:
         """Count a step of ``rows`` rows over all ranks and report it when the last report is old enough."""
@@ -45,7 +53,7 @@ class ProgressReporter:
         else:
             self._rows += rows
             rate = self._rows / elapsed if elapsed > 0 else 0.0
-            eta_s = elapsed / (done - 1) * (self._epochs * self._steps - done)
+            eta_s = elapsed / max(1, done - self._steps_before - 1) * (self._epochs * self._steps - done)
         if now < self._next_at:
             return
         self._next_at = now + self._interval_s

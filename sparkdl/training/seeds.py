@@ -8,15 +8,21 @@ import numpy as np
 import torch
 
 
-def rank_seed(seed: int, rank: int) -> int:
-    """Return a 63-bit seed that depends on both numbers, with neighbouring seeds and ranks far apart."""
-    words = np.random.SeedSequence([seed & 0xFFFF_FFFF_FFFF_FFFF, rank]).generate_state(1, np.uint64)
+def rank_seed(seed: int, rank: int, *place: int) -> int:
+    """Return a 63-bit seed that depends on all numbers, with neighbouring seeds and ranks far apart."""
+    words = np.random.SeedSequence([seed & 0xFFFF_FFFF_FFFF_FFFF, rank, *place]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
 
-def seed_rank(seed: int, rank: int) -> None:
-    """Seed Python, NumPy and torch, on all devices, of this process. Runs on a *rank*."""
-    derived = rank_seed(seed, rank)
+def seed_rank(seed: int, rank: int, *place: int) -> None:
+    """Seed Python, NumPy and torch, on all devices, of this process. Runs on a *rank*.
+
+    Args:
+        seed: of the fit.
+        rank: number of the rank.
+        place: epoch and step, where a fit goes on and its random numbers cannot.
+    """
+    derived = rank_seed(seed, rank, *place)
     random.seed(derived)
     np.random.seed(derived & 0xFFFF_FFFF)
     torch.manual_seed(derived)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 if TYPE_CHECKING:
     from sparkdl.data.row_filter import RowChoice
     from sparkdl.training.callbacks import Callback
+    from sparkdl.training.checkpointing import CheckpointPlan
     from sparkdl.training.early_stopping import Patience
     from sparkdl.training.goal import Goal
     from sparkdl.training.learning_rate import SchedulerFactory
@@ -120,6 +121,9 @@ class TrainingSpec:
 
     has_unused_parameters: bool = False
     """Whether some parameters had no part in the loss when the driver tried it; DDP then looks for them."""
+
+    checkpoints: CheckpointPlan | None = None
+    """Where and when checkpoints are taken, and where the fit goes on from; None for no checkpoints."""
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns that a batch must hold."""

@@ -17,6 +17,8 @@ from sparkdl.training.losses import LossTerm
 from sparkdl.training.objective import Batch, Objective
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sparkdl.collective import Communicator
     from sparkdl.training.metrics import EpochMetrics
     from sparkdl.training.precision import Precision
@@ -98,6 +100,26 @@ class TrainingStep:
             self._weight_of_update = 0.0
         self._finite.settle(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), term.weight, rows)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what an update leaves for the next one; within one there is more."""
+        return {"weight_per_row": self._weight_per_row}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on with what :meth:`state_dict` returned."""
+        self._weight_per_row = state["weight_per_row"]
+
+    def remember(self, batch: Batch) -> None:
+        """Have a batch with rows for steps without any, where the first step of this rank is one."""
+        self._last_batch = batch
+
+    def settle(self, *, epoch: int, step: int) -> None:
+        """Look now whether all losses so far were finite, as :meth:`run` does now and then. Collective on CUDA.
+
+        Raises:
+            TrainingError: if one was not.
+        """
+        self._finite.settle(epoch=epoch, step=step, steps=step)
 
     def _backward(self, loss_mean: Tensor, weight: float, rows_of_update: int) -> None:
         scale = weight * self._communicator.world_size / (rows_of_update * self._weight_per_row)

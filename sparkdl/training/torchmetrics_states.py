@@ -12,7 +12,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from sparkdl.errors import ParamError, TrainingError
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
-
-States: TypeAlias = dict[str, Any]
-"""Of one metric on one rank, tensors or lists of them by name; and how often it was updated."""
 
 _UPDATES = "number of updates"
 """Beside the states, by a name that none of them can have."""
@@ -83,7 +80,6 @@ class StateMetric:
         self._metric.sync_on_compute = self._metric._to_sync = False
         self._metric.dist_sync_on_step = False
         self._device = device
-        self._earlier: list[States] = []
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
         """Take in a batch; a metric of classification gets labels as integers."""
@@ -92,20 +88,27 @@ class StateMetric:
             targets = targets.long()
         self._metric.update(outputs, targets)
 
-    def states(self) -> list[States]:
-        """Return this rank's states, and before them those that it has taken over."""
-        states = {name: getattr(self._metric, name) for name in self._metric._reductions}
-        return [*self._earlier, {**states, _UPDATES: self._metric._update_count}]
-
-    def take_over(self, states: list[States]) -> None:
-        """Have the rows that are in some states count as well."""
-        self._earlier += states
-
     def pack(self) -> bytes:
-        """Return all that :meth:`states` does."""
+        """Return this rank's states."""
+        states = {name: getattr(self._metric, name) for name in self._metric._reductions}
+        content = {**states, _UPDATES: self._metric._update_count}
         buffer = io.BytesIO()
-        torch.save(_on_cpu(self.states()), buffer)
+        torch.save(_on_cpu(content), buffer)
         return buffer.getvalue()
+
+    def take(self, packed: list[bytes]) -> bool:
+        """Take the joined states of ranks for its own; return whether any of them had seen rows."""
+        ranks = [
+            torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
+        ]
+        ranks = [each for each in ranks if each[_UPDATES]]
+        if not ranks:
+            return False
+        for name, reduction in self._metric._reductions.items():
+            states = [each[name] for each in ranks]
+            setattr(self._metric, name, states[0] if len(states) == 1 else _joined(states, reduction))
+        self._metric._update_count, self._metric._computed = sum(each[_UPDATES] for each in ranks), None
+        return True
 
     def merge(self, packed: list[bytes]) -> float:
         """Return the metric over the states of all ranks; of those that saw rows, if any did.
@@ -113,16 +116,8 @@ class StateMetric:
         Raises:
             TrainingError: if it cannot be computed, or is not one number.
         """
-        loaded = (
-            torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
-        )
-        ranks: list[States] = [each for each in chain.from_iterable(loaded) if each[_UPDATES]]
-        if not ranks:
+        if not self.take(packed):
             return float("nan")
-        for name, reduction in self._metric._reductions.items():
-            states = [each[name] for each in ranks]
-            setattr(self._metric, name, states[0] if len(states) == 1 else _joined(states, reduction))
-        self._metric._update_count, self._metric._computed = sum(each[_UPDATES] for each in ranks), None
         try:
             value = self._metric.compute()
         except Exception as error:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.optim import Optimizer
 
     from sparkdl.data import ParquetFeed
@@ -31,18 +33,37 @@ class UpdatePlan:
         num_batches: steps of an update; the last one of an epoch may have fewer.
 
     Attributes:
-        num_steps: of an epoch.
+        num_steps: of the epoch that was begun last.
+        steps_before: how many of them were done before it went on.
     """
 
     def __init__(self, feed: ParquetFeed, num_batches: int) -> None:
         self._feed, self._num_batches = feed, num_batches
         self.num_steps = feed.steps_per_epoch
+        self._resumed: int | None = None
+        self.steps_before = 0
         self._rows: dict[int, int] = {}
 
     @property
     def num_updates(self) -> int:
-        """Updates of an epoch."""
-        return updates_per_epoch(self.num_steps, self._num_batches)
+        """Updates of a whole epoch."""
+        return updates_per_epoch(self._feed.steps_per_epoch, self._num_batches)
+
+    def begin(self, epoch: int, steps_before: int = 0) -> None:
+        """Begin an epoch, counted from 1, or go on with it after so many steps, perhaps of another number of ranks."""
+        self._resumed = epoch - 1 if steps_before else None
+        self.steps_before = steps_before
+        rest = self._feed.steps_in(epoch - 1) if steps_before else self._feed.steps_per_epoch
+        self.num_steps = steps_before + rest
+        self._rows = {}
+
+    def updates_to_come(self) -> int:
+        """Updates of the epoch that was begun last, without those before it went on."""
+        return updates_per_epoch(self.num_steps - self.steps_before, self._num_batches)
+
+    def rows_of_step(self, step: int) -> int:
+        """Rows of all ranks in a step, counted from 1."""
+        return sum(self._feed.rows_in_step(step - 1 - self.steps_before, self._resumed))
 
     def is_last_of_update(self, step: int) -> bool:
         """Whether the weights are updated after a step, counted from 1."""
@@ -53,7 +74,7 @@ class UpdatePlan:
         first = (step - 1) // self._num_batches * self._num_batches
         if first not in self._rows:
             steps = range(first, min(first + self._num_batches, self.num_steps))
-            self._rows = {first: sum(sum(self._feed.rows_in_step(index)) for index in steps)}
+            self._rows = {first: sum(self.rows_of_step(index + 1) for index in steps)}
         return self._rows[first]
 
 
@@ -118,6 +139,14 @@ class WeightUpdate:
             self.num_skipped += 1
         else:
             self._learning_rate.advance()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counts of the epoch."""
+        return {"num_updates": self._num_updates, "num_skipped": self.num_skipped}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on with what :meth:`state_dict` returned."""
+        self._num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
 
     def end_epoch(self, epoch: int) -> None:
         """Warn of updates that were left out in an epoch, and count anew."""

@@ -55,7 +55,7 @@ def test_fit_learns_and_remembers_its_epochs(fitted, frame):
     right = model.transform(frame).filter(F.col("prediction") == F.col("digit")).count()
     assert right / NUM_ROWS > 0.9
     assert model.getFeaturesCol() == estimator.getFeaturesCol()
-    assert model.uid != estimator.uid
+    assert model.uid == estimator.uid  # as all models of Spark ML have it
 
 
 def test_fit_leaves_the_module_of_the_user_and_the_store_as_they_were(fitted):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -189,20 +190,63 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSe
 
 @pytest.mark.any_spark_will_do
 def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path: Path) -> None:
-    release, running = tmp_path / "release", threading.Event()
-    blocker = threading.Thread(
-        target=run_on_ranks,
-        args=(functions.wait_for_file, str(release)),
-        kwargs={"num_ranks": 1, "spark": spark, "on_event": lambda rank, event: running.set()},
-    )
+    release, running = tmp_path / "release", tmp_path / "running"
+
+    def hold_slot(batches: Any) -> Any:
+        pause = threading.Event()
+        running.touch()
+        while not release.exists():
+            pause.wait(0.05)
+        yield from batches
+
+    other_job = spark.range(0, 1, 1, 1).mapInArrow(hold_slot, "id long")
+    blocker = threading.Thread(target=other_job.collect)
     blocker.start()
     try:
-        assert running.wait(60)
+        deadline, pause = time.monotonic() + 60, threading.Event()
+        while not running.exists() and time.monotonic() < deadline:
+            pause.wait(0.05)
         with pytest.raises(LaunchError, match="0 of 2 ranks had started after 2 s"):
             run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
     finally:
         release.touch()
         blocker.join()
+
+
+class Toucher(logging.Handler):
+    """Makes a file when a message is logged that holds a text."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        super().__init__()
+        self.text, self.path = text, path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            self.path.touch()
+
+
+def test_ranks_wait_for_the_slots_of_another_launch_as_long_as_it_takes(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sparkdl.launch.run")
+    release, running = tmp_path / "release", threading.Event()
+    first = threading.Thread(
+        target=run_on_ranks,
+        args=(functions.wait_for_file, str(release)),
+        kwargs={"num_ranks": 1, "spark": spark, "on_event": lambda rank, event: running.set()},
+    )
+    logger, toucher = logging.getLogger("sparkdl.launch.run"), Toucher("another launch", release)
+    first.start()
+    try:
+        assert running.wait(60)
+        logger.addHandler(toucher)
+        # The first launch goes on until the second has waited for longer than it would wait for anything else.
+        values = run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
+        assert values == [3.0, 3.0]
+    finally:
+        logger.removeHandler(toucher)
+        release.touch()
+        first.join()
 
 
 @pytest.mark.any_spark_will_do

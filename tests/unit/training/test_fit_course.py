@@ -135,7 +135,8 @@ def run(course, losses):
     for epoch, loss in enumerate(losses, start=1):
         course.begin_epoch(epoch)
         course.end_step(epoch, 1, torch.tensor(0.5))
-        if not course.end_epoch(record_of(epoch, loss, "loss")):
+        course.end_epoch(record_of(epoch, loss, "loss"))
+        if not course.goes_on:
             break
     return epoch, course.end()
 
@@ -178,11 +179,13 @@ def test_a_course_goes_on_where_its_state_was_taken():
     settings = {"best": Goal(metric="loss"), "patience": Patience(epochs=2)}
     first = make_course(Diary(), **settings)
     first.begin()
-    assert first.end_epoch(record_of(1, 1.0, "loss"))
-    assert first.end_epoch(record_of(2, 2.0, "loss"))
+    first.end_epoch(record_of(1, 1.0, "loss"))
+    first.end_epoch(record_of(2, 2.0, "loss"))
+    assert first.goes_on
     diary = Diary()
     second = make_course(diary, **settings)
     second.load_state_dict(first.state_dict())
     assert diary.pages == ["torn out"] * 3
-    assert not second.end_epoch(record_of(3, 3.0, "loss"))
+    second.end_epoch(record_of(3, 3.0, "loss"))
+    assert not second.goes_on
     assert second.end() == 1

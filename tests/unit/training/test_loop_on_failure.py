@@ -16,6 +16,7 @@ from sparkdl.data import ParquetFeed
 from sparkdl.training.history import EpochMeter
 from sparkdl.training.loop import _run_epoch
 from sparkdl.training.progress import ProgressReporter
+from sparkdl.training.update import UpdatePlan
 
 
 class _FailingStep:
@@ -39,9 +40,10 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
     pq.write_table(pa.table({"y": np.arange(2000)}), tmp_path / "a.parquet", row_group_size=10)
     with _RecordingFeed(tmp_path, batch_size=4, shuffle_buffer_rows=50) as feed:
         progress = ProgressReporter(lambda event: None, epochs=1, steps_per_epoch=feed.steps_per_epoch)
+        plan = UpdatePlan(feed, 1)
         meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
         with pytest.raises(ValueError, match="failed in step 1 with 4 rows") as raised:
-            _run_epoch(1, feed, _FailingStep(), meter, progress, None, None)
+            _run_epoch(1, feed, _FailingStep(), plan, meter, progress, None, None, None)
         assert raised.value.__traceback__ is not None
         assert feed.ended
         assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

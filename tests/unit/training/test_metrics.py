@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from torchmetrics import AUROC, MeanSquaredError, PearsonCorrCoef
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from sparkdl.errors import ParamError, TrainingError
-from sparkdl.training.metrics import EpochMetrics, join_metric_states
+from sparkdl.training.metrics import EpochMetrics
 
 ALONE = SimpleNamespace(world_size=1, rank=0)
 CPU = torch.device("cpu")
@@ -45,38 +44,6 @@ def test_functions_are_means_over_rows_however_the_rows_are_cut_into_batches(siz
     joined_values = metrics_of({"per row": absolute_errors}, [joined])
     found = metrics_of({"per row": absolute_errors, "mean": mean_absolute_error}, batches)
     assert found == pytest.approx({"per row": joined_values["per row"], "mean": joined_values["per row"]})
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_pass_goes_on_where_the_states_of_its_ranks_were_taken(num_ranks):
-    rng = np.random.default_rng(num_ranks)
-    scores = torch.from_numpy(rng.random(12))
-    labels = torch.from_numpy(rng.integers(0, 2, 12))
-    metrics = {"error": absolute_errors, "auroc": BinaryAUROC, "mse": MeanSquaredError, "r": PearsonOfFloats}
-
-    def add(made, start, stop):
-        made.add(SimpleNamespace(outputs=scores[start:stop], targets=labels[start:stop]), stop - start)
-        return made
-
-    whole = add(EpochMetrics(metrics, CPU), 0, 12).close(ALONE)[0]
-    parts = [add(EpochMetrics(metrics, CPU), 0, 5)]
-    if num_ranks == 2:
-        parts = [add(EpochMetrics(metrics, CPU), 0, 2), add(EpochMetrics(metrics, CPU), 2, 5)]
-    buffer = io.BytesIO()
-    torch.save([part.state_dict() for part in parts], buffer)
-    buffer.seek(0)
-    states = torch.load(buffer, weights_only=True)
-    again = EpochMetrics(metrics, CPU)
-    again.load_state_dict(join_metric_states(states, rank=0))
-    assert add(again, 5, 12).close(ALONE)[0] == pytest.approx(whole)
-    other = EpochMetrics(metrics, CPU)
-    other.load_state_dict(join_metric_states(states, rank=1))
-    assert add(other, 0, 12).close(ALONE)[0] == pytest.approx(whole)
-
-
-class PearsonOfFloats(PearsonCorrCoef):
-    def update(self, outputs, targets):
-        super().update(outputs, targets.to(outputs))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""Has wrong names, types and Param maps answered with errors that name the Param. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from sparkdl.errors import ParamError, ParamTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+P = TypeVar("P", bound="CheckedParams")
+
+_TAKES: dict[Any, str] = {
+    TypeConverters.toInt: "a whole number",
+    TypeConverters.toFloat: "a number",
+    TypeConverters.toString: "a string",
+    TypeConverters.toBoolean: "True or False",
+    TypeConverters.toListString: "a list of strings",
+}
+
+
+class CheckedParams(Params):
+    """Base of everything here that has Params: errors say which Param, which value, and what it takes.
+
+    None stands for a Param that is not set: who sets it takes back what was set before.
+    """
+
+    def setParams(self: P, **params: Any) -> P:
+        """Set Params by name, as the constructor does; None leaves a Param as it is.
+
+        Raises:
+            ParamError: if there is no Param of a name, or its value is of a type that it does not take.
+        """
+        return self._set(**{name: value for name, value in params.items() if value is not None})
+
+    def set(self, param: Param[Any], value: Any) -> None:
+        """Set a Param of this instance; see :meth:`setParams`."""
+        self._shouldOwn(param)
+        self._set(**{param.name: value})
+
+    def _set(self: P, **params: Any) -> P:
+        for name, given in params.items():
+            if not self.hasParam(name):
+                raise self._unknown(name)
+            param = self.getParam(name)
+            if given is None:
+                self.clear(param)
+                continue
+            value = given.item() if isinstance(given, np.generic) else given
+            try:
+                super()._set(**{name: value})
+            except (TypeError, ValueError) as error:
+                raise _wrong_type(param, given, error) from error
+        return self
+
+    def _unknown(self, name: str) -> ParamError:
+        names = [param.name for param in self.params]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+        hint = f"Did you mean {near[0]}?" if near else f"The Params are: {', '.join(names)}."
+        return ParamError(f"{type(self).__name__} has no Param {name!r}. {hint}")
+
+
+def check_param_map(instance: Params, param_map: Mapping[Any, Any]) -> None:
+    """Check that a Param map speaks of Params of an instance, as an entry for another one would have no effect.
+
+    Raises:
+        ParamTypeError: if a key is no Param.
+        ParamError: if one belongs to something else.
+    """
+    for param in param_map:
+        if not isinstance(param, Param):
+            raise ParamTypeError(
+                f"The keys of a Param map are Params, such as estimator.{instance.params[0].name}; got {param!r}."
+            )
+        if not instance._testOwnParam(param.parent, param.name):
+            raise ParamError(
+                f"The Param map sets {param.name} of {param.parent}, and this is {instance.uid}: that would have no "
+                f"effect. Take the Param from this estimator (or a pipeline that holds {param.parent})."
+            )
+
+
+def _wrong_type(param: Param[Any], value: Any, error: Exception) -> ParamTypeError:
+    takes = _TAKES.get(param.typeConverter)
+    if takes is not None:
+        return ParamTypeError(f"Param {param.name} takes {takes}, got {reprlib.repr(value)}: {param.doc}.")
+    # Spark puts words of its own before those of the converter.
+    cause = error.__context__ or error
+    return ParamTypeError(f"Param {param.name} cannot be {reprlib.repr(value)}: {cause}.")

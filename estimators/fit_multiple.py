@@ -1,0 +1,93 @@
+"""Fits of one DataFrame under several Param maps: what ``fitMultiple`` and ``fit`` check and give.
+
+Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import DataError, ParamError, ParamTypeError
+from sparkdl.estimators.checked_params import check_param_map
+from sparkdl.estimators.training_rows import share_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from sparkdl.estimators.torch_estimator import TorchEstimator
+    from sparkdl.estimators.torch_model import TorchModel
+
+
+class FittedModels(Iterator[tuple[int, "TorchModel"]]):
+    """Gives ``(index, model)`` for each Param map, the model being fitted when it is asked for.
+
+    Several threads may ask at once, each for another model, as ``CrossValidator`` does with a ``parallelism``. The
+    rows are written once, with the columns of all maps, and held until the last model is fitted or the iterator is
+    dropped.
+    """
+
+    def __init__(self, dataset: DataFrame, estimators: Sequence[TorchEstimator]) -> None:
+        self._df = dataset
+        self._estimators = list(estimators)
+        self._rows = share_rows(dataset, self._estimators)
+        self._indices = iter(range(len(self._estimators)))
+        self._lock = threading.Lock()
+        for rows in set(self._rows):
+            weakref.finalize(self, rows.let_go)
+
+    def __next__(self) -> tuple[int, TorchModel]:
+        with self._lock:
+            index = next(self._indices)
+        return index, self._estimators[index]._fit_rows(self._df, self._rows[index])
+
+    def next(self) -> tuple[int, TorchModel]:
+        """Do what ``next(iterator)`` does, as iterators of pyspark have it too."""
+        return self.__next__()
+
+
+def check_frame(dataset: Any) -> None:
+    """Check that what is to be fitted on is a DataFrame of Spark.
+
+    Raises:
+        DataError: if it is something else.
+    """
+    if not (hasattr(dataset, "sparkSession") and hasattr(dataset, "schema")):
+        found = f"{type(dataset).__module__}.{type(dataset).__name__}"
+        raise DataError(
+            f"fit takes a Spark DataFrame, got {found}. Make one of it with spark.createDataFrame(...)."
+        )
+
+
+def with_param_maps(estimator: TorchEstimator, maps: Sequence[dict[Any, Any]]) -> list[TorchEstimator]:
+    """Return a checked copy of an estimator for each Param map.
+
+    Raises:
+        ParamError: saying which map cannot work, and why.
+    """
+    copies = []
+    for index, param_map in enumerate(maps):
+        try:
+            check_param_map(estimator, param_map)
+            copy = estimator.copy(param_map)
+            copy.check_values()
+        except ParamError as error:
+            raise type(error)(f"In the Param map with index {index}: {error}") from error
+        copies.append(copy)
+    return copies
+
+
+def check_maps(maps: Any) -> None:
+    """Check that it is a sequence of Param maps.
+
+    Raises:
+        ParamTypeError: if it is something else.
+    """
+    if not isinstance(maps, (list, tuple)) or not all(isinstance(each, dict) for each in maps):
+        raise ParamTypeError(
+            f"fitMultiple takes a list of Param maps, got {type(maps).__name__}. Write [{{estimator.epochs: 3}}]."
+        )

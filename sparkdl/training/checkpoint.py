@@ -1,0 +1,122 @@
+"""What a checkpoint is: a folder of four files, and a manifest that says what they hold and is written last.
+
+=============================  ======================================================================================
+``sparkdl_checkpoint.json``    format version, versions of sparkdl and torch, epoch and step, number of ranks, the
+                               identity of the fit, and size and SHA-256 of the other files
+``model.pt``                   parameters and buffers, those of rank 0
+``optimizer.pt``               the optimizer's state
+``fit.pt``                     schedule, loss scaling, history, position in the data, and what else all ranks share
+``ranks.pt``                   of each rank its random numbers, sums of the epoch, and buffers that differ from rank 0's
+=============================  ======================================================================================
+
+The folder lies in the checkpointDir under ``epoch-00003-step-00000120-`` and a few letters: the epoch, counted from 1,
+and how many of its steps are done.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from sparkdl.errors import CheckpointError
+from sparkdl.training.versions import sparkdl_version
+
+FORMAT_VERSION = 1
+MANIFEST = "sparkdl_checkpoint.json"
+MODEL, OPTIMIZER, FIT, RANKS = FILES = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
+
+_NAME = re.compile(r"epoch-\d+-step-\d+-[0-9a-f]{8}$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What is known of a checkpoint without its files.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        step: how many of its steps are done.
+        ends_epoch: whether that was all of them, and what follows an epoch is done too.
+        finished: whether nothing of the fit was left to do.
+        epochs: of the whole fit.
+        world_size: number of ranks.
+        identity: of the fit, see :mod:`sparkdl.training.fit_identity`.
+        files: size and SHA-256 of each file by name.
+    """
+
+    epoch: int
+    step: int
+    ends_epoch: bool
+    finished: bool
+    epochs: int
+    world_size: int
+    identity: dict[str, Any]
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Epoch and step in words."""
+        return (
+            f"the end of epoch {self.epoch}" if self.ends_epoch else f"epoch {self.epoch}, step {self.step}"
+        )
+
+    def new_name(self) -> str:
+        """Return a name for the folder that no other one has; names sort as the fit went."""
+        return f"epoch-{self.epoch:05d}-step-{self.step:08d}-{uuid.uuid4().hex[:8]}"
+
+    def to_json(self) -> str:
+        """Return the manifest's text."""
+        content = {
+            "format_version": FORMAT_VERSION,
+            "sparkdl_version": sparkdl_version(),
+            "torch_version": str(torch.__version__),
+            **asdict(self),
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a checkpoint holds, in host memory and no longer changed by training.
+
+    Attributes:
+        manifest: all but ``files``.
+        states: what goes into each of :data:`FILES`.
+    """
+
+    manifest: Manifest
+    states: dict[str, Any]
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder has the name of a checkpoint."""
+    return _NAME.match(name) is not None
+
+
+def manifest_from_json(text: str | bytes, url: str) -> Manifest:
+    """Return what a manifest says.
+
+    Raises:
+        ValueError: if it is no manifest.
+        CheckpointError: if a newer version of sparkdl wrote it.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict) or not isinstance(content.get("format_version"), int):
+        raise ValueError("it names no format version")
+    if content["format_version"] > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{url} was written in format {content['format_version']} by sparkdl {content.get('sparkdl_version')}, "
+            f"and this sparkdl ({sparkdl_version()}) reads up to format {FORMAT_VERSION}. Install a newer sparkdl, or "
+            "choose another checkpointDir."
+        )
+    try:
+        manifest = Manifest(**{name: content[name] for name in Manifest.__dataclass_fields__})
+        if set(manifest.files) != set(FILES):
+            raise ValueError(f"it names the files {', '.join(manifest.files)}")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return manifest

@@ -1,0 +1,293 @@
+"""Takes checkpoints in the course of a fit, and has a fit go on from one. Runs on every *rank*; rank 0 writes."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective.byte_exchange import broadcast_bytes
+from sparkdl.errors import CheckpointError
+from sparkdl.training.checkpoint import FIT, MODEL, OPTIMIZER, RANKS, Content, Manifest
+from sparkdl.training.checkpoint_files import DamagedFileError, load_file
+from sparkdl.training.checkpoint_folder import CheckpointFolder
+from sparkdl.training.checkpoint_writer import CheckpointWriter
+from sparkdl.training.fit_identity import check_identity, fit_identity
+from sparkdl.training.fit_state import FitState, load_module_state, set_buffers
+from sparkdl.training.history import EpochRecord, join_meter_states
+from sparkdl.training.random_state import set_random_state
+from sparkdl.training.rank_state import gather_rank_states, loss_buffers, read_rank_state
+from sparkdl.training.seeds import seed_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from sparkdl.collective import Communicator
+    from sparkdl.data import ParquetFeed
+    from sparkdl.training.history import EpochMeter
+    from sparkdl.training.spec import TrainingSpec
+    from sparkdl.training.step import TrainingStep
+    from sparkdl.training.update import UpdatePlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan:
+    """Where and when checkpoints are taken; crosses from the driver to the ranks.
+
+    Attributes:
+        url: of the folder.
+        every_updates: updates of the weights between two of them; None for one at the end of each epoch alone.
+        num_kept: how many of the last ones stay.
+    """
+
+    url: str
+    every_updates: int | None = None
+    num_kept: int = 2
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a fit begins.
+
+    Attributes:
+        epoch: number of the epoch, from 1; one more than there are if nothing is left to do.
+        step: how many of its steps are done.
+        history: records of the epochs before.
+        meter: state of this rank's meter of the epoch, if some of it is done.
+    """
+
+    epoch: int = 1
+    step: int = 0
+    history: tuple[EpochRecord, ...] = ()
+    meter: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint to go on from, and those after it that cannot be read."""
+
+    name: str | None
+    manifest: Manifest | None
+    damaged: tuple[str, ...]
+
+
+def choose_checkpoint(folder: CheckpointFolder, identity: dict[str, Any], epochs: int) -> Choice:
+    """Return the newest checkpoint that is whole, and say which ones are not.
+
+    Raises:
+        CheckpointError: if it is of another fit, of one that has come further than ``epochs``, or of a newer version.
+        StoreError: if the folder cannot be read.
+    """
+    damaged: list[str] = []
+    for name, manifest in folder.newest_first():
+        try:
+            if isinstance(manifest, DamagedFileError):
+                raise manifest
+            check_progress(folder.url, manifest, identity, epochs)
+            folder.check(name, manifest)
+        except DamagedFileError as error:
+            logger.warning(
+                "The checkpoint %s/%s is not used: %s. The one before it is.", folder.url, name, error
+            )
+            damaged.append(name)
+            continue
+        return Choice(name, manifest, tuple(damaged))
+    if damaged:
+        logger.warning("%s holds no other checkpoint: the fit starts from the beginning.", folder.url)
+    return Choice(None, None, tuple(damaged))
+
+
+def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
+    """Check that a fit of so many epochs may go on from a checkpoint.
+
+    Raises:
+        CheckpointError: if it may not; it says why.
+    """
+    check_identity(manifest.identity, identity, url)
+    if manifest.epoch > epochs:
+        raise CheckpointError(
+            f"checkpointDir {url} holds a fit that has come to {manifest.place}, and epochs is {epochs}. Raise "
+            "epochs, or choose another checkpointDir."
+        )
+
+
+class Checkpoints:
+    """The checkpoints of one fit on one rank; a context manager that leaves none half written when the fit ends well.
+
+    Args:
+        plan: where and when; None for none at all.
+        spec: of the fit.
+        state: what all ranks have alike.
+        step: of the training.
+        updates: says which steps update the weights.
+        feed: of the rows.
+        communicator: of all ranks.
+    """
+
+    def __init__(
+        self,
+        plan: CheckpointPlan | None,
+        *,
+        spec: TrainingSpec,
+        state: FitState,
+        step: TrainingStep,
+        updates: UpdatePlan,
+        feed: ParquetFeed,
+        communicator: Communicator,
+    ) -> None:
+        self._plan, self._spec, self._state, self._step = plan, spec, state, step
+        self._updates, self._feed, self._communicator = updates, feed, communicator
+        self._writer: CheckpointWriter | None = None
+        self._identity: dict[str, Any] = {}
+        self._num_updates = 0
+        self._position = Position()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close(failed=kind is not None)
+
+    def resume(self) -> Position:
+        """Go on from the newest whole checkpoint, if there is one; collective, and the last thing before training.
+
+        Raises:
+            CheckpointError: as :func:`choose_checkpoint`.
+            StoreError: if the folder cannot be read.
+        """
+        if self._plan is None:
+            return self._position
+        folder = CheckpointFolder(self._plan.url)
+        name = ""
+        if self._communicator.rank == 0:
+            self._identity = fit_identity(self._spec, self._feed.dataset)
+            choice = choose_checkpoint(folder, self._identity, self._spec.epochs)
+            self._writer = CheckpointWriter(folder, num_kept=self._plan.num_kept, damaged=choice.damaged)
+            name = choice.name or ""
+        if self._communicator.world_size > 1:
+            name = broadcast_bytes(self._communicator, name.encode(), root=0, name="checkpoint").decode()
+        if name:
+            try:
+                self._position = self._restore(folder, name)
+            except DamagedFileError as error:
+                raise CheckpointError(
+                    f"The checkpoint {folder.url}/{name} was whole when rank 0 looked, and rank "
+                    f"{self._communicator.rank} cannot read it: {error}. See whether every executor reaches it."
+                ) from error
+        return self._position
+
+    def begin_epoch(self, epoch: int, meter: EpochMeter) -> None:
+        """Have plan and meter of an epoch go on where the fit does; those of later epochs begin anew."""
+        is_resumed = epoch == self._position.epoch and self._position.step > 0
+        self._updates.begin(epoch, self._position.step if is_resumed else 0)
+        if is_resumed and self._position.meter:
+            meter.load_state_dict(self._position.meter)
+
+    def after_step(self, epoch: int, step: int, meter: EpochMeter) -> None:
+        """Take a checkpoint if one is due after this step, counted from 1; collective."""
+        if self._plan is None or not self._updates.is_last_of_update(step):
+            return
+        self._num_updates += 1
+        if step == self._updates.num_steps:
+            return  # that of the end of the epoch follows
+        if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
+            self._step.settle(epoch=epoch, step=step)
+            place = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
+            self._take(place, {"meter": meter.state_dict()}, self._position.history)
+
+    def after_epoch(
+        self, history: Sequence[EpochRecord], *, finished: bool = False, is_best: bool = False
+    ) -> None:
+        """Take a checkpoint when an epoch and all that follows it are done; collective.
+
+        Args:
+            history: records of all epochs so far.
+            finished: whether the fit ends here.
+            is_best: whether the checkpoint is kept until a better one comes.
+        """
+        self._position = Position(epoch=history[-1].epoch + 1, history=tuple(history))
+        if self._plan is not None:
+            step = self._updates.num_steps
+            place = {"epoch": history[-1].epoch, "step": step, "ends_epoch": True, "finished": finished}
+            self._take(place, {}, history, is_best=is_best)
+
+    def _take(
+        self,
+        place: dict[str, Any],
+        own: dict[str, Any],
+        history: Sequence[EpochRecord],
+        *,
+        is_best: bool = False,
+    ) -> None:
+        module = self._state.module
+        ranks = gather_rank_states(module, self._spec.loss, self._step.device, own, self._communicator)
+        if self._writer is None:
+            return
+        given = place["step"] - self._updates.steps_before
+        states = self._state.capture(
+            history=[asdict(record) for record in history],
+            feed=self._feed.state(given, place["epoch"] - 1),
+            num_updates=self._num_updates,
+        )
+        manifest = Manifest(
+            **place,
+            epochs=self._spec.epochs,
+            world_size=self._communicator.world_size,
+            identity=self._identity,
+        )
+        self._writer.write(Content(manifest=manifest, states={**states, RANKS: ranks}), is_best=is_best)
+
+    def _restore(self, folder: CheckpointFolder, name: str) -> Position:
+        location, manifest = folder.location(name), folder.manifest(name)
+        load_module_state(self._state.module, load_file(location, MODEL))
+        fit = load_file(location, FIT)
+        epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
+        # The rows may have been written anew, to files of other names; that they are the same rows was looked at.
+        self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
+        self._updates.begin(epoch, step)
+        self._num_updates = fit["num_updates"]
+        is_as_many = manifest.world_size == self._communicator.world_size
+        later = max(0, self._spec.epochs - epoch) * self._updates.num_updates
+        to_come = (
+            None if is_as_many else later + self._updates.updates_to_come() * (epoch <= self._spec.epochs)
+        )
+        self._state.restore_optimizer(load_file(location, OPTIMIZER), fit, to_come)
+        self._state.restore_parts(fit)
+        if step and not self._feed.rows_in_step(0, epoch - 1)[self._communicator.rank]:
+            self._step.remember(self._earlier_batch(epoch, step))
+        meter = self._restore_rank(load_file(location, RANKS), (epoch, step), is_as_many=is_as_many)
+        return Position(epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter)
+
+    def _restore_rank(
+        self, ranks: Sequence[bytes], place: tuple[int, int], *, is_as_many: bool
+    ) -> dict[str, Any]:
+        """Give this rank what it had of its own, and return the state of its meter, if an epoch is under way."""
+        rank = self._communicator.rank
+        if not is_as_many:
+            seed_rank(self._spec.seed, rank, *place)
+            meters = [read_rank_state(state).get("meter") for state in ranks]
+            return join_meter_states([meter for meter in meters if meter], rank) if all(meters) else {}
+        own = read_rank_state(ranks[rank])
+        module = self._state.module
+        set_buffers(dict(module.named_buffers()), own["buffers"])
+        set_buffers(loss_buffers(self._spec.loss, module), own["loss_buffers"])
+        set_random_state(own["random"], self._step.device)
+        meter: dict[str, Any] = own.get("meter", {})
+        return meter
+
+    def _earlier_batch(self, epoch: int, step: int) -> Any:
+        """The last batch with rows that this rank has had: it takes part with it in steps without any."""
+        index = min(step, self._feed.steps_per_epoch) - 1
+        while not self._feed.rows_in_step(index)[self._communicator.rank]:
+            index -= 1
+        twin = self._feed.twin()
+        twin.seek(epoch - 1, index)
+        with closing(twin.epoch(epoch - 1)) as batches:
+            return next(batches)

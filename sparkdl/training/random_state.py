@@ -1,0 +1,32 @@
+"""Where the random numbers of a rank stand: Python's, NumPy's and torch's, of the CPU and of its GPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of every generator from which training may draw. Runs on a *rank*."""
+    algorithm, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (algorithm, np.asarray(keys).tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        **({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}),
+    }
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Have the generators go on from where they were; that of a GPU stays where the state was taken without one."""
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    algorithm, words, position, has_gauss, numpy_gauss = state["numpy"]
+    np.random.set_state((algorithm, np.array(words, dtype=np.uint32), position, has_gauss, numpy_gauss))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

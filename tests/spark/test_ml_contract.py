@@ -1,0 +1,255 @@
+"""Every public estimator in Spark's own pipelines and tuning, saved and loaded by Spark's own readers and writers.
+
+What needs no session is in ``tests/unit/estimators/test_params_contract.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pyspark.ml import Estimator, Model, Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import (
+    CrossValidator,
+    CrossValidatorModel,
+    ParamGridBuilder,
+    TrainValidationSplit,
+    TrainValidationSplitModel,
+)
+from pyspark.sql import functions as F
+
+from sparkdl.errors import ParamError
+from sparkdl.estimators import TorchEstimator, TorchModel
+from tests.spark.estimator_examples import make_estimator, store_is_empty
+
+
+@dataclass(frozen=True)
+class Case:
+    """A public estimator: how to make one for the classes in column ``digit`` that depend on ``featuresCol``."""
+
+    make: Callable[..., Estimator]
+    estimator_class: type[Estimator]
+    model_class: type[Model]
+
+
+CASES = {"TorchEstimator": Case(make_estimator, TorchEstimator, TorchModel)}
+
+
+@pytest.fixture(scope="module")
+def accuracy(spark):
+    return MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def parts(frame):
+    """The rows with a column for each number, for an assembler to put together."""
+    return frame.select("id", "digit", *[F.col("image")[index].alias(f"x{index}") for index in range(4)])
+
+
+def make_pipeline(case, folder, **changes):
+    assembler = VectorAssembler(inputCols=[f"x{index}" for index in range(4)], outputCol="vector")
+    estimator = case.make(folder, featuresCol="vector", numWorkers=1, **changes)
+    return Pipeline(stages=[assembler, estimator]), estimator
+
+
+@pytest.fixture(scope="module")
+def piped(case, parts, tmp_path_factory):
+    pipeline, estimator = make_pipeline(case, tmp_path_factory.mktemp("pipeline"), epochs=2)
+    return pipeline, estimator, pipeline.fit(parts, {estimator.predictionCol: "guess", estimator.epochs: 3})
+
+
+def guesses(model, frame, column="prediction"):
+    return [row[0] for row in model.transform(frame).orderBy("id").select(column).collect()]
+
+
+def test_a_param_map_reaches_the_estimator_in_a_pipeline_and_its_model(case, piped, parts):
+    _, estimator, model = piped
+    stage = model.stages[-1]
+    assert type(stage) is case.model_class
+    assert stage.uid == estimator.uid
+    assert (len(stage.history), estimator.getEpochs()) == (3, 2)
+    assert dict(model.transform(parts).dtypes)["guess"] == "double"
+    other = model.transform(parts, {estimator.predictionCol: "other"})
+    assert other.columns[-1] == "other"
+    assert stage.getPredictionCol() == "guess"
+
+
+def test_pipelines_are_saved_and_loaded_by_sparks_own_writers(case, piped, parts, tmp_path):
+    pipeline, estimator, model = piped
+    where = f"file://{tmp_path}"
+    pipeline.save(f"{where}/pipeline")
+    _, same = Pipeline.load(f"{where}/pipeline").getStages()
+    assert type(same) is case.estimator_class
+    assert (same.uid, same.getEpochs(), same.getFeaturesCol()) == (estimator.uid, 2, "vector")
+    model.write().save(f"{where}/model")
+    model.write().overwrite().save(f"{where}/model")
+    loaded = PipelineModel.load(f"{where}/model")
+    assert loaded.uid == model.uid
+    assert guesses(loaded, parts, "guess") == guesses(model, parts, "guess")
+    assert loaded.stages[-1].summary == model.stages[-1].summary
+    assert guesses(loaded.copy({estimator.predictionCol: "other"}), parts, "other") == guesses(
+        model, parts, "guess"
+    )
+
+
+def test_estimator_and_model_are_saved_and_loaded_alone(case, piped, parts, tmp_path):
+    _, estimator, model = piped
+    assembler, stage = model.stages
+    stage.save(str(tmp_path / "model"))
+    loaded = case.model_class.load(str(tmp_path / "model"))
+    vectors = assembler.transform(parts)
+    assert guesses(loaded, vectors, "guess") == guesses(stage, vectors, "guess")
+    estimator.save(str(tmp_path / "estimator"))
+    same = case.estimator_class.load(str(tmp_path / "estimator"))
+    assert (same.uid, same.getEpochs()) == (estimator.uid, 2)
+
+
+def test_evaluators_of_classes_and_of_numbers_take_the_predictions(piped, parts, accuracy):
+    _, _, model = piped
+    scored = model.transform(parts)
+    right = scored.filter("guess = digit").count() / scored.count()
+    of_guess = {accuracy.predictionCol: "guess"}
+    assert accuracy.evaluate(scored, of_guess) == pytest.approx(right)
+    mean = scored.select(F.avg((F.col("guess") - F.col("digit")) ** 2)).first()[0]
+    error = RegressionEvaluator(labelCol="digit", predictionCol="guess", metricName="mse").evaluate(scored)
+    assert error == pytest.approx(mean)
+
+
+@pytest.fixture(scope="module")
+def split(case, frame, accuracy, tmp_path_factory):
+    """Two fits at once, each of as many ranks as there are slots."""
+    folder = tmp_path_factory.mktemp("split")
+    estimator = case.make(folder, numWorkers=2)
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 4]).build()
+    tuning = TrainValidationSplit(
+        estimator=estimator,
+        estimatorParamMaps=grid,
+        evaluator=accuracy,
+        parallelism=2,
+        collectSubModels=True,
+        seed=5,
+    )
+    return tuning, tuning.fit(frame), folder
+
+
+def test_a_split_chooses_the_model_of_the_best_metric(split, frame, accuracy):
+    tuning, model, folder = split
+    drawn = frame.select("*", F.rand(5).alias("drawn"))
+    held_out = drawn.filter(F.col("drawn") >= tuning.getTrainRatio())
+    assert 0 < held_out.count() < frame.count() / 2
+    assert [len(each.history) for each in model.subModels] == [1, 4]
+    metrics = [accuracy.evaluate(each.transform(held_out)) for each in model.subModels]
+    assert model.validationMetrics == pytest.approx(metrics)
+    best = int(np.argmax(metrics))
+    assert len(model.bestModel.history) == [1, 4][best]
+    assert {record.rows for record in model.bestModel.history} == {frame.count()}
+    assert store_is_empty(folder)
+
+
+def test_a_split_and_its_model_are_saved_and_loaded(case, split, frame, tmp_path):
+    tuning, model, _ = split
+    tuning.save(str(tmp_path / "split"))
+    same = TrainValidationSplit.load(str(tmp_path / "split"))
+    assert type(same.getEstimator()) is case.estimator_class
+    assert same.getEstimatorParamMaps() == tuning.getEstimatorParamMaps()
+    model.save(str(tmp_path / "model"))
+    loaded = TrainValidationSplitModel.load(str(tmp_path / "model"))
+    assert guesses(loaded, frame) == guesses(model, frame)
+    assert loaded.validationMetrics == model.validationMetrics
+    assert [len(each.history) for each in loaded.subModels] == [1, 4]
+
+
+@pytest.mark.any_spark_will_do
+def test_cross_validation_of_a_pipeline_averages_over_folds_and_comes_back_from_disk(
+    case, parts, accuracy, tmp_path
+):
+    pipeline, estimator = make_pipeline(case, tmp_path)
+    tuning = CrossValidator(
+        estimator=pipeline,
+        estimatorParamMaps=ParamGridBuilder().addGrid(estimator.epochs, [1, 4]).build(),
+        evaluator=accuracy,
+        numFolds=2,
+        parallelism=2,
+        collectSubModels=True,
+        seed=5,
+    )
+    model = tuning.fit(parts)
+    metrics = [
+        [accuracy.evaluate(each.transform(held_out)) for each in models]
+        for models, (_, held_out) in zip(model.subModels, tuning._kFold(parts), strict=True)
+    ]
+    np.testing.assert_allclose(model.avgMetrics, np.mean(metrics, axis=0))
+    assert len(model.bestModel.stages[-1].history) == [1, 4][int(np.argmax(model.avgMetrics))]
+    assert store_is_empty(tmp_path)
+    tuning.save(str(tmp_path / "validator"))
+    assert CrossValidator.load(str(tmp_path / "validator")).getNumFolds() == 2
+    model.save(str(tmp_path / "model"))
+    loaded = CrossValidatorModel.load(str(tmp_path / "model"))
+    assert loaded.avgMetrics == pytest.approx(model.avgMetrics)
+    assert guesses(loaded.bestModel, parts) == guesses(model.bestModel, parts)
+
+
+def count_reads(folder: Path):
+    """Make a function for mapInArrow that leaves a file for every partition it is given, every time."""
+    where = str(folder)
+
+    def read(batches):
+        import tempfile
+
+        tempfile.mkstemp(dir=where)
+        yield from batches
+
+    return read
+
+
+@pytest.mark.any_spark_will_do
+def test_maps_with_other_columns_share_rows_that_are_held_until_nobody_asks_for_models(case, frame, tmp_path):
+    reads = tmp_path / "reads"
+    reads.mkdir()
+    columns = "id long, image array<double>, digit int, turned array<double>"
+    turned = frame.select("id", "image", "digit", F.reverse("image").alias("turned"))
+    rows = turned.coalesce(1).mapInArrow(count_reads(reads), columns)
+    estimator = case.make(tmp_path, numWorkers=1, epochs=1)
+    maps = [{estimator.featuresCol: "turned"}, {estimator.epochs: 2}, {estimator.batchSize: 64}]
+    models = estimator.fitMultiple(rows, maps)
+    assert not list(reads.iterdir())
+    found = dict(next(models) for _ in range(2))
+    assert (found[0].getFeaturesCol(), len(found[1].history)) == ("turned", 2)
+    assert len(list(reads.iterdir())) == 1
+    assert not store_is_empty(tmp_path)
+    del models
+    gc.collect()
+    assert store_is_empty(tmp_path)
+    assert [guesses(model, turned) for model in found.values()]
+
+
+@pytest.mark.any_spark_will_do
+def test_a_fit_that_fails_lets_go_of_rows_and_the_next_one_gets_them_again(case, frame, tmp_path):
+    calls = []
+
+    def fail_first(parameters):
+        calls.append("call")
+        if len(calls) == 1:
+            raise ValueError("not this time")
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    estimator = case.make(tmp_path, numWorkers=1, epochs=1, optimizer=fail_first)
+    models = estimator.fitMultiple(frame, [{estimator.seed: 1}, {estimator.seed: 2}])
+    with pytest.raises(ParamError, match="not this time"):
+        next(models)
+    assert store_is_empty(tmp_path)
+    index, model = next(models)
+    assert (index, model.getSeed(), len(model.history)) == (1, 2, 1)
+    assert store_is_empty(tmp_path)

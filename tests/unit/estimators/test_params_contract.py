@@ -1,0 +1,326 @@
+"""What Spark ML asks of the Params of every public class, as far as it needs no session."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from types import SimpleNamespace
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.ml.tuning import ParamGridBuilder
+from torch import nn
+
+from sparkdl.data import Store
+from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelError, SparkdlError
+from sparkdl.estimators import Callback, TorchEstimator
+from sparkdl.estimators.param_mixins import OneOf
+from tests.unit.estimators.public_classes import ESTIMATORS, MODELS
+
+CLASSES = {**ESTIMATORS, **MODELS}
+
+OTHER_VALUES = {
+    "model": nn.Linear(2, 5),
+    "loss": nn.MSELoss(),
+    "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.5),
+    "scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
+    "store": "/some/store",
+    "metrics": {"error": nn.L1Loss()},
+    "callbacks": [Callback()],
+}
+"""A value that each Param takes and that is not its default, where one cannot be made from its default or converter."""
+
+OBJECTS = frozenset(OTHER_VALUES) - {"store"}
+"""Params whose values are objects, of which a copy is not equal."""
+
+
+def other_value(instance, param):
+    if param.name in OTHER_VALUES:
+        return OTHER_VALUES[param.name]
+    default = instance.getOrDefault(param) if instance.hasDefault(param) else None
+    if isinstance(param.typeConverter, OneOf):
+        return next(choice for choice in param.typeConverter.choices if choice != default)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int | float):
+        return default + 1
+    for value in ("other", 5, 2.5, ["other"]):
+        try:
+            return param.typeConverter(value)
+        except (TypeError, ValueError):
+            continue
+    raise AssertionError(f"OTHER_VALUES lacks a value for {param.name}")
+
+
+def accessor(instance, kind, param):
+    return getattr(instance, f"{kind}{param.name[0].upper()}{param.name[1:]}")
+
+
+def shown(value):
+    """A Store's getter makes an object of the URL, and one of several objects a tuple."""
+    if isinstance(value, Store):
+        return value.url
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.fixture(params=CLASSES)
+def instance(request):
+    return CLASSES[request.param]()
+
+
+@pytest.fixture(params=ESTIMATORS)
+def estimator(request):
+    return ESTIMATORS[request.param]()
+
+
+def test_every_param_has_a_setter_that_chains_and_a_getter_that_gives_what_was_set(instance):
+    for param in instance.params:
+        value = other_value(instance, param)
+        assert accessor(instance, "set", param)(value) is instance, param.name
+        assert shown(accessor(instance, "get", param)()) == value, param.name
+        assert instance.isSet(param), param.name
+
+
+def test_getters_and_setters_and_params_are_documented(instance):
+    for param in instance.params:
+        assert len(param.doc) > 10, param.name
+        for kind in ("get", "set"):
+            assert accessor(instance, kind, param).__doc__, f"{kind} {param.name}"
+
+
+def test_explain_params_tells_name_doc_default_and_value_of_each(instance):
+    for param in instance.params:
+        accessor(instance, "set", param)(other_value(instance, param))
+    explained = instance.explainParams()
+    for param in instance.params:
+        value = instance.getOrDefault(param)
+        default = f"default: {instance._defaultParamMap[param]}, " if instance.hasDefault(param) else ""
+        assert f"{param.name}: {param.doc} ({default}current: {value})" in explained
+
+
+def test_the_constructor_takes_every_param_by_keyword_only(estimator):
+    arguments = inspect.signature(type(estimator)).parameters
+    assert set(arguments) == {param.name for param in estimator.params}
+    assert {argument.kind for argument in arguments.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    values = {param.name: other_value(estimator, param) for param in estimator.params}
+    made = type(estimator)(**values)
+    assert {param.name: made.getOrDefault(param) for param in made.params} == values
+
+
+def test_the_class_documents_every_argument_with_its_default(estimator):
+    documentation = inspect.getdoc(type(estimator))
+    documented = documentation[documentation.index("Args:") :]
+    entries = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", documented, flags=re.MULTILINE))
+    assert set(entries) == {param.name for param in estimator.params}
+    for param in estimator.params:
+        if estimator.hasDefault(param):
+            default = estimator._defaultParamMap[param]
+            text = f"{default:g}" if isinstance(default, float) else str(default)
+            assert text in entries[param.name], f"{param.name} does not say its default, {text}"
+
+
+def test_nobody_may_set_what_is_no_param(instance):
+    with pytest.raises(ParamError, match="has no Param 'batchsize'. Did you mean batchSize?"):
+        instance.setParams(batchsize=3)
+    with pytest.raises(ParamError, match="has no Param 'zzz'. The Params are: batchSize, .*weightCol"):
+        instance.setParams(zzz=3)
+
+
+def test_none_takes_back_what_was_set(instance):
+    for param in instance.params:
+        accessor(instance, "set", param)(other_value(instance, param))
+        accessor(instance, "set", param)(None)
+        assert not instance.isSet(param), param.name
+        if instance.hasDefault(param):
+            assert instance.getOrDefault(param) != other_value(instance, param), param.name
+    assert instance.setEpochs(7).setParams(epochs=None).getEpochs() == 7
+
+
+WRONG_TYPES = {
+    "a text for a whole number": ("batchSize", "x", "Param batchSize takes a whole number, got 'x'"),
+    "a fraction for a whole number": ("epochs", 1.5, "Param epochs takes a whole number, got 1.5"),
+    "a boolean for a whole number": ("seed", True, "Param seed takes a whole number, got True"),
+    "a list for a number": ("maxGradNorm", [1.0], r"Param maxGradNorm takes a number, got \[1.0\]"),
+    "a number for a boolean": ("shuffle", 1, "Param shuffle takes True or False, got 1"),
+    "a number for a name": ("labelCol", 3, "Param labelCol takes a string, got 3"),
+    "another of a few texts": (
+        "cache",
+        "yes",
+        "Param cache cannot be 'yes': 'yes' is none of 'off', 'memory'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_a_value_of_a_wrong_type_is_named_with_its_param_however_it_is_set(estimator, name):
+    param, value, message = WRONG_TYPES[name]
+    before = estimator.extractParamMap()
+    ways = [
+        lambda: type(estimator)(**{param: value}),
+        lambda: estimator.setParams(**{param: value}),
+        lambda: accessor(estimator, "set", estimator.getParam(param))(value),
+        lambda: estimator.set(estimator.getParam(param), value),
+        lambda: estimator.copy({estimator.getParam(param): value}),
+        lambda: estimator.fitMultiple(FRAME, [{estimator.getParam(param): value}]),
+    ]
+    for way in ways:
+        with pytest.raises(ParamTypeError, match=message):
+            way()
+    assert estimator.extractParamMap() == before
+
+
+@given(value=st.integers(1, 2**15 - 1))
+@settings(max_examples=30, deadline=None)
+def test_numbers_of_numpy_are_numbers(value):
+    for of_numpy in (np.int16, np.int32, np.int64, np.uint16, np.float32, np.float64):
+        got = TorchEstimator(batchSize=of_numpy(value)).getBatchSize()
+        assert (got, type(got)) == (value, int)
+    assert TorchEstimator(maxGradNorm=np.float32(0.5), shuffle=np.bool_(False)).getMaxGradNorm() == 0.5
+
+
+def test_a_copy_has_values_of_its_own_and_shares_the_module(instance):
+    copy = instance.copy({instance.getParam("batchSize"): 77})
+    assert type(copy) is type(instance)
+    assert copy.uid == instance.uid
+    assert (copy.getBatchSize(), instance.getBatchSize()) == (77, 32)
+    copy.setEpochs(99)
+    instance.setSeed(123)
+    assert (instance.getEpochs(), copy.getSeed()) == (1, 0)
+    if "model" in {param.name for param in instance.params}:
+        assert copy.getModel() is instance.getModel()
+    else:
+        assert copy.module is instance.module
+        assert copy.summary is instance.summary
+
+
+def test_extract_param_map_lets_extra_values_win(instance):
+    param = instance.getParam("epochs")
+    assert instance.extractParamMap()[param] == 1
+    instance.setEpochs(3)
+    assert instance.extractParamMap()[param] == 3
+    assert instance.extractParamMap({param: 4})[param] == 4
+    assert instance.getEpochs() == 3
+
+
+def test_has_param_and_is_set_tell_what_is_there(instance):
+    assert instance.hasParam("featuresCol")
+    assert not instance.hasParam("uid")
+    assert not instance.isSet("featuresCol")
+    assert instance.isDefined("featuresCol")
+    assert instance.setFeaturesCol("x").isSet("featuresCol")
+    instance.clear(instance.featuresCol)
+    assert instance.getFeaturesCol() == "features"
+
+
+def test_every_param_survives_saving(instance, tmp_path):
+    values = {param.name: other_value(instance, param) for param in instance.params}
+    instance.setParams(**values)
+    instance.save(str(tmp_path / "saved"))
+    loaded = type(instance).load(str(tmp_path / "saved"))
+    assert loaded.uid == instance.uid
+    for param in instance.params:
+        before, after = instance.getOrDefault(param), loaded.getOrDefault(param)
+        assert type(before) is type(after), param.name
+        if param.name not in OBJECTS:
+            assert before == after, param.name
+    assert {param.name for param in loaded.params if loaded.isSet(param)} == set(values)
+
+
+def test_a_saved_estimator_without_its_functions_is_said_to_be_damaged(estimator, tmp_path):
+    estimator.save(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "functions.pkl").unlink()
+    with pytest.raises(SavedModelError, match=r"cannot be read from functions.pkl: FileNotFoundError"):
+        type(estimator).load(str(tmp_path / "saved"))
+
+
+class Derived(TorchEstimator):
+    """A user's own class."""
+
+    def setLearningAim(self, value):
+        return self.setEpochs(value)
+
+
+def test_a_class_of_the_users_own_stays_what_it_is(tmp_path):
+    derived = Derived(model=nn.Linear(2, 1)).setLearningAim(4)
+    assert isinstance(derived.copy(), Derived)
+    derived.save(str(tmp_path / "saved"))
+    loaded = Derived.load(str(tmp_path / "saved"))
+    assert (type(loaded), loaded.getEpochs()) == (Derived, 4)
+    with pytest.raises(SavedModelError, match="holds a .*Derived, not a .*TorchEstimator"):
+        TorchEstimator.load(str(tmp_path / "saved"))
+
+
+FRAME = SimpleNamespace(sparkSession=None, schema=None)
+"""As much of a DataFrame as the checks before a fit look at."""
+
+
+def test_a_fit_on_something_else_than_a_frame_of_spark_is_refused(estimator):
+    for fit in (estimator.fit, lambda rows: estimator.fitMultiple(rows, [{}])):
+        with pytest.raises(
+            DataError, match=r"fit takes a Spark DataFrame, got builtins.dict.*createDataFrame"
+        ):
+            fit({"features": [1.0]})
+
+
+BAD_MAPS = {
+    "a name instead of a Param": (lambda e, o: {"epochs": 3}, "keys of a Param map are Params.*got 'epochs'"),
+    "a Param of another estimator": (
+        lambda e, o: {o.epochs: 3},
+        "sets epochs of .*, and this is .*no effect",
+    ),
+    "a value out of range": (lambda e, o: {e.epochs: 0}, "Param epochs is 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MAPS)
+def test_a_param_map_that_cannot_work_is_named_before_anything_starts(estimator, name):
+    make, message = BAD_MAPS[name]
+    bad = make(estimator, type(estimator)())
+    with pytest.raises(ParamError, match=message):
+        estimator.fit(FRAME, bad)
+    for fit in (estimator.fit, estimator.fitMultiple):
+        with pytest.raises(ParamError, match=f"In the Param map with index 1: .*{message}"):
+            fit(FRAME, [{estimator.epochs: 2}, bad])
+
+
+def test_what_is_no_list_of_param_maps_is_refused(estimator):
+    for maps in ({estimator.epochs: 2}, "epochs", [3]):
+        with pytest.raises(ParamTypeError, match="fitMultiple takes a list of Param maps"):
+            estimator.fitMultiple(FRAME, maps)
+
+
+def test_no_param_map_is_no_model(estimator):
+    assert list(estimator.fitMultiple(FRAME, [])) == []
+    assert estimator.fit(FRAME, []) == []
+
+
+def test_a_grid_is_made_of_params(estimator):
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).addGrid(estimator.batchSize, [8, 16]).build()
+    found = {(estimator.copy(each).getEpochs(), estimator.copy(each).getBatchSize()) for each in grid}
+    assert found == {(1, 8), (1, 16), (2, 8), (2, 16)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_of_a_model_are_packed_once_for_a_batch_size(name):
+    model = MODELS[name]()
+    packed = model._scoring.for_batch_size(64)
+    assert model.copy({model.predictionCol: "p"})._scoring.for_batch_size(64) is packed
+    other = model.copy()._scoring.for_batch_size(128)
+    assert other.module is packed.module
+    assert (other.batch_size, other.key == packed.key) == (128, False)
+
+
+def test_what_is_pickled_comes_back(instance):
+    loaded = pickle.loads(cloudpickle.dumps(instance.setEpochs(9)))
+    assert (loaded.uid, loaded.getEpochs()) == (instance.uid, 9)
+
+
+def test_every_error_is_one_of_sparkdl():
+    assert issubclass(ParamTypeError, SparkdlError)
+    assert issubclass(ParamTypeError, TypeError)
+    assert issubclass(ParamTypeError, ValueError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ _CPU = torch.device("cpu")
 
 
 def try_metrics(spec: TrainingSpec, dataset: ParquetDataset) -> None:
-    """Give each metric what the untrained model makes of the first row.
+    """Give each metric what a copy of the untrained model makes of the first row.
 
     Raises:
         ParamError: if a metric fails on it, naming it.
@@ -30,14 +31,14 @@ def try_metrics(spec: TrainingSpec, dataset: ParquetDataset) -> None:
     if not spec.metrics:
         return
     metrics = EpochMetrics(spec.metrics, _CPU)
-    # In full precision: not every processor computes in a lower one.
-    objective = Objective(
-        replace(spec, precision="float32"), precision=Precision("float32", _CPU), device=_CPU
-    )
+    # Copies, as both may lie on a GPU; in full precision, as not every processor computes in a lower one.
+    model, loss = copy.deepcopy(spec.model).to(_CPU), copy.deepcopy(spec.loss)
+    trial = replace(spec, model=model, loss=loss, precision="float32")
+    objective = Objective(trial, precision=Precision("float32", _CPU), device=_CPU)
     with ParquetFeed(dataset, columns=spec.columns(), batch_size=1, shuffle=False) as feed:
         batch = next(iter(feed.epoch(0)))
-    with evaluating(spec.model):
-        found = objective.evaluate(spec.model, batch)
+    with evaluating(model):
+        found = objective.evaluate(model, batch)
         try:
             metrics.add(found, rows=1)
         except TrainingError as error:

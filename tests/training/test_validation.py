@@ -33,6 +33,8 @@ class ModelThatNotes(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         assert torch.is_grad_enabled() == self.training
         assert all(part.training == self.training for part in self.modules())
+        if not self.training:
+            torch.rand(1)  # which the training must not notice
         return self.inner(rows)
 
 

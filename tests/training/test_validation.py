@@ -27,10 +27,14 @@ class ModelThatNotes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(make_model(norm=True), nn.Dropout(0.5), nn.Linear(3, 3))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("nothing", torch.empty(0))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         assert torch.is_grad_enabled() == self.training
         assert all(part.training == self.training for part in self.modules())
+        if not self.training:
+            torch.rand(1)  # which the training must not notice
         return self.inner(rows)
 
 

@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from sparkdl.training.checkpoint import MANIFEST, manifest_from_json
 from sparkdl.training.checkpoint_folder import CheckpointFolder
-from sparkdl.training.checkpointing import CheckpointPlan
 from sparkdl.training.loop import train
+from sparkdl.training.spec import CheckpointPlan
 from tests.training.training_scenes import Outcome, make_spec
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ def assert_same_fit(one: Outcome, other: Outcome) -> None:
         )
 
 
+def train_each(
+    environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
+) -> list[Outcome]:
+    """Train each spec on this rank."""
+    return [_train(environment, spec, dataset, str(number)) for number, spec in enumerate(specs)]
+
+
 def train_from_every_checkpoint(
     environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
 ) -> list[tuple[Outcome, dict[tuple[int, int], Outcome]]]:
@@ -120,7 +127,8 @@ def train_from_every_checkpoint(
 
 
 def _train(environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, name: str) -> Outcome:
-    spec.loss.seen.zero_()
+    if isinstance(spec.loss, LossThatEndsItsRank):
+        spec.loss.seen.zero_()
     events: list[dict[str, Any]] = []
     with environment.open(name=name) as communicator:
         result = train(spec, communicator=communicator, dataset=dataset, report=events.append)

@@ -9,6 +9,7 @@ from torch import nn
 from sparkdl.data import Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import Callback, TorchEstimator
+from sparkdl.estimators.fit_multiple import with_param_maps
 
 
 def make_estimator(**changes):
@@ -135,3 +136,10 @@ def test_params_of_checkpoints_and_restarts_are_checked(tmp_path):
     ):
         with pytest.raises(ParamError, match=said):
             make_estimator(**changes).check_values()
+
+
+def test_each_of_several_param_maps_has_checkpoints_of_its_own():
+    estimator = make_estimator(checkpointDir="/there/")
+    several = with_param_maps(estimator, [{estimator.epochs: 1}, {estimator.checkpointDir: "/here"}])
+    assert [copy.getCheckpointDir() for copy in several] == ["/there/fit-0", "/here/fit-1"]
+    assert with_param_maps(estimator, [{}])[0].getCheckpointDir() == "/there/"

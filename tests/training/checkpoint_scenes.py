@@ -113,6 +113,8 @@ def train_from_every_checkpoint(
     for number, spec in enumerate(specs):
         plan = spec.checkpoints
         whole = _train(environment, spec, dataset, f"{number}-whole")
+        with environment.open(name=f"{number}-written") as communicator:
+            communicator.barrier()  # rank 0 comes here when the last checkpoint is written
         resumed = {}
         for name in CheckpointFolder(plan.url).names():
             url = f"{plan.url}-{name}"

@@ -64,7 +64,7 @@ def check_frame(dataset: Any) -> None:
 
 
 def with_param_maps(estimator: TorchEstimator, maps: Sequence[dict[Any, Any]]) -> list[TorchEstimator]:
-    """Return a checked copy of an estimator for each Param map.
+    """Return a checked copy of an estimator for each Param map; each of several keeps checkpoints of its own.
 
     Raises:
         ParamError: saying which map cannot work, and why.
@@ -77,6 +77,9 @@ def with_param_maps(estimator: TorchEstimator, maps: Sequence[dict[Any, Any]]) -
             copy.check_values()
         except ParamError as error:
             raise type(error)(f"In the Param map with index {index}: {error}") from error
+        folder = copy.getCheckpointDir()
+        if folder is not None and len(maps) > 1:  # each is another fit
+            copy.setCheckpointDir(f"{folder.rstrip('/')}/fit-{index}")
         copies.append(copy)
     return copies
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators.checked_params import CheckedParams
+from sparkdl.estimators.checkpoint_mixins import HasCheckpoints, HasRestarts
 from sparkdl.estimators.course_mixins import HasBestMetric, HasCallbacks, HasEarlyStopping
 from sparkdl.estimators.input_mixins import (
     HasAugment,
@@ -69,6 +70,8 @@ DEFAULTS: dict[str, Any] = {
     "gradientAccumulationSteps": 1,
     "precision": "float32",
     "earlyStoppingMinDelta": 0.0,
+    "keepCheckpoints": 2,
+    "maxRestarts": 0,
     "transport": "auto",
     "tracking": "auto",
     "showProgress": True,
@@ -103,6 +106,8 @@ class _TorchParams(
     HasValidation,
     HasEarlyStopping,
     HasBestMetric,
+    HasCheckpoints,
+    HasRestarts,
     CheckedParams,
 ):
     """Params that the estimator and its model share; each can be written as JSON."""
@@ -177,6 +182,7 @@ class _TorchEstimatorParams(
             value = self.getOrDefault(param)
             if value < least:
                 raise ParamError(f"Param {param.name} is {value}: {param.doc}, at least {least}.")
+        self._check_checkpoints()
         max_grad_norm = self.getMaxGradNorm()
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ParamError(f"Param maxGradNorm is {max_grad_norm}: {self.maxGradNorm.doc}.")
@@ -214,6 +220,23 @@ class _TorchEstimatorParams(
         for param in needed:
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")
+
+    def _check_checkpoints(self) -> None:
+        every = self.getCheckpointEverySteps()
+        counts = [
+            (self.keepCheckpoints, self.getKeepCheckpoints(), 1),
+            (self.maxRestarts, self.getMaxRestarts(), 0),
+        ]
+        if every is not None:
+            counts.append((self.checkpointEverySteps, every, 1))
+        for param, value, least in counts:
+            if value < least:
+                raise ParamError(f"Param {param.name} is {value}: {param.doc}, at least {least}.")
+        if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
+            raise ParamError(
+                f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "
+                f"{self.minWorkers.doc}."
+            )
 
 
 def _check_callable(param: Param[Any], given: object) -> None:

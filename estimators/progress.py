@@ -39,11 +39,13 @@ class ProgressLine:
         self._is_open = False
 
     def update(self, event: Mapping[str, Any]) -> None:
-        """Show an event of kind ``"step"`` or ``"epoch"``; others are ignored."""
+        """Show an event of kind ``"step"``, ``"epoch"`` or ``"resumed"``; others are ignored."""
         if not self._is_shown:
             return
         if event.get("kind") == "step":
             self._step(event)
+        elif event.get("kind") == "resumed":
+            self.print(_resumed(event["epoch"], event["epochs"], event["step"]))
         elif event.get("kind") == "epoch":
             text = (
                 f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.4f}  "
@@ -101,6 +103,12 @@ class ProgressLine:
         self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
         self._stream.flush()
         self._is_open = True
+
+
+def _resumed(epoch: int, epochs: int, step: int) -> str:
+    if epoch > epochs:
+        return f"the checkpoint has all {epochs} epochs done"
+    return f"going on from a checkpoint: epoch {epoch}/{epochs}" + (f" after step {step}" if step else "")
 
 
 def _columns(stream: TextIO) -> int:

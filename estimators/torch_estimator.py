@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from pyspark.ml import Estimator
@@ -11,12 +12,19 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from sparkdl.data import ParquetDataset
 from sparkdl.estimators.checked_params import check_param_map
+from sparkdl.estimators.fit_checkpoints import (
+    FinishedFit,
+    find_finished,
+    newest_place,
+    with_checkpoints,
+)
 from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, prepare_fit
 from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
 from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.progress import ProgressLine
+from sparkdl.estimators.restarts import run_with_restarts
 from sparkdl.estimators.stored_spec import store_spec
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_model import TorchModel
@@ -111,6 +119,15 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         store: :class:`sparkdl.data.Store`, path or URL for the training rows, reached by driver and executors.
         keepRowsSeconds: how long the training rows stay there after their last use, for the next fit on the same
             DataFrame; default a day, or what the Store says; 0 removes them after the fit.
+        checkpointDir: path or URL, as ``store`` takes them, where the fit keeps checkpoints. A fit that was interrupted
+            goes on from the last one when it is run again with the same Params and rows, and ends with the same
+            weights; one that was finished returns its model at once, or trains on where ``epochs`` is larger.
+        checkpointEverySteps: updates of the weights from one checkpoint to the next; default: there is one at the end
+            of each epoch alone.
+        keepCheckpoints: how many of the last checkpoints stay; default 2.
+        maxRestarts: how often the fit goes on by itself when a process, an executor or a host is lost; default 0. What
+            code raises is never tried again. Without a ``checkpointDir`` the checkpoints lie in the Store meanwhile.
+        minWorkers: with how many ranks a restarted fit makes do, where slots are gone; default numWorkers.
         transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``; on
             several hosts with GPUs also ``"hierarchical"`` and ``"hierarchical-mpi"``: NCCL inside a host, and TCP or
             MPI across.
@@ -161,6 +178,11 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         cache: str | None = None,
         store: Store | str | None = None,
         keepRowsSeconds: float | None = None,
+        checkpointDir: str | None = None,
+        checkpointEverySteps: int | None = None,
+        keepCheckpoints: int | None = None,
+        maxRestarts: int | None = None,
+        minWorkers: int | None = None,
         transport: str | None = None,
         tracking: str | None = None,
         experiment: str | None = None,
@@ -207,6 +229,11 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             cache=cache,
             store=store,
             keepRowsSeconds=keepRowsSeconds,
+            checkpointDir=checkpointDir,
+            checkpointEverySteps=checkpointEverySteps,
+            keepCheckpoints=keepCheckpoints,
+            maxRestarts=maxRestarts,
+            minWorkers=minWorkers,
             transport=transport,
             tracking=tracking,
             experiment=experiment,
@@ -287,15 +314,29 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             with (
                 rows.use(lambda: progress.status("Writing the rows to the Store")) as parquet,
                 store.scratch_folder("weights") as weights,
+                self._checkpoint_url() as checkpoints,
             ):
                 inputs = prepare_fit(self, parquet)
+                inputs = replace(inputs, spec=with_checkpoints(inputs.spec, self, checkpoints))
+                finished = find_finished(inputs.spec, parquet)
                 mode = cast("TrackingMode", self.getTracking())
                 with open_run(mode, experiment=self.getExperiment(), run_name=self.getRunName()) as run:
                     run.log_params(self._params_to_log(parquet))
-                    progress.status(f"Starting {self.getNumWorkers()} ranks")
-                    outcome = self._train(dataset, inputs, parquet, weights, _Listener(run, progress))
+                    if finished is None:
+                        listener = _Listener(run, progress)
+                        finished = self._train(dataset, inputs, parquet, weights, listener)
+                    else:
+                        progress.status(
+                            f"All {self.getEpochs()} epochs are done: {checkpoints} has the model"
+                        )
                     progress.status("Logging the model to MLflow" if run.run_id else "")
-                    return self._make_model(inputs, outcome, run)
+                    return self._make_model(inputs, finished, run)
+
+    def _checkpoint_url(self) -> AbstractContextManager[str | None]:
+        """Give where checkpoints lie: as the Param says, or in the Store until the fit ends if it may be restarted."""
+        if self.getCheckpointDir() is None and self.getMaxRestarts():
+            return self.getStore().scratch_folder("checkpoints")
+        return nullcontext(self.getCheckpointDir())
 
     def _train(
         self,
@@ -304,22 +345,36 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         parquet: ParquetDataset,
         weights: str,
         listener: _Listener,
-    ) -> FitOutcome:
-        outcomes = run_on_ranks(
-            fit_on_rank,
-            store_spec(inputs.spec, weights),
-            parquet,
-            num_ranks=self.getNumWorkers(),
-            spark=dataset.sparkSession,
-            transport=self.getTransport(),
-            gpus_per_rank=self.getGpusPerWorker(),
-            on_event=listener.hear,
-            on_log=listener.log,
-        )
-        return cast("FitOutcome", outcomes[0])
+    ) -> FinishedFit:
+        stored = store_spec(inputs.spec, weights)
 
-    def _make_model(self, inputs: FitInputs, outcome: FitOutcome, run: FitRun) -> TorchModel:
-        saved = SavedModel(unpack_module(outcome.module).eval(), inputs.signature)
+        def run(num_ranks: int) -> FitOutcome:
+            listener.progress.status(f"Starting {num_ranks} ranks")
+            outcomes = run_on_ranks(
+                fit_on_rank,
+                stored,
+                parquet,
+                num_ranks=num_ranks,
+                spark=dataset.sparkSession,
+                transport=self.getTransport(),
+                gpus_per_rank=self.getGpusPerWorker(),
+                on_event=listener.hear,
+                on_log=listener.log,
+            )
+            return cast("FitOutcome", outcomes[0])
+
+        outcome = run_with_restarts(
+            run,
+            spark=dataset.sparkSession,
+            num_ranks=self.getNumWorkers(),
+            min_ranks=self.getMinWorkers(),
+            max_restarts=self.getMaxRestarts(),
+            where=lambda: newest_place(inputs.spec),
+        )
+        return FinishedFit(unpack_module(outcome.module).eval(), outcome.history, outcome.model_epoch)
+
+    def _make_model(self, inputs: FitInputs, outcome: FinishedFit, run: FitRun) -> TorchModel:
+        saved = SavedModel(outcome.module, inputs.signature)
         uri = log_model_or_warn(saved, inputs.example, run)
         summary = TrainingSummary(
             history=outcome.history, model_epoch=outcome.model_epoch, run_id=run.run_id, model_uri=uri
@@ -363,22 +418,26 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
 
 
 class _Listener:
-    """Hands the events of rank 0 to the progress line and the run."""
+    """Hands the events of rank 0 to the progress line and the run.
+
+    Attributes:
+        progress: of the fit.
+    """
 
     def __init__(self, run: FitRun, progress: ProgressLine) -> None:
         self._run = run
-        self._progress = progress
+        self.progress = progress
 
     def hear(self, rank: int, event: Mapping[str, Any]) -> None:
         del rank  # only rank 0 reports
-        self._progress.update(event)
+        self.progress.update(event)
         if event.get("kind") == "epoch":
             names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
             metrics = {name: float(event[name]) for name in names}
             self._run.log_epoch(int(event["epoch"]), {**metrics, **event["metrics"]})
 
     def log(self, rank: int, line: str) -> None:
-        self._progress.print(f"[rank {rank}] {line}")
+        self.progress.print(f"[rank {rank}] {line}")
 
 
 @contextmanager

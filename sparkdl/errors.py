@@ -76,6 +76,22 @@ class RankError(SparkdlError, RuntimeError):
         self.traceback_text = traceback_text
 
 
+class LossError(SparkdlError):
+    """Ranks were lost: a process was killed, or an executor or a host went away. No code raised anything.
+
+    ``maxRestarts`` has a fit go on by itself; else look for what ended them, often a lack of memory, and fit again with
+    the same checkpointDir.
+    """
+
+
+class RankDiedError(LossError, RankError):
+    """A rank's process was killed, or went with its executor or its host; the message names rank and host."""
+
+
+class ExecutorsLostError(LossError, LaunchError):
+    """Executors went away with their ranks, and none is left to tell more. Look at the executors' logs."""
+
+
 class TrainingError(SparkdlError, ArithmeticError):
     """Training cannot go on, as when the loss is no longer finite; the message names epoch and step."""
 

@@ -6,8 +6,8 @@ function receives a :class:`RankContext`.
 
 from __future__ import annotations
 
-from sparkdl.launch.preflight import check_cluster
+from sparkdl.launch.preflight import check_cluster, wait_for_slots
 from sparkdl.launch.rank_context import RankContext
 from sparkdl.launch.run import run_on_ranks
 
-__all__ = ["RankContext", "check_cluster", "run_on_ranks"]
+__all__ = ["RankContext", "check_cluster", "run_on_ranks", "wait_for_slots"]

@@ -6,13 +6,14 @@ Runs on the driver.
 from __future__ import annotations
 
 import pickle
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.data.executor_python import executor_python_problem
-from sparkdl.errors import LaunchError, RankError, SparkdlError
+from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError, SparkdlError
 from sparkdl.launch.outcome import Failure, find_culprit
 from sparkdl.launch.spark_job import SparkJob
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
+
+
+_LOST_EXECUTOR = re.compile(
+    r"ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (was )?(lost|exited)|heartbeat"
+)
+_CANCELLED = re.compile(r"cancell?ed", re.IGNORECASE)
 
 
 def collect(
@@ -56,7 +63,7 @@ def collect(
             for rank in rows.ranks("failure")
         ]
         _raise_for(failures, job.error, job.spark)
-        raise LaunchError(
+        raise ExecutorsLostError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
     except SparkdlError:
@@ -70,12 +77,13 @@ def collect(
 def _raise_for(failures: list[Failure], spark_error: Exception | None, spark: SparkSession) -> None:
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None:
-        raise _rank_error(culprit) from (_original(culprit) or spark_error)
+        raise _rank_error(culprit, spark_error) from (_original(culprit) or spark_error)
     if spark_error is not None:
         problem = executor_python_problem(spark_error, spark)
         if problem:
             raise LaunchError(problem) from spark_error
-        raise LaunchError(f"Spark ended the ranks' stage: {spark_error}") from spark_error
+        kind = ExecutorsLostError if _LOST_EXECUTOR.search(str(spark_error)) else LaunchError
+        raise kind(f"Spark ended the ranks' stage: {spark_error}") from spark_error
 
 
 def _is_spark_error(error: Exception) -> bool:
@@ -114,12 +122,15 @@ def _with_pickled(failures: list[Failure]) -> list[Failure]:
     return [complete.get(failure.rank, failure) for failure in failures]
 
 
-def _rank_error(failure: Failure) -> RankError:
+def _rank_error(failure: Failure, spark_error: Exception | None) -> RankError:
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
         f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
     )
-    return RankError(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)
+    # A rank that failed as another one did, and no word of that one: it was lost. Spark also ends tasks on request.
+    is_loss = failure.is_loss or failure.is_consequence
+    kind = RankDiedError if is_loss and not _CANCELLED.search(str(spark_error or "")) else RankError
+    return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)
 
 
 def _original(failure: Failure) -> BaseException | None:

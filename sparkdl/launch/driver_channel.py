@@ -69,6 +69,7 @@ class DriverChannel:
                     rank=rank,
                     host=self._heard.hosts[rank],
                     error="its executor or Python worker was lost",
+                    is_loss=True,
                     traceback="",
                 )
                 for rank in self._heard.lost

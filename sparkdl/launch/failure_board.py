@@ -35,7 +35,9 @@ class FailureBoard:
         self._rendezvous = rendezvous
         self._rank = rank
         self._failed = threading.Event()
-        lost = Failure(rank=rank, host=host, error="its executor or Python worker was lost", traceback="")
+        lost = Failure(
+            rank=rank, host=host, error="its executor or Python worker was lost", traceback="", is_loss=True
+        )
         rendezvous.post_if_lost(_LOST, lost.to_json().encode())
 
     def post(self, failure: Failure) -> None:

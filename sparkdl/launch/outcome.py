@@ -25,6 +25,9 @@ class Failure:
     is_consequence: bool = False
     """Whether another rank's failure, or a cancelled fit, is behind this one."""
 
+    is_loss: bool = False
+    """Whether the rank's process was killed, or went with its executor, and no code of it raised anything."""
+
     pickled: bytes = field(default=b"", repr=False)
     """The exception itself, where it can be pickled; unpickled by the driver only after it came through Spark."""
 

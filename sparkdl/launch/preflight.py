@@ -51,6 +51,31 @@ def check_cluster(spark: SparkSession, *, num_ranks: int, gpus_per_rank: int) ->
         )
 
 
+def wait_for_slots(spark: SparkSession, wanted: int, *, timeout_s: float) -> int | None:
+    """Return how many tasks the cluster runs at once, as soon as that is enough, or after so many seconds.
+
+    Args:
+        spark: classic or Connect session.
+        wanted: how many are enough.
+        timeout_s: how long executors may take to come; one that stands on a single machine has no others.
+
+    Returns:
+        The number of slots, free or not; None where Spark does not say, as on most Connect servers.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while True:
+        slots = _count_slots(spark, 0)
+        is_settled = slots is None or slots >= wanted or _is_local(spark)
+        if is_settled or time.monotonic() > deadline:
+            return slots
+        pause.wait(0.2)
+
+
+def _is_local(spark: SparkSession) -> bool:
+    return re.fullmatch(r"local(\[.*\])?", _setting(spark, "spark.master", "")) is not None
+
+
 def _count_slots(spark: SparkSession, wanted: int) -> int | None:
     """How many tasks run at once; None where Spark does not say, as on most Connect servers."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", _setting(spark, "spark.master", ""))

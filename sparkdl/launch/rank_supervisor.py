@@ -125,6 +125,7 @@ class RankSupervisor:
             rank=self._rank,
             error=f"its process {how_it_ended(self._process.status)}{unasked}",
             traceback="".join(f"{line}\n" for line in self._last_lines),
+            is_loss=True,
         )
 
     def _end(self, *, grace_s: float) -> None:

@@ -44,6 +44,7 @@ class Manifest:
         finished: whether nothing of the fit was left to do.
         epochs: of the whole fit.
         world_size: number of ranks.
+        num_ranks_at_start: with how many the fit began, whose batches together an update still takes.
         identity: of the fit, see :mod:`sparkdl.training.fit_identity`.
         files: size and SHA-256 of each file by name.
     """
@@ -54,6 +55,7 @@ class Manifest:
     finished: bool
     epochs: int
     world_size: int
+    num_ranks_at_start: int
     identity: dict[str, Any]
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 

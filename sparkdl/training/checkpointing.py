@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.errors import CheckpointError
 from sparkdl.training.checkpoint import FIT, MODEL, OPTIMIZER, RANKS, Content, Manifest
 from sparkdl.training.checkpoint_files import DamagedFileError, load_file
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from sparkdl.training.checkpoint_writer import CheckpointWriter
-from sparkdl.training.fit_identity import check_identity, fit_identity
 from sparkdl.training.fit_state import FitState, load_module_state, set_buffers
 from sparkdl.training.history import EpochRecord, join_meter_states
 from sparkdl.training.random_state import set_random_state
@@ -26,27 +23,11 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetFeed
+    from sparkdl.training.checkpoint_choice import Choice
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.step import TrainingStep
     from sparkdl.training.update import UpdatePlan
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointPlan:
-    """Where and when checkpoints are taken; crosses from the driver to the ranks.
-
-    Attributes:
-        url: of the folder.
-        every_updates: updates of the weights between two of them; None for one at the end of each epoch alone.
-        num_kept: how many of the last ones stay.
-    """
-
-    url: str
-    every_updates: int | None = None
-    num_kept: int = 2
 
 
 @dataclass(frozen=True)
@@ -66,61 +47,12 @@ class Position:
     meter: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The checkpoint to go on from, and those after it that cannot be read."""
-
-    name: str | None
-    manifest: Manifest | None
-    damaged: tuple[str, ...]
-
-
-def choose_checkpoint(folder: CheckpointFolder, identity: dict[str, Any], epochs: int) -> Choice:
-    """Return the newest checkpoint that is whole, and say which ones are not.
-
-    Raises:
-        CheckpointError: if it is of another fit, of one that has come further than ``epochs``, or of a newer version.
-        StoreError: if the folder cannot be read.
-    """
-    damaged: list[str] = []
-    for name, manifest in folder.newest_first():
-        try:
-            if isinstance(manifest, DamagedFileError):
-                raise manifest
-            check_progress(folder.url, manifest, identity, epochs)
-            folder.check(name, manifest)
-        except DamagedFileError as error:
-            logger.warning(
-                "The checkpoint %s/%s is not used: %s. The one before it is.", folder.url, name, error
-            )
-            damaged.append(name)
-            continue
-        return Choice(name, manifest, tuple(damaged))
-    if damaged:
-        logger.warning("%s holds no other checkpoint: the fit starts from the beginning.", folder.url)
-    return Choice(None, None, tuple(damaged))
-
-
-def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
-    """Check that a fit of so many epochs may go on from a checkpoint.
-
-    Raises:
-        CheckpointError: if it may not; it says why.
-    """
-    check_identity(manifest.identity, identity, url)
-    if manifest.epoch > epochs:
-        raise CheckpointError(
-            f"checkpointDir {url} holds a fit that has come to {manifest.place}, and epochs is {epochs}. Raise "
-            "epochs, or choose another checkpointDir."
-        )
-
-
 class Checkpoints:
     """The checkpoints of one fit on one rank; a context manager that leaves none half written when the fit ends well.
 
     Args:
-        plan: where and when; None for none at all.
-        spec: of the fit.
+        choice: from which checkpoint the fit goes on.
+        spec: of the fit; it says where and when checkpoints are taken, if they are.
         state: what all ranks have alike.
         step: of the training.
         updates: says which steps update the weights.
@@ -130,7 +62,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        plan: CheckpointPlan | None,
+        choice: Choice,
         *,
         spec: TrainingSpec,
         state: FitState,
@@ -139,10 +71,10 @@ class Checkpoints:
         feed: ParquetFeed,
         communicator: Communicator,
     ) -> None:
-        self._plan, self._spec, self._state, self._step = plan, spec, state, step
+        self._choice, self._plan = choice, spec.checkpoints
+        self._spec, self._state, self._step = spec, state, step
         self._updates, self._feed, self._communicator = updates, feed, communicator
         self._writer: CheckpointWriter | None = None
-        self._identity: dict[str, Any] = {}
         self._num_updates = 0
         self._position = Position()
 
@@ -156,23 +88,19 @@ class Checkpoints:
             self._writer.close(failed=kind is not None)
 
     def resume(self) -> Position:
-        """Go on from the newest whole checkpoint, if there is one; collective, and the last thing before training.
+        """Go on from the checkpoint that was chosen, if there is one; collective, and the last thing before training.
 
         Raises:
-            CheckpointError: as :func:`choose_checkpoint`.
+            CheckpointError: if this rank cannot read it.
             StoreError: if the folder cannot be read.
         """
         if self._plan is None:
             return self._position
-        folder = CheckpointFolder(self._plan.url)
-        name = ""
+        folder, name = CheckpointFolder(self._plan.url), self._choice.name
         if self._communicator.rank == 0:
-            self._identity = fit_identity(self._spec, self._feed.dataset)
-            choice = choose_checkpoint(folder, self._identity, self._spec.epochs)
-            self._writer = CheckpointWriter(folder, num_kept=self._plan.num_kept, damaged=choice.damaged)
-            name = choice.name or ""
-        if self._communicator.world_size > 1:
-            name = broadcast_bytes(self._communicator, name.encode(), root=0, name="checkpoint").decode()
+            self._writer = CheckpointWriter(
+                folder, num_kept=self._plan.num_kept, damaged=self._choice.damaged
+            )
         if name:
             try:
                 self._position = self._restore(folder, name)
@@ -240,7 +168,8 @@ class Checkpoints:
             **place,
             epochs=self._spec.epochs,
             world_size=self._communicator.world_size,
-            identity=self._identity,
+            num_ranks_at_start=self._choice.num_ranks_at_start,
+            identity=self._choice.identity,
         )
         self._writer.write(Content(manifest=manifest, states={**states, RANKS: ranks}), is_best=is_best)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def fit_identity(spec: TrainingSpec, dataset: ParquetDataset) -> dict[str, Any]:
     """Return the identity of a fit as JSON holds it; reads the first rows of the dataset."""
     return {
         "tensors": _tensors(spec.model),
-        "dataset": _dataset(dataset, spec.columns()),
+        "dataset": _dataset(dataset, spec),
         "settings": {
             "model": type(spec.model).__name__,
             "loss": ", ".join(_name(head.loss) for head in spec.heads)
@@ -100,14 +100,20 @@ def _shape(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _dataset(dataset: ParquetDataset, names: tuple[str, ...]) -> dict[str, Any]:
-    counts = np.array([row_group.num_rows for row_group in dataset.row_groups], dtype=np.int64)
+def _dataset(dataset: ParquetDataset, spec: TrainingSpec) -> dict[str, Any]:
+    names = spec.columns()
+    chosen = None if spec.training_rows is None else spec.training_rows.counts
     return {
         "number of rows": dataset.num_rows,
         **{f"column {name!r}": _column(dataset, name) for name in names},
-        "row groups": hashlib.sha256(counts.tobytes()).hexdigest()[:16],
+        "row groups": _digest(dataset.row_counts),
+        "training rows": _digest(chosen or dataset.row_counts),
         "first rows": _first_rows(dataset, names),
     }
+
+
+def _digest(counts: Sequence[int]) -> str:
+    return hashlib.sha256(np.array(counts, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
 def _rows(choice: RowChoice | None) -> str:
@@ -183,7 +189,7 @@ def _differing(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> li
     for name in now:
         # An older version of sparkdl may not have had it.
         if name in then and then[name] != now[name]:
-            hidden = name in ("row groups", "first rows")
+            hidden = name in ("row groups", "training rows", "first rows")
             values = "were others" if hidden else f"was {then[name]!r} and is {now[name]!r}"
             differences.append(f"{what}{name} {values}")
     missing = [name for name in then if name not in now and name.startswith("column ")]

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
+from sparkdl.training.checkpoint_choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpointing import Checkpoints
 from sparkdl.training.device_batches import batches_for
 from sparkdl.training.fit_course import FitCourse
@@ -94,12 +95,13 @@ def _train(
     torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
     device = choose_device(spec.device, communicator)
     module = spec.model.to(device).train()
+    choice = agree_on_checkpoint(spec, dataset, communicator)
     feed = ParquetFeed(
         dataset,
         columns=spec.columns(),
         rank=communicator.rank,
         world_size=communicator.world_size,
-        batch_size=spec.batch_size,
+        batch_size=choice.batch_size(spec, communicator.world_size),
         shuffle=spec.shuffle,
         seed=spec.seed,
         num_threads=spec.num_reader_threads,
@@ -110,7 +112,9 @@ def _train(
         wrapped = _distribute(module, spec, communicator, device)
         if isinstance(wrapped, DataParallel):
             stack.callback(wrapped.close)  # the module may be trained again
-        step, update, learning_rate, plan, state = _prepare_step(spec, module, wrapped, feed, communicator)
+        step, update, learning_rate, plan, state = _prepare_step(
+            spec, choice, module, wrapped, feed, communicator
+        )
         progress = ProgressReporter(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,
@@ -132,7 +136,7 @@ def _train(
         state.add("course", course)
         checkpoints = stack.enter_context(
             Checkpoints(
-                spec.checkpoints,
+                choice,
                 spec=spec,
                 state=state,
                 step=step,
@@ -169,14 +173,19 @@ def _train(
 
 
 def _prepare_step(
-    spec: TrainingSpec, module: nn.Module, wrapped: nn.Module, feed: ParquetFeed, communicator: Communicator
+    spec: TrainingSpec,
+    choice: Choice,
+    module: nn.Module,
+    wrapped: nn.Module,
+    feed: ParquetFeed,
+    communicator: Communicator,
 ) -> tuple[TrainingStep, WeightUpdate, LearningRate, UpdatePlan, FitState]:
     device = next(module.parameters()).device
     plan = UpdatePlan(feed, spec.accumulated_batches)
     optimizer = make_optimizer(spec.optimizer, module)
     learning_rate = LearningRate(
         optimizer,
-        factor=scaling_factor(spec.learning_rate_scaling, communicator.world_size),
+        factor=scaling_factor(spec.learning_rate_scaling, choice.num_ranks_at_start),
         warmup_steps=spec.warmup_steps,
         scheduler=spec.scheduler,
         interval=spec.scheduler_interval,

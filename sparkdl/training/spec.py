@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 if TYPE_CHECKING:
     from sparkdl.data.row_filter import RowChoice
     from sparkdl.training.callbacks import Callback
-    from sparkdl.training.checkpointing import CheckpointPlan
     from sparkdl.training.early_stopping import Patience
     from sparkdl.training.goal import Goal
     from sparkdl.training.heads import Head
@@ -24,6 +23,21 @@ if TYPE_CHECKING:
 OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
 
 AugmentFunction: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan:
+    """Where and when checkpoints are taken; a part of the spec.
+
+    Attributes:
+        url: of the folder.
+        every_updates: updates of the weights between two of them; None for one at the end of each epoch alone.
+        num_kept: how many of the last ones stay.
+    """
+
+    url: str
+    every_updates: int | None = None
+    num_kept: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from sparkdl.training.checkpoint import MANIFEST, manifest_from_json
 from sparkdl.training.checkpoint_folder import CheckpointFolder
-from sparkdl.training.checkpointing import CheckpointPlan
 from sparkdl.training.loop import train
+from sparkdl.training.spec import CheckpointPlan
 from tests.training.training_scenes import Outcome, make_spec
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ def assert_same_fit(one: Outcome, other: Outcome) -> None:
         )
 
 
+def train_each(
+    environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
+) -> list[Outcome]:
+    """Train each spec on this rank."""
+    return [_train(environment, spec, dataset, str(number)) for number, spec in enumerate(specs)]
+
+
 def train_from_every_checkpoint(
     environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
 ) -> list[tuple[Outcome, dict[tuple[int, int], Outcome]]]:
@@ -106,6 +113,8 @@ def train_from_every_checkpoint(
     for number, spec in enumerate(specs):
         plan = spec.checkpoints
         whole = _train(environment, spec, dataset, f"{number}-whole")
+        with environment.open(name=f"{number}-written") as communicator:
+            communicator.barrier()  # rank 0 comes here when the last checkpoint is written
         resumed = {}
         for name in CheckpointFolder(plan.url).names():
             url = f"{plan.url}-{name}"
@@ -120,7 +129,9 @@ def train_from_every_checkpoint(
 
 
 def _train(environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, name: str) -> Outcome:
-    spec.heads[0].loss.seen.zero_()
+    loss = spec.heads[0].loss
+    if isinstance(loss, LossThatEndsItsRank):
+        loss.seen.zero_()
     events: list[dict[str, Any]] = []
     with environment.open(name=name) as communicator:
         result = train(spec, communicator=communicator, dataset=dataset, report=events.append)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from tests.run_ranks import run_ranks
 from tests.training.checkpoint_scenes import (
     assert_same_fit,
     interrupted_spec,
+    train_each,
     train_from_every_checkpoint,
     train_through_death,
 )
-from tests.training.training_scenes import write_dataset
+from tests.training.training_scenes import make_model, write_dataset
 
 NUM_ROWS = 81  # 6 steps of 8 rows on each of 2 ranks: the last one of one row and none
 ACCUMULATED = (1, 2)
+TOLERANCE = 2e-6  # float32, sums in another order
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +62,54 @@ def test_a_fit_can_go_on_from_any_of_its_updates(dataset, undisturbed, tmp_path)
                     assert outcome.events[0]["kind"] == "resumed"
                     assert (outcome.events[0]["epoch"], outcome.events[0]["step"]) in (place, (2, 0))
         assert_same_fit(undisturbed[rank], outcomes[1][0])
+
+
+def copies_of(folder: Path, epoch_and_step: tuple[int, int]) -> list[Path]:
+    """Two folders that hold the checkpoint of that place alone."""
+    source = CheckpointFolder(str(folder))
+    (name,) = [
+        name
+        for name in source.names()
+        if (source.manifest(name).epoch, source.manifest(name).step) == epoch_and_step
+    ]
+    copies = [folder.with_name(f"{folder.name}-{name}-{number}") for number in (1, 3)]
+    for copy in copies:
+        shutil.copytree(folder / name, copy / name)
+    return copies
+
+
+def test_other_numbers_of_ranks_go_on_with_the_same_updates(dataset, tmp_path):
+    def full_batches(folder: Path):
+        return interrupted_spec(
+            folder,
+            model=make_model(),
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.AdamW, lr=0.05),
+            accumulated_batches=1,
+            learning_rate_scaling="linear",
+            batch_size=41,  # of all rows
+            epochs=4,
+        )
+
+    (whole,) = run_ranks(2, train_each, [full_batches(tmp_path / "2")], dataset)[0]
+    for world_size, copy in zip((1, 3), copies_of(tmp_path / "2", (2, 1)), strict=True):
+        (resumed,) = run_ranks(world_size, train_each, [full_batches(copy)], dataset)[0]
+        for name, value in whole.weights.items():
+            np.testing.assert_allclose(resumed.weights[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+        for mine, theirs in zip(resumed.history, whole.history, strict=True):
+            assert mine.loss == pytest.approx(theirs.loss, abs=TOLERANCE)
+            assert mine.learning_rate == theirs.learning_rate
+
+
+def test_other_numbers_of_ranks_take_every_row_once_and_the_schedule_to_its_end(dataset, tmp_path):
+    first = interrupted_spec(tmp_path / "2", accumulated_batches=1)
+    whole = run_ranks(2, train_each, [first], dataset)[0][0]
+    places = [(1, 3), (1, 5), (2, 2)]  # after the 5th step one row is left
+    copies = [copies_of(tmp_path / "2", place) for place in places]
+    for index, world_size in enumerate((1, 3)):
+        specs = [interrupted_spec(both[index], accumulated_batches=1) for both in copies]
+        for outcome in run_ranks(world_size, train_each, specs, dataset)[0]:
+            assert [record.rows for record in outcome.history] == [NUM_ROWS, NUM_ROWS]
+            last = [record.learning_rate for record in (outcome.history[-1], whole.history[-1])]
+            assert last[0] == pytest.approx(last[1], rel=1e-3)
+            assert outcome.history[-1].loss == pytest.approx(whole.history[-1].loss, rel=0.5)

@@ -9,6 +9,7 @@ from torch import nn
 from sparkdl.data import Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import Callback, TorchEstimator
+from sparkdl.estimators.fit_multiple import with_param_maps
 
 
 def make_estimator(**changes):
@@ -120,3 +121,25 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
 def test_values_that_cannot_work_are_named(changes, message):
     with pytest.raises(ParamError, match=message):
         make_estimator(**changes).check_values()
+
+
+def test_params_of_checkpoints_and_restarts_are_checked(tmp_path):
+    estimator = make_estimator(checkpointDir=tmp_path / "here", numWorkers=3)
+    assert (estimator.getCheckpointDir(), estimator.getMinWorkers()) == (str(tmp_path / "here"), 3)
+    assert make_estimator().getCheckpointDir() is None
+    for changes, said in (
+        ({"checkpointEverySteps": 0}, "checkpointEverySteps is 0: .*at least 1"),
+        ({"keepCheckpoints": 0}, "keepCheckpoints is 0"),
+        ({"maxRestarts": -1}, "maxRestarts is -1"),
+        ({"minWorkers": 4, "numWorkers": 3}, "minWorkers is 4 and numWorkers 3"),
+        ({"minWorkers": 0}, "minWorkers is 0"),
+    ):
+        with pytest.raises(ParamError, match=said):
+            make_estimator(**changes).check_values()
+
+
+def test_each_of_several_param_maps_has_checkpoints_of_its_own():
+    estimator = make_estimator(checkpointDir="/there/")
+    several = with_param_maps(estimator, [{estimator.epochs: 1}, {estimator.checkpointDir: "/here"}])
+    assert [copy.getCheckpointDir() for copy in several] == ["/there/fit-0", "/here/fit-1"]
+    assert with_param_maps(estimator, [{}])[0].getCheckpointDir() == "/there/"

@@ -17,10 +17,10 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.errors import CheckpointError, StoreError
 from sparkdl.training.checkpoint import FILES, FORMAT_VERSION, MANIFEST, Content, Manifest
+from sparkdl.training.checkpoint_choice import choose_checkpoint
 from sparkdl.training.checkpoint_files import load_file
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from sparkdl.training.checkpoint_writer import CheckpointWriter
-from sparkdl.training.checkpointing import choose_checkpoint
 from sparkdl.training.fit_identity import check_identity, fit_identity
 from sparkdl.training.host_copy import copy_to_host
 from tests.training.training_scenes import make_model, make_spec, write_dataset
@@ -30,7 +30,14 @@ IDENTITY: dict[str, Any] = {"tensors": {}, "dataset": {}, "settings": {}}
 
 def make_content(epoch: int, step: int = 4) -> Content:
     manifest = Manifest(
-        epoch=epoch, step=step, ends_epoch=True, finished=False, epochs=9, world_size=1, identity=IDENTITY
+        epoch=epoch,
+        step=step,
+        ends_epoch=True,
+        finished=False,
+        epochs=9,
+        world_size=1,
+        num_ranks_at_start=1,
+        identity=IDENTITY,
     )
     states = {name: {"place": (epoch, step), "values": torch.arange(1000.0)} for name in FILES}
     return Content(manifest=manifest, states=states)
@@ -41,7 +48,7 @@ def write(folder: CheckpointFolder, *epochs: int) -> list[Path]:
 
 
 def chosen_epoch(folder: CheckpointFolder) -> int | None:
-    manifest = choose_checkpoint(folder, IDENTITY, epochs=9).manifest
+    _, manifest, _ = choose_checkpoint(folder, IDENTITY, epochs=9)
     return None if manifest is None else manifest.epoch
 
 

@@ -1,0 +1,103 @@
+"""What checkpoints say before the ranks start: whether a fit may go on from them, or is done. Runs on the *driver*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdl.data import Store
+from sparkdl.errors import StoreError
+from sparkdl.training.architecture import join_module, split_module
+from sparkdl.training.checkpoint import FIT, MODEL, Manifest
+from sparkdl.training.checkpoint_choice import check_progress
+from sparkdl.training.checkpoint_files import DamagedFileError, load_file
+from sparkdl.training.checkpoint_folder import CheckpointFolder
+from sparkdl.training.fit_identity import fit_identity
+from sparkdl.training.fit_state import load_module_state
+from sparkdl.training.history import EpochRecord
+from sparkdl.training.spec import CheckpointPlan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sparkdl.data import ParquetDataset
+    from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.training.spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class FinishedFit:
+    """What a fit left that had no epoch left to do.
+
+    Attributes:
+        module: the trained module, on CPU.
+        history: one record per epoch.
+        model_epoch: number of the epoch that the module is from.
+    """
+
+    module: nn.Module
+    history: tuple[EpochRecord, ...]
+    model_epoch: int
+
+
+def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:
+    """Return the spec with checkpoints at a URL; without any for None.
+
+    Raises:
+        StoreError: if they cannot be written there.
+    """
+    if url is None:
+        return spec
+    try:
+        Store(url).check_writable()
+    except StoreError as error:
+        raise StoreError(f"Param checkpointDir cannot be used. {error}") from error
+    plan = CheckpointPlan(
+        url=Store(url).url,
+        every_updates=params.getCheckpointEverySteps(),
+        num_kept=params.getKeepCheckpoints(),
+    )
+    return replace(spec, checkpoints=plan)
+
+
+def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | None:
+    """Look at the newest checkpoint: return the model of a fit that is done, None for one that is to train.
+
+    Raises:
+        CheckpointError: if it is of another model, of another dataset or of other Params, or has come further.
+        StoreError: if it cannot be read.
+    """
+    if spec.checkpoints is None:
+        return None
+    folder = CheckpointFolder(spec.checkpoints.url)
+    identity = fit_identity(spec, dataset)
+    for name, manifest in folder.newest_first():
+        if isinstance(manifest, Manifest):
+            check_progress(folder.url, manifest, identity, spec.epochs)
+            # The best weights lie elsewhere: rank 0 puts them in, and trains no further either.
+            if not manifest.finished or manifest.epoch < spec.epochs or spec.best is not None:
+                return None
+            try:
+                folder.check(name, manifest)
+                return _load(folder, name, spec)
+            except DamagedFileError:
+                return None  # rank 0 will say so, and go on from the one before
+    return None
+
+
+def newest_place(spec: TrainingSpec) -> str:
+    """Return in words from where a fit goes on when its ranks are started again."""
+    if spec.checkpoints is not None:
+        for _, manifest in CheckpointFolder(spec.checkpoints.url).newest_first():
+            if isinstance(manifest, Manifest):
+                return f"its checkpoint at {manifest.place}"
+    return "the beginning, as no checkpoint was taken yet"
+
+
+def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec) -> FinishedFit:
+    location = folder.location(name)
+    structure, tensors = split_module(spec.model)
+    module = join_module(structure, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
+    load_module_state(module, load_file(location, MODEL))
+    history = tuple(EpochRecord.from_dict(record) for record in load_file(location, FIT)["history"])
+    return FinishedFit(module.eval(), history, history[-1].epoch)

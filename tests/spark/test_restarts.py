@@ -1,0 +1,168 @@
+"""Fits that are interrupted: restarted by themselves, run again, or refused with the checkpoints of others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sparkdl.errors import CheckpointError, LaunchError, RankDiedError, RankError, StoreError
+from sparkdl.estimators.restarts import run_with_restarts
+from sparkdl.training.checkpoint_folder import CheckpointFolder
+from tests.spark.estimator_examples import LossThatSpoils, make_estimator, store_is_empty
+
+EPOCHS = 3
+
+
+class LossThatKillsRankOneOnce(nn.Module):
+    """In its 10th call on rank 1 ends the process as the kernel does, unless that has been done before."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.calls = str(folder), 0
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        marker = Path(self.folder, "killed")
+        if self.calls == 10 and dist.is_initialized() and dist.get_rank() == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+def weights_of(model) -> list[np.ndarray]:
+    return [parameter.detach().numpy() for parameter in model.module.parameters()]
+
+
+def assert_equal_weights(one, other) -> None:
+    for mine, theirs in zip(weights_of(one), weights_of(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(frame, tmp_path_factory):
+    """A fit that was never interrupted, and the folder of its checkpoints."""
+    folder = tmp_path_factory.mktemp("fit")
+    checkpoints = folder / "checkpoints"
+    estimator = make_estimator(folder, model=make_model(), epochs=EPOCHS, checkpointDir=str(checkpoints))
+    return estimator.fit(frame), checkpoints
+
+
+def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
+    frame, undisturbed, tmp_path, caplog
+):
+    estimator = make_estimator(
+        tmp_path,
+        model=make_model(),
+        loss=LossThatKillsRankOneOnce(tmp_path),
+        epochs=EPOCHS,
+        checkpointEverySteps=3,
+        maxRestarts=1,
+    )
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        model = estimator.fit(frame)
+    assert (tmp_path / "killed").exists()
+    assert_equal_weights(model, undisturbed[0])
+    assert [record.loss for record in model.history] == [record.loss for record in undisturbed[0].history]
+    (said,) = [record.getMessage() for record in caplog.records if "restart 1 of 1" in record.getMessage()]
+    assert "Rank 1" in said
+    assert "SIGKILL" in said
+    assert "goes on with 2 of 2 ranks from its checkpoint at " in said
+    assert store_is_empty(tmp_path)
+
+
+@pytest.mark.any_spark_will_do
+def test_a_finished_fit_is_returned_without_training_and_a_longer_one_goes_on(
+    frame, undisturbed, tmp_path, capfd
+):
+    model, checkpoints = undisturbed
+    params = {"model": make_model(), "checkpointDir": str(checkpoints)}
+    again = make_estimator(tmp_path, epochs=EPOCHS, showProgress=True, **params).fit(frame)
+    said = capfd.readouterr().err
+    assert f"All {EPOCHS} epochs are done" in said
+    assert "Starting" not in said
+    assert_equal_weights(again, model)
+    assert again.history == model.history
+    longer = make_estimator(tmp_path, epochs=EPOCHS + 1, showProgress=True, **params).fit(frame)
+    assert "going on from a checkpoint: epoch 4/4" in capfd.readouterr().err
+    assert longer.history[:EPOCHS] == model.history
+    whole = make_estimator(tmp_path, epochs=EPOCHS + 1, model=make_model()).fit(frame)
+    assert_equal_weights(longer, whole)
+
+
+@pytest.mark.any_spark_will_do
+def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_ranks_start(
+    frame, undisturbed, tmp_path, capfd
+):
+    folder = tmp_path / "checkpoints"
+    make_estimator(tmp_path, model=make_model(), epochs=2, checkpointDir=str(folder)).fit(frame)
+    names = CheckpointFolder(str(folder)).names()
+    same = {"model": make_model(), "epochs": 2, "checkpointDir": str(folder), "showProgress": True}
+    capfd.readouterr()
+    for changes, rows, said in (
+        ({"model": nn.Linear(4, 3)}, frame, "the model's 0.weight was"),
+        ({}, frame.filter("id < 200"), "the dataset's number of rows was 203 and is 200"),
+        ({}, frame.selectExpr("*").withColumn("digit", (frame.digit + 1) % 3), "first rows were others"),
+        ({"batchSize": 8}, frame, "batchSize was 16 and is 8"),
+        ({"epochs": 1}, frame, "come to the end of epoch 2, and epochs is 1"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            make_estimator(tmp_path, **{**same, **changes}).fit(rows)
+    assert "Starting" not in capfd.readouterr().err
+    assert CheckpointFolder(str(folder)).names() == names
+    file = tmp_path / "a file"
+    file.touch()
+    with pytest.raises(StoreError, match="Param checkpointDir cannot be used"):
+        make_estimator(tmp_path, **{**same, "checkpointDir": str(file)}).fit(frame)
+
+
+@pytest.mark.any_spark_will_do
+def test_what_code_raises_on_a_rank_is_not_tried_again(frame, tmp_path, caplog):
+    loss = LossThatSpoils(tmp_path, "nothing", fails=True)
+    with pytest.raises(RankError, match="the loss failed") as caught:
+        make_estimator(tmp_path, loss=loss, maxRestarts=5).fit(frame)
+    assert not isinstance(caught.value, RankDiedError)
+    assert "restart" not in caplog.text
+
+
+@pytest.mark.any_spark_will_do
+def test_a_restart_takes_the_slots_that_are_left_but_no_fewer_than_min_workers(spark, caplog):
+    tried = []
+
+    def lose_three(num_ranks: int) -> str:
+        tried.append(num_ranks)
+        if num_ranks == 3:
+            raise RankDiedError("Rank 2 on there was lost", rank=2, host="there")
+        return "trained"
+
+    def restart(min_ranks: int, max_restarts: int = 1) -> str:
+        return run_with_restarts(
+            lose_three,
+            spark=spark,
+            num_ranks=3,
+            min_ranks=min_ranks,
+            max_restarts=max_restarts,
+            where=lambda: "its checkpoint at epoch 1, step 2",
+        )
+
+    assert restart(min_ranks=1) == "trained"
+    assert tried == [3, 2]
+    assert "Rank 2 on there was lost. The fit goes on with 2 of 3 ranks from its checkpoint" in caplog.text
+    with pytest.raises(
+        LaunchError, match="2 slots are left after ranks were lost, and the fit needs 3. Lower"
+    ):
+        restart(min_ranks=3)
+    with pytest.raises(RankDiedError):
+        restart(min_ranks=1, max_restarts=0)

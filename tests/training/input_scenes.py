@@ -1,0 +1,212 @@
+"""Rows of many kinds, models that take them, and what each makes small in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparkdl.data import ParquetDataset, scan_dataset
+
+KINDS = ("apple", "pear", "plum")
+CODES = (3, 7, 9)
+
+
+def write_rows(folder: Path, num_rows: int = 37) -> ParquetDataset:
+    """Features of every kind and labels of every kind; each row is about as likely in each class."""
+    rng = np.random.default_rng(5)
+    number = rng.integers(0, 3, num_rows)
+    dense = rng.normal(size=(num_rows, 4)).astype(np.float32) + number[:, None].astype(np.float32)
+    lengths = rng.integers(1, 6, num_rows)
+    tokens = [rng.integers(1, 10, length).tolist() for length in lengths]
+    table = pa.table(
+        {
+            "dense": pa.array(dense.tolist(), pa.list_(pa.float32())),
+            "triple": pa.array(rng.integers(0, 10, (num_rows, 3)).tolist(), pa.list_(pa.int64())),
+            "tokens": pa.array(tokens, pa.list_(pa.int64())),
+            "age": rng.normal(size=num_rows).astype(np.float32),
+            "blob": [row.tobytes() for row in dense],
+            "kind": [KINDS[each] for each in number],
+            "flag": number > 0,
+            "code": np.array(CODES)[number],
+            "number": number,
+            "target": dense.sum(axis=1),
+            "w": rng.random(num_rows),
+        }
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=10)
+    return scan_dataset(str(folder), shapes={"tokens": (None,)})
+
+
+class Two(nn.Module):
+    """An embedding of integers, and floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4, padding_idx=0)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor, dense: Tensor) -> Tensor:
+        assert tokens.dtype == torch.int64
+        present = (tokens != 0).sum(dim=1, keepdim=True).clamp(min=1)
+        return self.last(torch.cat([self.table(tokens).sum(dim=1) / present, dense], dim=1))
+
+
+class Heads(nn.Module):
+    """Two outputs: classes and a number, as a tuple or by name in another order."""
+
+    def __init__(self, *, named: bool) -> None:
+        super().__init__()
+        self.classes, self.value, self.named = nn.Linear(4, 3), nn.Linear(4, 1), named
+
+    def forward(self, dense: Tensor) -> Any:
+        classes, value = self.classes(dense), self.value(dense)
+        return {"target": value, "number": classes} if self.named else (classes, value)
+
+
+def decode(columns: dict[str, Any]) -> Any:
+    """Bytes and strings as numbers."""
+    pixels = np.stack([np.frombuffer(each, np.float32) for each in columns["blob"]])
+    return {"pixels": pixels, "kind": np.array([KINDS.index(each) for each in columns["kind"]], np.float32)}
+
+
+class Decoded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, *, pixels: Tensor, kind: Tensor) -> Tensor:
+        return self.last(torch.cat([pixels, kind], dim=1))
+
+
+def double(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "dense": batch["dense"] * 2}
+
+
+def step_with_penalty(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    outputs = model(batch["dense"])
+    return F.cross_entropy(outputs, batch["number"]) + 0.1 * outputs.pow(2).mean(), outputs
+
+
+def padded(rows: Any) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+
+
+def tensor(values: Any) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def index(values: Any, names: tuple[Any, ...]) -> Tensor:
+    return torch.tensor([names.index(value) for value in values])
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A model, the Params of its fit, and its loss on joined rows in plain torch."""
+
+    make: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, dict[str, Any]], Tensor]
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+def _linear(outputs: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Linear(4, outputs)
+
+
+def _heads_loss(model: nn.Module, rows: dict[str, Any], *, weighted: bool = False) -> Tensor:
+    returned = model(tensor(rows["dense"]))
+    classes, value = (returned["number"], returned["target"]) if isinstance(returned, dict) else returned
+    by_class = F.cross_entropy(classes, tensor(rows["number"]), reduction="none")
+    by_value = F.mse_loss(value.squeeze(1), tensor(rows["target"]), reduction="none")
+    per_row = by_class + 0.5 * by_value
+    weights = tensor(rows["w"]).float() if weighted else torch.ones(len(per_row))
+    return (per_row * weights).sum() / weights.sum()
+
+
+def _step_loss(model: nn.Module, rows: dict[str, Any]) -> Tensor:
+    return step_with_penalty(model, {"dense": tensor(rows["dense"]), "number": tensor(rows["number"])})[0]
+
+
+HEADS = {
+    "featuresCol": "dense",
+    "labelCol": ["number", "target"],
+    "loss": [nn.CrossEntropyLoss(), nn.MSELoss()],
+    "lossWeights": [1.0, 0.5],
+}
+
+SCENES = {
+    "two columns by position": Scene(
+        Two,
+        lambda model, rows: F.cross_entropy(
+            model(tensor(rows["triple"]), tensor(rows["dense"])), tensor(rows["number"])
+        ),
+        {"featuresCol": ["triple", "dense"]},
+    ),
+    "padded tokens by name": Scene(
+        Two,
+        lambda model, rows: F.cross_entropy(
+            model(padded(rows["tokens"]), tensor(rows["dense"])), tensor(rows["number"])
+        ),
+        {"featuresCol": ["dense", "tokens"], "passFeaturesBy": "name", "paddingValue": 0},
+    ),
+    "bytes and strings": Scene(
+        Decoded,
+        lambda model, rows: F.mse_loss(
+            model(
+                pixels=torch.from_numpy(decode(rows)["pixels"]),
+                kind=torch.from_numpy(decode(rows)["kind"]).unsqueeze(1),
+            ).squeeze(1),
+            tensor(rows["target"]),
+        ),
+        {
+            "featuresCol": ["blob", "kind"],
+            "passFeaturesBy": "name",
+            "prepareFeatures": decode,
+            "labelCol": "target",
+            "loss": nn.MSELoss(),
+        },
+    ),
+    "two heads as a tuple": Scene(lambda: Heads(named=False), _heads_loss, HEADS),
+    "two heads by name, weighted rows": Scene(
+        lambda: Heads(named=True),
+        lambda model, rows: _heads_loss(model, rows, weighted=True),
+        {**HEADS, "weightCol": "w"},
+    ),
+    "string labels": Scene(
+        _linear(3),
+        lambda model, rows: F.cross_entropy(model(tensor(rows["dense"])), index(rows["kind"], KINDS)),
+        {"featuresCol": "dense", "labelCol": "kind"},
+    ),
+    "boolean labels": Scene(
+        _linear(1),
+        lambda model, rows: F.binary_cross_entropy_with_logits(
+            model(tensor(rows["dense"])).squeeze(1), tensor(rows["flag"]).float()
+        ),
+        {"featuresCol": "dense", "labelCol": "flag", "loss": nn.BCEWithLogitsLoss()},
+    ),
+    "integers that do not count from 0": Scene(
+        _linear(3),
+        lambda model, rows: F.cross_entropy(model(tensor(rows["dense"])), index(rows["code"], CODES)),
+        {"featuresCol": "dense", "labelCol": "code"},
+    ),
+    "the user's own step": Scene(
+        _linear(3),
+        _step_loss,
+        {"featuresCol": "dense", "labelCol": "number", "loss": None, "trainStep": step_with_penalty},
+    ),
+    "changed for training": Scene(
+        _linear(3),
+        lambda model, rows: F.cross_entropy(model(2 * tensor(rows["dense"])), tensor(rows["number"])),
+        {"featuresCol": "dense", "augment": double},
+    ),
+}

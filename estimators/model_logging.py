@@ -76,9 +76,7 @@ def _input(column: Column) -> LoggedColumn:
 
 
 def _output(name: str, output: ModelOutput) -> LoggedColumn:
-    kind = "double"
-    if output.classes is not None:
-        kind = {str: "string", bool: "boolean", int: "long"}[type(output.classes[0])]
+    kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
     return LoggedColumn(name=name, kind=kind, depth=int(bool(output.shape)))
 
 

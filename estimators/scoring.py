@@ -114,9 +114,7 @@ def result_type(signature: ModelSignature) -> str:
 
 
 def _type_of(output: ModelOutput) -> str:
-    element = "double"
-    if output.classes is not None:
-        element = {str: "string", bool: "boolean", int: "bigint"}[type(output.classes[0])]
+    element = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
     return f"array<{element}>" if output.shape else element
 
 

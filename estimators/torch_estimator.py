@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from sparkdl.data import ParquetDataset
 from sparkdl.estimators.checked_params import check_param_map
-from sparkdl.estimators.fit_checkpoints import (
-    FinishedFit,
-    find_finished,
-    newest_place,
-    with_checkpoints,
-)
-from sparkdl.estimators.fit_inputs import FitInputs, check_picklable, prepare_fit
 from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
-from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
-from sparkdl.estimators.model_logging import log_model_or_warn
+from sparkdl.estimators.fit_on_rows import fit_on_rows
 from sparkdl.estimators.params import _TorchEstimatorParams
-from sparkdl.estimators.progress import ProgressLine
-from sparkdl.estimators.restarts import run_with_restarts
-from sparkdl.estimators.stored_spec import store_spec
-from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.estimators.training_rows import TrainingRows, share_rows
-from sparkdl.launch import check_cluster, run_on_ranks
-from sparkdl.tracking import FitRun, TrackingMode, open_run
-from sparkdl.training.architecture import unpack_module
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.launch import active_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
@@ -48,9 +29,6 @@ if TYPE_CHECKING:
     from sparkdl.training.model_inputs import PrepareFunction
     from sparkdl.training.spec import AugmentFunction, OptimizerFactory
     from sparkdl.training.user_step import UserStep
-
-
-_logger = logging.getLogger(__name__)
 
 
 class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["TorchEstimator"], MLWritable):
@@ -297,6 +275,17 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         check_maps(paramMaps)
         return FittedModels(dataset, with_param_maps(self, paramMaps))
 
+    def fit_on_parquet(self, path: str) -> TorchModel:
+        """Train on Parquet files where they lie, through the active Spark session.
+
+        Args:
+            path: a folder or URL that Spark reads, and the ranks by fsspec or pyarrow.
+
+        Raises:
+            As :meth:`fit`; LaunchError if there is no active session.
+        """
+        return self.fit(active_session().read.parquet(path))
+
     def _fit(self, dataset: DataFrame) -> TorchModel:
         self.check_values()
         (rows,) = share_rows(dataset, [self])
@@ -304,154 +293,8 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
 
     def _fit_rows(self, dataset: DataFrame, rows: TrainingRows) -> TorchModel:
         """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
-        check_picklable(self)
-        check_cluster(
-            dataset.sparkSession, num_ranks=self.getNumWorkers(), gpus_per_rank=self.getGpusPerWorker()
-        )
-        with _progress(show=self.getShowProgress()) as progress:
-            progress.status("Preparing the rows")
-            store = self.getStore()
-            with (
-                rows.use(lambda: progress.status("Writing the rows to the Store")) as parquet,
-                store.scratch_folder("weights") as weights,
-                self._checkpoint_url() as checkpoints,
-            ):
-                inputs = prepare_fit(self, parquet)
-                inputs = replace(inputs, spec=with_checkpoints(inputs.spec, self, checkpoints))
-                finished = find_finished(inputs.spec, parquet)
-                mode = cast("TrackingMode", self.getTracking())
-                with open_run(mode, experiment=self.getExperiment(), run_name=self.getRunName()) as run:
-                    run.log_params(self._params_to_log(parquet))
-                    if finished is None:
-                        listener = _Listener(run, progress)
-                        finished = self._train(dataset, inputs, parquet, weights, listener)
-                    else:
-                        progress.status(
-                            f"All {self.getEpochs()} epochs are done: {checkpoints} has the model"
-                        )
-                    progress.status("Logging the model to MLflow" if run.run_id else "")
-                    return self._make_model(inputs, finished, run)
-
-    def _checkpoint_url(self) -> AbstractContextManager[str | None]:
-        """Give where checkpoints lie: as the Param says, or in the Store until the fit ends if it may be restarted."""
-        if self.getCheckpointDir() is None and self.getMaxRestarts():
-            return self.getStore().scratch_folder("checkpoints")
-        return nullcontext(self.getCheckpointDir())
-
-    def _train(
-        self,
-        dataset: DataFrame,
-        inputs: FitInputs,
-        parquet: ParquetDataset,
-        weights: str,
-        listener: _Listener,
-    ) -> FinishedFit:
-        stored = store_spec(inputs.spec, weights)
-
-        def run(num_ranks: int) -> FitOutcome:
-            listener.progress.status(f"Starting {num_ranks} ranks")
-            outcomes = run_on_ranks(
-                fit_on_rank,
-                stored,
-                parquet,
-                num_ranks=num_ranks,
-                spark=dataset.sparkSession,
-                transport=self.getTransport(),
-                gpus_per_rank=self.getGpusPerWorker(),
-                on_event=listener.hear,
-                on_log=listener.log,
-            )
-            return cast("FitOutcome", outcomes[0])
-
-        outcome = run_with_restarts(
-            run,
-            spark=dataset.sparkSession,
-            num_ranks=self.getNumWorkers(),
-            min_ranks=self.getMinWorkers(),
-            max_restarts=self.getMaxRestarts(),
-            where=lambda: newest_place(inputs.spec),
-        )
-        return FinishedFit(unpack_module(outcome.module).eval(), outcome.history, outcome.model_epoch)
-
-    def _make_model(self, inputs: FitInputs, outcome: FinishedFit, run: FitRun) -> TorchModel:
-        saved = SavedModel(outcome.module, inputs.signature)
-        uri = log_model_or_warn(saved, inputs.example, run)
-        summary = TrainingSummary(
-            history=outcome.history, model_epoch=outcome.model_epoch, run_id=run.run_id, model_uri=uri
-        )
-        model = TorchModel(saved, summary)
+        fitted = fit_on_rows(self, dataset.sparkSession, rows)
+        model = TorchModel(fitted.saved, fitted.summary)
         # As all models of Spark ML have it: the estimator's Params are then the model's as well, in Param maps.
         model._resetUid(self.uid)
         return self._copyValues(model)
-
-    def _params_to_log(self, parquet: ParquetDataset) -> dict[str, object]:
-        objects = [
-            self.model,
-            self.optimizer,
-            self.loss,
-            self.metrics,
-            self.callbacks,
-            *self.function_params(),
-        ]
-        params = {
-            param.name: value for param, value in self.extractParamMap().items() if param not in objects
-        }
-        functions = {
-            param.name: _name_of(self.getOrDefault(param))
-            for param in (self.optimizer, self.loss, *self.function_params())
-            if self.isSet(param)
-        }
-        model = self.getModel()
-        return {
-            **params,
-            **functions,
-            "model": type(model).__name__,
-            **({"metrics": ", ".join(self.getMetrics())} if self.getMetrics() else {}),
-            **(
-                {"callbacks": ", ".join(type(each).__name__ for each in self.getCallbacks())}
-                if self.getCallbacks()
-                else {}
-            ),
-            "numParameters": sum(parameter.numel() for parameter in model.parameters()),
-            "numRows": parquet.num_rows,
-        }
-
-
-class _Listener:
-    """Hands the events of rank 0 to the progress line and the run.
-
-    Attributes:
-        progress: of the fit.
-    """
-
-    def __init__(self, run: FitRun, progress: ProgressLine) -> None:
-        self._run = run
-        self.progress = progress
-
-    def hear(self, rank: int, event: Mapping[str, Any]) -> None:
-        del rank  # only rank 0 reports
-        self.progress.update(event)
-        if event.get("kind") == "epoch":
-            names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
-            metrics = {name: float(event[name]) for name in names}
-            self._run.log_epoch(int(event["epoch"]), {**metrics, **event["metrics"]})
-
-    def log(self, rank: int, line: str) -> None:
-        self.progress.print(f"[rank {rank}] {line}")
-
-
-@contextmanager
-def _progress(*, show: bool) -> Iterator[ProgressLine]:
-    """The progress of a fit, which leaves the terminal in order and says when the user stopped it."""
-    with closing(ProgressLine(is_shown=show)) as progress:
-        try:
-            yield progress
-        except KeyboardInterrupt:
-            progress.print("Interrupted: the ranks were ended.")
-            raise
-
-
-def _name_of(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_name_of, value))
-    return str(getattr(value, "__name__", type(value).__name__))

@@ -154,7 +154,7 @@ def common_length(
     if least != greatest:
         raise DataError(
             f"Column {name!r} has arrays of {least} to {greatest} elements; all must have the same length. "
-            "Pad or cut them."
+            "Set paddingValue, or pad or cut them before."
         )
     if not greatest:
         raise DataError(f"The arrays in column {name!r} are empty.")

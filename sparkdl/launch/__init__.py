@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from sparkdl.launch.preflight import check_cluster, wait_for_slots
 from sparkdl.launch.rank_context import RankContext
-from sparkdl.launch.run import run_on_ranks
+from sparkdl.launch.run import active_session, run_on_ranks
 
-__all__ = ["RankContext", "check_cluster", "run_on_ranks", "wait_for_slots"]
+__all__ = ["RankContext", "active_session", "check_cluster", "run_on_ranks", "wait_for_slots"]

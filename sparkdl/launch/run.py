@@ -87,7 +87,7 @@ def run_on_ranks(
     check_timeout(start_timeout_s, "start_timeout_s")
     check_timeout(operation_timeout_s, "operation_timeout_s")
     payload = pickle_call(function, args, kwargs)
-    session = spark or _active_session()
+    session = spark or active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank)
     secret = new_secret()
     with DriverChannel(secret) as channel:
@@ -166,7 +166,12 @@ def _watch(
         listener.hear(message)
 
 
-def _active_session() -> SparkSession:
+def active_session() -> SparkSession:
+    """Return the active Spark session of this thread.
+
+    Raises:
+        LaunchError: if there is none.
+    """
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()

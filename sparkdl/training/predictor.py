@@ -65,10 +65,11 @@ class Predictor:
 
 
 def _called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
-    """The predictions as the label column calls them."""
+    """The predictions as the label column calls them; numbers as doubles, as all of Spark ML's evaluators want them."""
     if output.classes is None:
         return predictions
-    classes = np.array(output.classes, dtype=object if isinstance(output.classes[0], str) else None)
+    dtype = {str: object, bool: bool}.get(type(output.classes[0]), np.float64)
+    classes: npt.NDArray[Any] = np.array(output.classes, dtype=dtype)
     return classes[predictions.astype(np.int64)]
 
 

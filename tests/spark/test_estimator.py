@@ -221,7 +221,7 @@ BAD_DATA = {
         DataError,
         "'bad' has arrays of 3 to 4 elements",
     ),
-    "labels outside the range": ("digit + 1", {"labelCol": "bad"}, DataError, r"Labels must lie in \[0, 3\)"),
+    "more labels than classes": ("id % 5", {"labelCol": "bad"}, DataError, r"Labels must lie in \[0, 3\)"),
     "labels that are no whole numbers": (
         "digit - 0.5d",
         {"labelCol": "bad"},

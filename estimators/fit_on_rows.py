@@ -1,0 +1,156 @@
+"""One fit, from its rows to the trained model: what happens between ``fit(df)`` and the model. Runs on the *driver*."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from sparkdl.estimators.fit_checkpoints import FinishedFit, find_finished, newest_place, with_checkpoints
+from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
+from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
+from sparkdl.estimators.logged_params import params_to_log
+from sparkdl.estimators.model_logging import log_model_or_warn
+from sparkdl.estimators.progress import ProgressLine
+from sparkdl.estimators.restarts import run_with_restarts
+from sparkdl.estimators.stored_spec import store_spec
+from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.launch import check_cluster, run_on_ranks
+from sparkdl.tracking import FitRun, TrackingMode, open_run
+from sparkdl.training.architecture import unpack_module
+from sparkdl.training.saved_model import SavedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from sparkdl.data import ParquetDataset
+    from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.estimators.training_rows import TrainingRows
+    from sparkdl.training.spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class FittedModule:
+    """What a fit made: the trained module with what it takes and gives, and what is known about the fit."""
+
+    saved: SavedModel
+    summary: TrainingSummary
+
+
+def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: TrainingRows) -> FittedModule:
+    """Run a fit whose Params have been checked, on rows that other fits may share.
+
+    Raises:
+        SparkdlError: whatever :meth:`sparkdl.estimators.TorchEstimator.fit` raises.
+    """
+    check_picklable(params)
+    check_cluster(spark, num_ranks=params.getNumWorkers(), gpus_per_rank=params.getGpusPerWorker())
+    with _progress(show=params.getShowProgress()) as progress:
+        progress.status("Preparing the rows")
+        store = params.getStore()
+        with (
+            rows.use(lambda: progress.status("Writing the rows to the Store")) as parquet,
+            store.scratch_folder("weights") as weights,
+            _checkpoint_url(params) as checkpoints,
+        ):
+            inputs = prepare_fit(params, parquet)
+            inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, checkpoints))
+            finished = find_finished(inputs.spec, parquet)
+            mode = cast("TrackingMode", params.getTracking())
+            with open_run(mode, experiment=params.getExperiment(), run_name=params.getRunName()) as run:
+                run.log_params(params_to_log(params, parquet))
+                if finished is None:
+                    listener = _Listener(run, progress)
+                    finished = _train(params, spark, inputs.spec, parquet, weights, listener)
+                else:
+                    progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
+                progress.status("Logging the model to MLflow" if run.run_id else "")
+                saved = SavedModel(finished.module, inputs.signature)
+                return FittedModule(
+                    saved, _summary(finished, log_model_or_warn(saved, inputs.example, run), run)
+                )
+
+
+def _summary(finished: FinishedFit, uri: str | None, run: FitRun) -> TrainingSummary:
+    return TrainingSummary(
+        history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id, model_uri=uri
+    )
+
+
+def _checkpoint_url(params: _TorchEstimatorParams) -> AbstractContextManager[str | None]:
+    """Give where checkpoints lie: as the Param says, or in the Store until the fit ends if it may be restarted."""
+    if params.getCheckpointDir() is None and params.getMaxRestarts():
+        return params.getStore().scratch_folder("checkpoints")
+    return nullcontext(params.getCheckpointDir())
+
+
+def _train(
+    params: _TorchEstimatorParams,
+    spark: SparkSession,
+    spec: TrainingSpec,
+    parquet: ParquetDataset,
+    weights: str,
+    listener: _Listener,
+) -> FinishedFit:
+    stored = store_spec(spec, weights)
+
+    def run(num_ranks: int) -> FitOutcome:
+        listener.progress.status(f"Starting {num_ranks} ranks")
+        outcomes = run_on_ranks(
+            fit_on_rank,
+            stored,
+            parquet,
+            num_ranks=num_ranks,
+            spark=spark,
+            transport=params.getTransport(),
+            gpus_per_rank=params.getGpusPerWorker(),
+            on_event=listener.hear,
+            on_log=listener.log,
+        )
+        return cast("FitOutcome", outcomes[0])
+
+    outcome = run_with_restarts(
+        run,
+        spark=spark,
+        num_ranks=params.getNumWorkers(),
+        min_ranks=params.getMinWorkers(),
+        max_restarts=params.getMaxRestarts(),
+        where=lambda: newest_place(spec),
+    )
+    return FinishedFit(unpack_module(outcome.module).eval(), outcome.history, outcome.model_epoch)
+
+
+class _Listener:
+    """Hands the events of rank 0 to the progress line and the run.
+
+    Attributes:
+        progress: of the fit.
+    """
+
+    def __init__(self, run: FitRun, progress: ProgressLine) -> None:
+        self._run = run
+        self.progress = progress
+
+    def hear(self, rank: int, event: Mapping[str, Any]) -> None:
+        del rank  # only rank 0 reports
+        self.progress.update(event)
+        if event.get("kind") == "epoch":
+            names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
+            metrics = {name: float(event[name]) for name in names}
+            self._run.log_epoch(int(event["epoch"]), {**metrics, **event["metrics"]})
+
+    def log(self, rank: int, line: str) -> None:
+        self.progress.print(f"[rank {rank}] {line}")
+
+
+@contextmanager
+def _progress(*, show: bool) -> Iterator[ProgressLine]:
+    """The progress of a fit, which leaves the terminal in order and says when the user stopped it."""
+    with closing(ProgressLine(is_shown=show)) as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            progress.print("Interrupted: the ranks were ended.")
+            raise

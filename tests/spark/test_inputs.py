@@ -1,0 +1,97 @@
+"""Several columns of many kinds through Spark: fitted, applied, saved and loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import DataError
+from sparkdl.estimators import TorchModel
+from tests.spark.estimator_examples import make_estimator
+
+KINDS = ("apple", "pear", "plum")
+
+
+class Mixed(nn.Module):
+    """Tokens of any length, numbers out of bytes, and a scalar; tells the kind and the size."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4, padding_idx=0)
+        self.kind, self.size = nn.Linear(7, 3), nn.Linear(7, 1)
+
+    def forward(self, *, tokens, pair, age):
+        joined = torch.cat([self.table(tokens).sum(dim=1), pair, age], dim=1)
+        return {"size": self.size(joined), "kind": self.kind(joined)}
+
+
+def from_bytes(columns):
+    pair = np.stack([np.frombuffer(each, np.float32) for each in columns["blob"]])
+    return {"tokens": columns["tokens"], "pair": pair, "age": np.float32(columns["age"])[:, None]}
+
+
+@pytest.fixture(scope="module")
+def rows(spark):
+    rng = np.random.default_rng(0)
+    number = rng.integers(0, 3, 90)
+    return spark.createDataFrame(
+        [
+            (
+                index,
+                [1 + int(each) for each in rng.integers(0, 9, 1 + index % 4)],
+                bytearray(rng.normal(kind, 0.3, 2).astype(np.float32).tobytes()),
+                float(index),
+                KINDS[kind],
+                float(kind),
+            )
+            for index, kind in enumerate(number.tolist())
+        ],
+        "id long, tokens array<int>, blob binary, age double, kind string, size double",
+    ).repartition(2, "id")
+
+
+def test_columns_of_many_kinds_and_two_labels_are_fitted_and_applied(rows, tmp_path):
+    torch.manual_seed(0)
+    estimator = make_estimator(
+        tmp_path,
+        model=Mixed(),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+        loss=[nn.CrossEntropyLoss(), nn.MSELoss()],
+        featuresCol=["tokens", "blob", "age"],
+        passFeaturesBy="name",
+        paddingValue=0,
+        prepareFeatures=lambda columns: from_bytes({**columns, "age": columns["age"] / 100}),
+        labelCol=["kind", "size"],
+        lossWeights=[1.0, 0.1],
+        epochs=15,
+    )
+    model = estimator.fit(rows)
+    model.save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    scored = loaded.transform(rows)
+    assert scored.schema["prediction"].dataType.simpleString() == "struct<kind:string,size:double>"
+    found = {row["id"]: row for row in scored.collect()}
+    assert len(found) == 90
+    right = sum(row["prediction"]["kind"] == row["kind"] for row in found.values())
+    assert right >= 80
+    assert np.mean([abs(row["prediction"]["size"] - row["size"]) for row in found.values()]) < 0.5
+    with_null = rows.selectExpr("if(id = 3, null, tokens) as tokens", "blob", "age", "id")
+    (null,) = model.transform(with_null).filter("prediction is null").select("id").collect()
+    assert null["id"] == 3
+
+
+@pytest.mark.any_spark_will_do
+def test_arrays_of_different_lengths_want_a_padding_value(rows, tmp_path):
+    with pytest.raises(DataError, match="'tokens' has arrays of 1 to 4 elements.*paddingValue"):
+        make_estimator(tmp_path, featuresCol="tokens", labelCol="size").fit(rows)
+
+
+@pytest.mark.any_spark_will_do
+def test_parquet_is_fitted_on_where_it_lies(frame, tmp_path):
+    frame.select("image", "digit").write.parquet(str(tmp_path / "rows"))
+    estimator = make_estimator(tmp_path, epochs=1, keepRowsSeconds=3600)
+    model = estimator.fit_on_parquet(str(tmp_path / "rows"))
+    assert model.history[0].rows == frame.count()
+    assert not list((tmp_path / "store").glob("*/*.parquet"))

@@ -20,6 +20,7 @@ from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
 from sparkdl.training.columns import dtype_name
 from sparkdl.training.goal import Goal
+from sparkdl.training.heads import NO_LABEL
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.losses import prediction_kind
 from sparkdl.training.probe import ProbeResult, probe
@@ -119,6 +120,9 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
 
 
 def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
+    if not heads:
+        lone = ModelOutput(name=NO_LABEL, kind="value", shape=found.prediction_shapes[0])
+        return ModelSignature(inputs=found.inputs, outputs=(lone,))
     outputs = tuple(
         ModelOutput(
             name=head.label.name,

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sparkdl.training.losses import LossFunction
 
 
+NO_LABEL = "prediction"
+"""What the one output of a model is called that was trained without labels."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelColumn:
     """A label column.

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.training.columns import candidate_dtypes, dtype_name, parameter_dtype, to_tensor
-from sparkdl.training.heads import Head, output_of_each
+from sparkdl.training.heads import NO_LABEL, Head, output_of_each
 from sparkdl.training.losses import (
     LossFunction,
     compute_loss,
@@ -52,7 +52,7 @@ class ProbeResult:
         inputs: with the dtypes in which they enter the model.
         heads: with the dtypes in which labels enter the losses.
         num_classes: for each head how many classes it tells apart; None for a loss that is not over classes.
-        prediction_shapes: of one row, for each head.
+        prediction_shapes: of one row, for each head; of the one output where there are none.
         has_unused_parameters: whether some parameter got no gradient.
         has_sparse_gradients: whether some gradient is a sparse tensor.
         optimizer: that the factory made, of a copy of the model.
@@ -102,6 +102,7 @@ def probe(
     trial = copy.deepcopy(model).to(_CPU).eval()
     inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
     outputs = _row_outputs(returned, heads)
+    losses = {head.label.name: head.loss for head in heads}
     made = make_optimizer(optimizer, trial)
     num_classes = tuple(
         _count_classes(head.loss, outputs[head.label.name]) if head.loss is not None else None
@@ -119,15 +120,17 @@ def probe(
         inputs=inputs,
         heads=tried,
         num_classes=num_classes,
-        prediction_shapes=tuple(_prediction_shape(head, outputs[head.label.name]) for head in heads),
+        prediction_shapes=tuple(
+            _prediction_shape(losses.get(name), tensor) for name, tensor in outputs.items()
+        ),
         has_unused_parameters=len(gradients) < len(trained),
         has_sparse_gradients=any(gradient.is_sparse for gradient in gradients),
         optimizer=made,
     )
 
 
-def _prediction_shape(head: Head, outputs: Tensor) -> tuple[int, ...]:
-    kind = "value" if head.loss is None else prediction_kind(head.loss)
+def _prediction_shape(loss: LossFunction | None, outputs: Tensor) -> tuple[int, ...]:
+    kind = "value" if loss is None else prediction_kind(loss)
     shape = tuple(decide(outputs.detach(), kind).shape[1:])
     return () if shape == (1,) else shape
 
@@ -170,7 +173,7 @@ def _dtype_choices(
 
 
 def _row_outputs(returned: Any, heads: Sequence[Head]) -> dict[str, Tensor]:
-    outputs = output_of_each(returned, [head.label.name for head in heads])
+    outputs = output_of_each(returned, [head.label.name for head in heads] or [NO_LABEL])
     for tensor in outputs.values():
         if tensor.ndim == 0 or tensor.shape[0] != 1:
             raise ParamError(

@@ -1,0 +1,222 @@
+"""What features, labels and the user's functions may be, told before anything starts; on rows in a folder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.training.predictor import Predictor
+from sparkdl.training.saved_model import SavedModel
+from tests.training.input_scenes import CODES, KINDS, Heads, decode, write_rows
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows")
+
+
+def make_estimator(**changes):
+    params = {
+        "model": nn.Linear(4, 3),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "featuresCol": "dense",
+        "labelCol": "number",
+    }
+    return TorchEstimator(**{**params, **changes})
+
+
+def half(columns):
+    return columns["dense"][: len(columns["dense"]) // 2]
+
+
+def as_label(columns):
+    return {"number": columns["dense"]}
+
+
+def fail(batch):
+    raise KeyError("nowhere")
+
+
+def two_values(model, batch):
+    return model(batch["dense"]).mean(dim=1).repeat(2)
+
+
+def loss_alone(model, batch):
+    return model(batch["dense"]).mean()
+
+
+HEADS = {"model": Heads(named=False), "labelCol": ["number", "target"]}
+
+REFUSED = {
+    "one loss too few": (
+        {**HEADS, "loss": [nn.CrossEntropyLoss()]},
+        ParamError,
+        "Param loss has 1 entries, and labelCol 2: number, target",
+    ),
+    "one weight too many": (
+        {"lossWeights": [1.0, 2.0]},
+        ParamError,
+        "Param lossWeights has 2 entries, and labelCol 1",
+    ),
+    "losses that reduce in two ways": (
+        {**HEADS, "loss": [nn.CrossEntropyLoss(reduction="sum"), nn.MSELoss()]},
+        ParamError,
+        "losses that sum over the rows and others that do not",
+    ),
+    "one output for two labels": (
+        {"labelCol": ["number", "target"], "loss": [nn.CrossEntropyLoss(), nn.MSELoss()]},
+        ParamError,
+        r"must return a tensor for each of number, target, .* it returned shape \(1, 3\)",
+    ),
+    "strings as features": (
+        {"featuresCol": "kind"},
+        DataError,
+        "Column 'kind' holds string values, not numbers. Give prepareFeatures",
+    ),
+    "a name that forward lacks": (
+        {"passFeaturesBy": "name"},
+        DataError,
+        "Column 'dense' does not fit the model Linear.*unexpected keyword argument 'dense'",
+    ),
+    "a function that loses rows": (
+        {"prepareFeatures": half},
+        ParamError,
+        r"Param prepareFeatures returned 'dense' of shape \(0, 4\) for 1 rows",
+    ),
+    "a function that fails": (
+        {"prepareFeatures": fail},
+        DataError,
+        "Param prepareFeatures failed on 1 rows of dense: KeyError: 'nowhere'",
+    ),
+    "a function that returns strings": (
+        {"prepareFeatures": lambda columns: {"kind": columns["kind"]}, "featuresCol": ["kind"]},
+        DataError,
+        "Column 'kind' holds str, not numbers. Make numbers of it with prepareFeatures",
+    ),
+    "inputs called like the label": (
+        {"prepareFeatures": as_label},
+        ParamError,
+        "Param prepareFeatures returned 'number', which is a label or weight column",
+    ),
+    "strings for a loss over numbers": (
+        {"model": nn.Linear(4, 1), "labelCol": "kind", "loss": nn.MSELoss()},
+        DataError,
+        "Column 'kind' holds strings, which are labels for a loss over classes",
+    ),
+    "more strings than outputs": (
+        {"model": nn.Linear(4, 2), "labelCol": "kind"},
+        DataError,
+        "Column 'kind' holds more than the 2 classes that the model tells apart",
+    ),
+    "more integers than outputs": (
+        {"model": nn.Linear(4, 2), "labelCol": "code"},
+        DataError,
+        r"Labels must lie in \[0, 2\)",
+    ),
+    "bytes as labels": (
+        {"labelCol": "blob"},
+        DataError,
+        "Column 'blob' holds binary values, which cannot be labels",
+    ),
+    "a step that returns two values": (
+        {"loss": None, "trainStep": two_values},
+        ParamError,
+        r"Param trainStep must return the mean loss .* it returned shape \(2,\)",
+    ),
+    "a step that fails": (
+        {"loss": None, "trainStep": lambda model, batch: batch["nowhere"]},
+        ParamError,
+        "Param trainStep failed on the first row: KeyError: 'nowhere'",
+    ),
+    "metrics without outputs": (
+        {"loss": None, "trainStep": loss_alone, "metrics": {"right": lambda outputs, labels: labels}},
+        ParamError,
+        "Param metrics need the model's outputs, and trainStep returns the loss alone",
+    ),
+    "changes of a batch that fail": (
+        {"augment": fail},
+        ParamError,
+        "Param augment failed on the first row: KeyError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
+    changes, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        prepare_fit(make_estimator(**changes), dataset)
+
+
+def test_a_step_may_do_without_labels(dataset):
+    estimator = make_estimator(loss=None, trainStep=loss_alone, labelCol=None)
+    fit = prepare_fit(estimator, dataset)
+    assert fit.spec.heads == ()
+    assert [(output.name, output.kind, output.shape) for output in fit.signature.outputs] == [
+        ("prediction", "value", (3,))
+    ]
+    rows = {"dense": np.zeros((2, 4), np.float32)}
+    assert Predictor(SavedModel(nn.Linear(4, 3), fit.signature)).predict(rows)["prediction"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainStep": loss_alone}, "Params loss and trainStep are both set"),
+        ({"lossWeights": [0.0]}, "Param lossWeights is"),
+        ({"loss": [nn.MSELoss(), 3]}, "Param loss is int"),
+        ({"loss": None}, "Param loss is not set"),
+    ],
+)
+def test_values_that_cannot_work_need_no_data(changes, message):
+    with pytest.raises(ParamError, match=message):
+        make_estimator(**changes).check_values()
+
+
+@pytest.mark.parametrize(
+    ("label", "changes", "classes"),
+    [
+        ("kind", {}, KINDS),
+        ("code", {}, CODES),
+        ("number", {}, None),
+        ("flag", {"model": nn.Linear(4, 1), "loss": nn.BCEWithLogitsLoss()}, (False, True)),
+        ("flag", {"model": nn.Linear(4, 1), "loss": nn.MSELoss()}, None),
+    ],
+)
+def test_labels_are_indexed_where_they_are_no_numbers_from_0(dataset, label, changes, classes):
+    fit = prepare_fit(make_estimator(labelCol=label, **changes), dataset)
+    assert fit.spec.heads[0].label.classes == classes
+    assert fit.signature.outputs[0].classes == classes
+
+
+def test_a_label_that_no_row_had_is_named_on_the_rank(dataset):
+    label = prepare_fit(make_estimator(labelCol="kind"), dataset).spec.heads[0].label
+    with pytest.raises(
+        DataError, match="'kind' holds 'quince', which is none of the 3 classes .*'apple', 'pear'"
+    ):
+        label.encoded(np.array(["pear", "quince"], dtype=object))
+
+
+def test_prepared_inputs_take_their_dtypes_from_what_the_function_returns(dataset):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.last = nn.Embedding(3, 2), nn.Linear(6, 3)
+
+        def forward(self, *, pixels, kind):
+            return self.last(torch.cat([pixels, self.table(kind)], dim=1))
+
+    def prepare(columns):
+        return {**decode(columns), "kind": decode(columns)["kind"].astype(np.int32)}
+
+    estimator = make_estimator(
+        model=Mixed(), featuresCol=["blob", "kind"], passFeaturesBy="name", prepareFeatures=prepare
+    )
+    inputs = prepare_fit(estimator, dataset).spec.inputs.inputs
+    assert {each.name: each.dtype for each in inputs} == {"pixels": "float32", "kind": "int64"}

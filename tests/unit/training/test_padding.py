@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.errors import DataError
+from sparkdl.training.padding import pad_rows
+
+
+def objects(rows):
+    found = np.empty(len(rows), dtype=object)
+    found[:] = rows
+    return found
+
+
+@given(
+    st.lists(st.lists(st.integers(-(2**31), 2**31), max_size=7), min_size=1, max_size=9), st.integers(-5, 5)
+)
+def test_rows_stand_at_the_start_and_the_value_fills_up_the_rest(rows, value):
+    padded = pad_rows(objects([np.array(row, np.int64) for row in rows]), name="x", value=value)
+    longest = max(map(len, rows))
+    assert padded.dtype == np.int64
+    assert padded.tolist() == [[*row, *[value] * (longest - len(row))] for row in rows]
+
+
+def test_matrices_are_filled_up_on_both_sides():
+    rows = objects([np.ones((1, 3), np.float32), np.ones((2, 1), np.float32)])
+    padded = pad_rows(rows, name="x", value=0)
+    assert padded.dtype == np.float32
+    assert padded.tolist() == [[[1, 1, 1], [0, 0, 0]], [[1, 0, 0], [1, 0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "value", "message"),
+    [
+        (
+            [np.ones(2), np.ones(3)],
+            None,
+            r"Rows of 'x' differ in shape, such as \(2,\) and \(3,\). Set paddingValue",
+        ),
+        ([np.ones(2), np.ones((1, 2))], 0, "differ in shape, such as .* Make them alike"),
+        (["a", "b"], 0, "Column 'x' holds str, not numbers"),
+        ([objects([np.ones(1), np.ones(2)])], 0, "arrays inside arrays that differ in length"),
+    ],
+)
+def test_what_cannot_be_one_array_is_named(rows, value, message):
+    with pytest.raises(DataError, match=message):
+        pad_rows(objects(rows), name="x", value=value)

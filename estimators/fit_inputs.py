@@ -177,6 +177,8 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
         accumulated_batches=params.getGradientAccumulationSteps(),
         max_grad_norm=params.getMaxGradNorm(),
         precision=params.getPrecision(),
+        sync_batch_norm=params.getSyncBatchNorm(),
+        compile=params.getCompileModel(),
         metrics=params.getMetrics(),
         best=best,
         patience=params.patience(),

@@ -42,12 +42,14 @@ from sparkdl.estimators.param_mixins import (
     P,
 )
 from sparkdl.estimators.update_mixins import (
+    HasCompileModel,
     HasGradientAccumulation,
     HasLearningRateScaling,
     HasMaxGradNorm,
     HasPrecision,
     HasScheduler,
     HasSchedulerInterval,
+    HasSyncBatchNorm,
 )
 from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
@@ -69,6 +71,8 @@ DEFAULTS: dict[str, Any] = {
     "warmupSteps": 0,
     "gradientAccumulationSteps": 1,
     "precision": "float32",
+    "syncBatchNorm": False,
+    "compileModel": False,
     "earlyStoppingMinDelta": 0.0,
     "keepCheckpoints": 2,
     "maxRestarts": 0,
@@ -103,6 +107,8 @@ class _TorchParams(
     HasGradientAccumulation,
     HasMaxGradNorm,
     HasPrecision,
+    HasSyncBatchNorm,
+    HasCompileModel,
     HasValidation,
     HasEarlyStopping,
     HasBestMetric,

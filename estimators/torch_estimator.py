@@ -85,6 +85,10 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         maxGradNorm: to which the norm of all gradients together is clipped; default: no clipping.
         precision: in which the model computes where it bears it, by torch's autocast: ``"float32"`` (default),
             ``"bfloat16"``, or ``"float16"`` with scaled losses. Weights stay as they are.
+        syncBatchNorm: whether BatchNorms normalize by the rows of all ranks in a step, and not by those of their own
+            rank; default False.
+        compileModel: whether each rank compiles the model by ``torch.compile``, which takes a C++ compiler there and
+            up to a minute at first; default False.
         batchSize: rows per rank and step; default 32.
         epochs: how often every row is visited; default 1.
         numWorkers: ranks that train together, one slot of the cluster each; default 1.
@@ -147,6 +151,8 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         gradientAccumulationSteps: int | None = None,
         maxGradNorm: float | None = None,
         precision: str | None = None,
+        syncBatchNorm: bool | None = None,
+        compileModel: bool | None = None,
         batchSize: int | None = None,
         epochs: int | None = None,
         numWorkers: int | None = None,
@@ -198,6 +204,8 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             gradientAccumulationSteps=gradientAccumulationSteps,
             maxGradNorm=maxGradNorm,
             precision=precision,
+            syncBatchNorm=syncBatchNorm,
+            compileModel=compileModel,
             batchSize=batchSize,
             epochs=epochs,
             numWorkers=numWorkers,

@@ -132,15 +132,12 @@ class TrainingRows:
 def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> list[TrainingRows]:
     """Return the rows for each of several fits: one object, with the columns of all, for those that need like rows."""
     each = [rows_needed(params) for params in fits]
-    columns: dict[RowsNeeded, dict[str, None]] = {}
-    counts: dict[RowsNeeded, int] = {}
+    alike: dict[RowsNeeded, list[RowsNeeded]] = {}
     for needed in each:
-        kind = _kind(needed)
-        columns.setdefault(kind, {}).update(dict.fromkeys(needed.columns))
-        counts[kind] = counts.get(kind, 0) + 1
+        alike.setdefault(_kind(needed), []).append(needed)
     rows = {
-        kind: TrainingRows(dataset, replace(kind, columns=tuple(names)), num_fits=counts[kind])
-        for kind, names in columns.items()
+        kind: TrainingRows(dataset, _union(kind, members), num_fits=len(members))
+        for kind, members in alike.items()
     }
     return [rows[_kind(needed)] for needed in each]
 
@@ -148,3 +145,10 @@ def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> lis
 def _kind(needed: RowsNeeded) -> RowsNeeded:
     """What has to be alike so that fits can share rows."""
     return replace(needed, columns=(), numbers=())
+
+
+def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
+    """What several fits need together."""
+    columns = dict.fromkeys(name for needed in members for name in needed.columns)
+    numbers = dict.fromkeys(name for needed in members for name in needed.numbers)
+    return replace(kind, columns=tuple(columns), numbers=tuple(numbers))

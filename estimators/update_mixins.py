@@ -134,3 +134,41 @@ class HasPrecision(Params):
     def setPrecision(self: P, value: str) -> P:
         """Set the precision in which the model computes."""
         return self._set(precision=value)
+
+
+class HasSyncBatchNorm(Params):
+    """Param ``syncBatchNorm``."""
+
+    syncBatchNorm: Param[bool] = Param(
+        Params._dummy(),
+        "syncBatchNorm",
+        "whether BatchNorms normalize by the rows of all ranks, rather than by those of their own",
+        TypeConverters.toBoolean,
+    )
+
+    def getSyncBatchNorm(self) -> bool:
+        """Return whether BatchNorms normalize by the rows of all ranks."""
+        return self.getOrDefault(self.syncBatchNorm)
+
+    def setSyncBatchNorm(self: P, value: bool) -> P:
+        """Set whether BatchNorms normalize by the rows of all ranks."""
+        return self._set(syncBatchNorm=value)
+
+
+class HasCompileModel(Params):
+    """Param ``compileModel``."""
+
+    compileModel: Param[bool] = Param(
+        Params._dummy(),
+        "compileModel",
+        "whether each rank compiles the model by torch.compile",
+        TypeConverters.toBoolean,
+    )
+
+    def getCompileModel(self) -> bool:
+        """Return whether each rank compiles the model."""
+        return self.getOrDefault(self.compileModel)
+
+    def setCompileModel(self: P, value: bool) -> P:
+        """Set whether each rank compiles the model."""
+        return self._set(compileModel=value)

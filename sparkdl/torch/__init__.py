@@ -14,6 +14,7 @@ from sparkdl.torch.failures import collective_errors
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 from sparkdl.torch.registration import destroy_process_group, init_process_group, register
 from sparkdl.torch.store import RendezvousStore, StoreRendezvous
+from sparkdl.torch.sync_batch_norm import SyncBatchNorm, synchronized_batch_norms
 from sparkdl.torch.torchrun import find_torchrun
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "RendezvousStore",
     "SparkdlProcessGroup",
     "StoreRendezvous",
+    "SyncBatchNorm",
     "collective_errors",
     "destroy_process_group",
     "init_process_group",
+    "synchronized_batch_norms",
 ]
 
 register()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 64
 
 _WITHOUT_EFFECT = frozenset(
-    {"epochs", "cache", "device", "num_threads", "num_reader_threads", "has_unused_parameters"}
+    {"epochs", "cache", "device", "compile", "num_threads", "num_reader_threads", "has_unused_parameters"}
 )
 """Fields of the spec that may be others when a fit goes on."""
 

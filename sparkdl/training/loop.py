@@ -11,7 +11,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.data import ParquetDataset, ParquetFeed
-from sparkdl.torch import DataParallel, collective_errors, destroy_process_group, init_process_group
+from sparkdl.torch import (
+    DataParallel,
+    collective_errors,
+    destroy_process_group,
+    init_process_group,
+    synchronized_batch_norms,
+)
 from sparkdl.training.checkpoint_choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpointing import Checkpoints
 from sparkdl.training.device_batches import batches_for
@@ -109,6 +115,10 @@ def _train(
         cache=spec.cache,
     )
     with feed, single_rows_allowed(module), ExitStack() as stack:
+        if spec.sync_batch_norm:
+            stack.enter_context(synchronized_batch_norms(module))
+        if spec.compile:
+            module.compile()
         wrapped = _distribute(module, spec, communicator, device)
         if isinstance(wrapped, DataParallel):
             stack.callback(wrapped.close)  # the module may be trained again

@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sparkdl.torch import SyncBatchNorm
+
 
 @contextmanager
 def single_rows_allowed(module: nn.Module) -> Iterator[None]:
@@ -35,7 +37,7 @@ def single_rows_allowed(module: nn.Module) -> Iterator[None]:
         for layer in module.modules():
             if (
                 isinstance(layer, _BatchNorm)
-                and not isinstance(layer, nn.SyncBatchNorm)
+                and not isinstance(layer, nn.SyncBatchNorm | SyncBatchNorm)
                 and layer.track_running_stats
             ):
                 stack.callback(layer.register_forward_pre_hook(freeze_for_one_value).remove)

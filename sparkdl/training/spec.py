@@ -107,6 +107,12 @@ class TrainingSpec:
     validation_rows: RowChoice | None = None
     """On which rows loss and metrics are found after each epoch, their numbers known; None for no validation."""
 
+    sync_batch_norm: bool = False
+    """Whether BatchNorms take the statistics of all ranks' rows."""
+
+    compile: bool = False
+    """Whether the module is compiled by :func:`torch.compile` on each rank."""
+
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """By name what is found beside the loss, of training and validation rows; see :mod:`sparkdl.training.metrics`."""
 

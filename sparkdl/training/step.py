@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sparkdl.torch import DataParallel
+from sparkdl.torch import DataParallel, SyncBatchNorm
 from sparkdl.training.finite import FiniteLossCheck
 from sparkdl.training.losses import LossTerm
 from sparkdl.training.objective import Batch, Objective
@@ -149,13 +150,34 @@ class TrainingStep:
         """Take part in a step without rows, as the others wait for this rank's gradients.
 
         The last batch that had rows goes through the model once more and counts nothing. Zero rows would do
-        for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers is put back.
+        for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers is put back, but for
+        the statistics of all ranks' rows.
         """
         assert self._last_batch is not None, "every rank has a row in its first step"
-        kept = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
-        term = self.objective.evaluate(self._module, self._last_batch).term
-        self._backward(term.mean, 0.0, 1)
+        shared = {id(buffer) for layer in _synchronized(self._module) for buffer in layer.buffers()}
+        own = [buffer for buffer in self._module.buffers() if id(buffer) not in shared]
+        kept = [buffer.detach().clone() for buffer in own]
+        with _rows_not_counted(self._module):
+            term = self.objective.evaluate(self._module, self._last_batch).term
+            self._backward(term.mean, 0.0, 1)
         with torch.no_grad():
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(kept[name])
+            for buffer, before in zip(own, kept, strict=True):
+                buffer.copy_(before)
         return LossTerm(mean=term.mean, weight=0.0)
+
+
+@contextmanager
+def _rows_not_counted(module: nn.Module) -> Iterator[None]:
+    """Inside, this rank adds nothing to the statistics that layers take of all ranks' rows."""
+    layers = _synchronized(module)
+    for layer in layers:
+        layer.counts_rows = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.counts_rows = True
+
+
+def _synchronized(module: nn.Module) -> list[SyncBatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, SyncBatchNorm)]

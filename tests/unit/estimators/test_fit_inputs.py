@@ -56,6 +56,8 @@ SETTINGS = {
     "warmupSteps": (3, "warmup_steps", 3),
     "gradientAccumulationSteps": (4, "accumulated_batches", 4),
     "maxGradNorm": (0.5, "max_grad_norm", 0.5),
+    "syncBatchNorm": (True, "sync_batch_norm", True),
+    "compileModel": (True, "compile", True),
     "precision": ("bfloat16", "precision", "bfloat16"),
     "earlyStoppingPatience": (3, "patience", Patience(epochs=3)),
     "bestMetric": ("loss", "best", Goal(metric="loss", mode="min")),

@@ -14,6 +14,7 @@ from sparkdl.data.shards import steps_per_epoch
 from sparkdl.errors import ParamError, SerializationError
 from sparkdl.estimators.fit_features import check_names, make_inputs
 from sparkdl.estimators.fit_heads import make_heads, trial_labels, with_classes
+from sparkdl.estimators.scored_columns import check_scored_columns
 from sparkdl.estimators.step_trial import try_step
 from sparkdl.estimators.validation_split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.weights import check_row_weights
@@ -116,7 +117,9 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     heads = with_classes(found.heads, found.num_classes, dataset)
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
     try_step(spec, dataset)
-    return FitInputs(spec, _signature(found, heads), row)
+    signature = _signature(found, heads)
+    check_scored_columns(params.scored_columns(), signature.outputs)
+    return FitInputs(spec, signature, row)
 
 
 def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:

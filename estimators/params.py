@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark.ml.param import Param
-from pyspark.ml.param.shared import (
-    HasPredictionCol,
-    HasSeed,
-    HasWeightCol,
-)
+from pyspark.ml.param.shared import HasSeed, HasWeightCol
 from torch import nn
 
 from sparkdl.errors import ParamError
@@ -41,6 +37,7 @@ from sparkdl.estimators.param_mixins import (
     HasTransport,
     P,
 )
+from sparkdl.estimators.scored_mixins import HasScoredColumns
 from sparkdl.estimators.update_mixins import (
     HasCompileModel,
     HasGradientAccumulation,
@@ -59,6 +56,9 @@ DEFAULTS: dict[str, Any] = {
     "labelCol": "label",
     "passFeaturesBy": "position",
     "predictionCol": "prediction",
+    "predictionType": "auto",
+    "probabilityCol": "",
+    "rawPredictionCol": "",
     "batchSize": 32,
     "epochs": 1,
     "numWorkers": 1,
@@ -88,7 +88,7 @@ class _TorchParams(
     HasFeatureColumns,
     HasLabelColumns,
     HasPaddingValue,
-    HasPredictionCol,
+    HasScoredColumns,
     HasWeightCol,
     HasSeed,
     HasBatchSize,
@@ -121,10 +121,6 @@ class _TorchParams(
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(**DEFAULTS)
-
-    def setPredictionCol(self: P, value: str) -> P:
-        """Set the column that transform adds."""
-        return self._set(predictionCol=value)
 
     def setWeightCol(self: P, value: str) -> P:
         """Set the column of row weights."""
@@ -202,6 +198,7 @@ class _TorchEstimatorParams(
             )
         if not isinstance(self.getModel(), nn.Module):
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
+        self.scored_columns()
         self.check_validation()
         self.check_metrics()
         self.check_callbacks()

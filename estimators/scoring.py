@@ -6,7 +6,6 @@ it has loaded, so that a model is loaded once per process and not once per task.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator  # at run time, as Spark reads the annotations of the functions it runs
@@ -23,11 +22,11 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
-from sparkdl.data.spark_columns import quoted
+from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, result_type, to_arrow
 from sparkdl.training.architecture import PackedModule, join_module, unpack_module
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.training.signature import ModelSignature
 
 _MAX_LOADED = 4
 _loaded: OrderedDict[str, Predictor] = OrderedDict()
@@ -52,32 +51,32 @@ class ScoringModel:
     weights_file: str | None = None
 
 
-def prediction_udf(model: ScoringModel) -> Any:
-    """Return a Spark function of the feature columns that gives predictions, of the type :func:`result_type`.
+def prediction_udf(model: ScoringModel, wanted: tuple[ScoredColumn, ...] = PREDICTION) -> Any:
+    """Return a Spark function of the feature columns that gives wanted columns, of the type :func:`result_type`.
 
     It is marked as not deterministic, which it is: Spark would otherwise compute it again for a filter on its
-    result.
+    result, and for each field that is taken out of a struct.
     """
-    returned = result_type(model.signature)
+    returned = result_type(wanted, model.signature.outputs)
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        return _pandas_udf(model, returned)
+        return _pandas_udf(model, wanted, returned)
     make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
     if len(model.signature.inputs.columns) == 1:
 
         def score_one(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
-            return score_columns(model, ((column,) for column in columns))
+            return score_columns(model, ((column,) for column in columns), wanted)
 
         return make_udf(score_one, returned).asNondeterministic()
 
     def score(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return score_columns(model, columns)
+        return score_columns(model, columns, wanted)
 
     return make_udf(score, returned).asNondeterministic()
 
 
-def _pandas_udf(model: ScoringModel, returned: str) -> Any:
+def _pandas_udf(model: ScoringModel, wanted: tuple[ScoredColumn, ...], returned: str) -> Any:
     from pyspark.sql.pandas.functions import pandas_udf
 
     make_udf: Any = pandas_udf
@@ -85,41 +84,32 @@ def _pandas_udf(model: ScoringModel, returned: str) -> Any:
 
         def score_one(columns: Iterator[pd.Series]) -> Iterator[pd.Series]:
             arrays = ((pa.Array.from_pandas(column),) for column in columns)
-            for predictions in score_columns(model, arrays):
+            for predictions in score_columns(model, arrays, wanted):
                 yield _to_pandas(predictions)
 
         return make_udf(score_one, returned).asNondeterministic()
 
     def score(columns: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
         arrays = (tuple(pa.Array.from_pandas(column) for column in each) for each in columns)
-        for predictions in score_columns(model, arrays):
+        for predictions in score_columns(model, arrays, wanted):
             yield _to_pandas(predictions)
 
     return make_udf(score, returned).asNondeterministic()
 
 
 def _to_pandas(predictions: pa.Array) -> Any:
-    """A struct of several heads as the DataFrame that Spark wants for one."""
+    """A struct as the DataFrame that Spark wants for one."""
     if pa.types.is_struct(predictions.type):
         return pa.Table.from_struct_array(predictions).to_pandas()
     return predictions.to_pandas()
 
 
-def result_type(signature: ModelSignature) -> str:
-    """Return Spark's type of a prediction: of the one output, or a struct with a field for each label column."""
-    if len(signature.outputs) == 1:
-        return _type_of(signature.outputs[0])
-    fields = (f"{quoted(output.name)}: {_type_of(output)}" for output in signature.outputs)
-    return f"struct<{', '.join(fields)}>"
-
-
-def _type_of(output: ModelOutput) -> str:
-    element = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
-    return f"array<{element}>" if output.shape else element
-
-
-def score_columns(model: ScoringModel, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-    """Yield the predictions for each batch of feature columns; a row with a null has a null prediction.
+def score_columns(
+    model: ScoringModel,
+    batches: Iterator[tuple[pa.Array, ...]],
+    wanted: tuple[ScoredColumn, ...] = PREDICTION,
+) -> Iterator[pa.Array]:
+    """Yield what is wanted for each batch of feature columns; a row with a null has null in all of it.
 
     Runs on an *executor*.
 
@@ -128,7 +118,7 @@ def score_columns(model: ScoringModel, batches: Iterator[tuple[pa.Array, ...]]) 
     """
     predictor = load_predictor(model)
     for columns in batches:
-        yield score_batch(predictor, columns)
+        yield score_batch(predictor, columns, wanted)
 
 
 def load_predictor(model: ScoringModel) -> Predictor:
@@ -151,8 +141,10 @@ def _load_module(model: ScoringModel) -> nn.Module:
     return join_module(model.module.structure, load_file(SparkFiles.get(model.weights_file)))
 
 
-def score_batch(predictor: Predictor, columns: tuple[pa.Array, ...]) -> pa.Array:
-    """Return predictions for one batch of Arrow arrays, those of the feature columns in their order."""
+def score_batch(
+    predictor: Predictor, columns: tuple[pa.Array, ...], wanted: tuple[ScoredColumn, ...] = PREDICTION
+) -> pa.Array:
+    """Return what is wanted for one batch of Arrow arrays, those of the feature columns in their order."""
     signature = predictor.signature
     nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns if column.null_count]
     absent = reduce(np.logical_or, nulls) if nulls else None
@@ -163,12 +155,8 @@ def score_batch(predictor: Predictor, columns: tuple[pa.Array, ...]) -> pa.Array
         expected.name: _to_numpy(column, expected)
         for column, expected in zip(columns, signature.inputs.columns, strict=True)
     }
-    predictions = predictor.predict(features)
-    arrays = [_to_arrow(predictions[output.name], absent, output) for output in signature.outputs]
-    if len(arrays) == 1:
-        return arrays[0]
-    mask = None if absent is None else pa.array(absent)
-    return pa.StructArray.from_arrays(arrays, [output.name for output in signature.outputs], mask=mask)
+    answers = predictor.answer(features, [column.answer for column in wanted])
+    return to_arrow(wanted, signature.outputs, answers, absent)
 
 
 def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
@@ -177,21 +165,6 @@ def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
         _, dtype, _ = describe_type(expected.name, column.type)
         expected = replace(expected, dtype=dtype)
     return to_numpy(pa.chunked_array([column]), expected)
-
-
-def _to_arrow(
-    predictions: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None, output: ModelOutput
-) -> pa.Array:
-    num_rows = len(predictions) if absent is None else len(absent)
-    present = np.ones(num_rows, dtype=bool) if absent is None else ~absent
-    if not output.shape:
-        values = np.zeros(num_rows, predictions.dtype)
-        values[present] = predictions
-        return pa.array(values, mask=absent)
-    width = math.prod(output.shape)
-    offsets = np.concatenate([[0], np.cumsum(present * width)]).astype(np.int32)
-    mask = None if absent is None else pa.array(absent)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(predictions.reshape(-1)), mask=mask)
 
 
 def _limit_threads() -> None:

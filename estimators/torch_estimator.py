@@ -57,6 +57,12 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             list of columns for a model with an output for each: a tuple in this order, or a dict by these names.
         lossWeights: what the loss of each label column weighs in their sum; default 1 each.
         predictionCol: column that the model adds; default ``"prediction"``.
+        predictionType: its type: ``"auto"`` (default) as :class:`TorchModel` says; ``"double"`` and ``"long"``, where
+            strings are given by their number in ascending order; ``"array"``; or ``"vector"``, of Spark ML.
+        probabilityCol: column that the model adds, a vector of Spark ML with the probability of each class in ascending
+            order, for CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss and BCELoss; default "", no such column.
+        rawPredictionCol: likewise, with the module's score of each class, -z and z for a logit z of two classes;
+            default "", no such column.
         weightCol: column of non-negative row weights.
         validationIndicatorCol: column of booleans, true for the rows that the model is validated on and not trained on.
         validationFraction: share of the rows to validate on instead, drawn by lot: each row group of the training rows
@@ -135,6 +141,9 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         labelCol: str | Sequence[str] | None = None,
         lossWeights: Sequence[float] | None = None,
         predictionCol: str | None = None,
+        predictionType: str | None = None,
+        probabilityCol: str | None = None,
+        rawPredictionCol: str | None = None,
         weightCol: str | None = None,
         validationIndicatorCol: str | None = None,
         validationFraction: float | None = None,
@@ -188,6 +197,9 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             labelCol=labelCol,
             lossWeights=lossWeights,
             predictionCol=predictionCol,
+            predictionType=predictionType,
+            probabilityCol=probabilityCol,
+            rawPredictionCol=rawPredictionCol,
             weightCol=weightCol,
             validationIndicatorCol=validationIndicatorCol,
             validationFraction=validationFraction,

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from pyspark.ml import Model
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import functions as F
 
 from sparkdl.data.spark_columns import is_vector
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params import _TorchParams
+from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring import prediction_udf
 from sparkdl.estimators.scoring_models import ScoringModels
 from sparkdl.estimators.sent_weights import with_sent_weights
@@ -29,8 +31,13 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     ``transform`` adds the column ``predictionCol``: the class as a double for a loss over classes, 0.0 or 1.0
     for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order). Where the
-    label column held strings, booleans or numbers that were indexed, it is those; with several label columns it is a
-    struct with a field for each. A row with a null among its features has a null prediction.
+    label column held strings, booleans or numbers that were indexed, it is those; ``predictionType`` names another
+    type. Where ``probabilityCol`` and ``rawPredictionCol`` are named, it adds vectors with an entry for each class, in
+    ascending order. With several label columns each of these is a struct with a field for each.
+
+    A row with a null among its features has null in all of them. Rows keep their order and all their columns; the
+    module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before the
+    DataFrame is used.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
     """
@@ -78,14 +85,27 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         return TorchModelReader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        name = self.getPredictionCol()
-        if name in dataset.columns:
-            raise ParamError(
-                f"The DataFrame already has a column {name!r}. Drop it, or set another predictionCol."
-            )
+        columns, outputs = self.scored_columns(), self._saved.signature.outputs
+        for column in columns:
+            if column.name in dataset.columns:
+                raise ParamError(
+                    f"The DataFrame already has a column {column.name!r}. Drop it, or set another {column.param}."
+                )
+        check_scored_columns(columns, outputs)
         scoring = self._scoring.for_batch_size(self.getPredictionBatchSize())
-        predict = prediction_udf(with_sent_weights(scoring, dataset.sparkSession))
-        return dataset.withColumn(name, predict(*self._features(dataset)))
+        score = prediction_udf(with_sent_weights(scoring, dataset.sparkSession), columns)
+        scored = score(*self._features(dataset))
+        if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
+            return dataset.withColumn(columns[0].name, scored)
+        # The model runs once, for a column of its own, out of which Spark takes all others.
+        whole = f"_{self.uid}_scored"
+        parts = {
+            column.name: of_spark(
+                column, outputs, F.col(whole) if len(columns) == 1 else F.col(whole)[column.answer]
+            )
+            for column in columns
+        }
+        return dataset.withColumn(whole, scored).withColumns(parts).drop(whole)
 
     def _features(self, dataset: DataFrame) -> list[Column]:
         names, expected = self.getFeaturesCols(), self._saved.signature.inputs.names

@@ -19,7 +19,7 @@ from sparkdl.errors import ParamError
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-PredictionKind: TypeAlias = Literal["class", "binary_logit", "binary_probability", "value"]
+PredictionKind: TypeAlias = Literal["class", "class_margin", "binary_logit", "binary_probability", "value"]
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _IGNORE_INDEX_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -83,10 +83,12 @@ def ignored_label(loss: LossFunction) -> int | None:
 def prediction_kind(loss: LossFunction) -> PredictionKind:
     """Return what the outputs of a model trained with this loss mean.
 
-    ``"class"``: scores per class, the prediction is the index of the largest. ``"binary_logit"`` and
-    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the
-    prediction.
+    ``"class"``: scores per class whose softmax are probabilities, the prediction is the index of the largest;
+    ``"class_margin"``: likewise, of scores that tell no probabilities. ``"binary_logit"`` and
+    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction.
     """
+    if isinstance(loss, nn.MultiMarginLoss):
+        return "class_margin"
     if is_class_loss(loss):
         return "class"
     if isinstance(loss, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):

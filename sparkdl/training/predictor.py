@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparkdl.training.class_scores import class_probabilities, class_scores, num_scores
 from sparkdl.training.heads import output_of_each
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkdl.training.losses import PredictionKind
     from sparkdl.training.model_inputs import Arrays
     from sparkdl.training.saved_model import SavedModel
     from sparkdl.training.signature import ModelOutput
 
 DEFAULT_BATCH_SIZE = 1024
+
+Answer: TypeAlias = Literal["prediction", "probability", "rawPrediction"]
+"""What a model can be asked about a row, by the names that Spark ML has for it."""
 
 
 class Predictor:
@@ -49,23 +55,71 @@ class Predictor:
             DataError: if a column is missing, its rows have another shape than the model was trained on, or it holds
                 what cannot be made numbers.
         """
+        answers = self.answer(columns, ("prediction",))
+        return {
+            output.name: called(answers[output.name]["prediction"], output)
+            for output in self.signature.outputs
+        }
+
+    def answer(
+        self, columns: Arrays, wanted: Sequence[Answer]
+    ) -> dict[str, dict[Answer, npt.NDArray[np.float64]]]:
+        """Return by the name of each output and by answer an array with an item per row, of one pass of the module.
+
+        ``"prediction"``: of shape ``(rows, *output.shape)``, classes by their numbers. ``"probability"`` and
+        ``"rawPrediction"``: of shape ``(rows, classes)``, see :mod:`sparkdl.training.class_scores`.
+
+        Args:
+            columns: holds the feature columns, ``(rows, *column.shape)``.
+            wanted: answers that the outputs have.
+
+        Raises:
+            DataError: as :meth:`predict`.
+        """
         inputs, outputs = self.signature.inputs, self.signature.outputs
         num_rows = len(next(iter(columns.values())))
-        predictions = {output.name: np.empty((num_rows, *output.shape), np.float64) for output in outputs}
+        found: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
+            output.name: {answer: [] for answer in wanted} for output in outputs
+        }
         with torch.inference_mode():
             for start in range(0, num_rows, self._batch_size):
                 rows = slice(start, start + self._batch_size)
                 arrays = inputs.prepared({name: values[rows] for name, values in columns.items()})
-                returned = inputs.apply(self._module, arrays, self._device)
-                found = output_of_each(returned, list(predictions))
+                returned = output_of_each(inputs.apply(self._module, arrays, self._device), list(found))
                 for output in outputs:
-                    decided = decide(found[output.name], output.kind).to("cpu", torch.float64).numpy()
-                    predictions[output.name][rows] = decided.reshape(-1, *output.shape)
-        return {output.name: _called(predictions[output.name], output) for output in outputs}
+                    for answer, parts in found[output.name].items():
+                        parts.append(_answer(answer, returned[output.name], output))
+        return {
+            output.name: {
+                answer: _together(parts, answer, output) for answer, parts in found[output.name].items()
+            }
+            for output in outputs
+        }
 
 
-def _called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
-    """The predictions as the label column calls them; numbers as doubles, as all of Spark ML's evaluators want them."""
+def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[np.float64]:
+    if answer == "probability":
+        found = class_probabilities(outputs, output.kind)
+    elif answer == "rawPrediction":
+        found = class_scores(outputs, output.kind)
+    else:
+        found = decide(outputs, output.kind).reshape(-1, *output.shape)
+    array: npt.NDArray[np.float64] = found.to("cpu", torch.float64).numpy()
+    return array
+
+
+def _together(
+    parts: Sequence[npt.NDArray[Any]], answer: Answer, output: ModelOutput
+) -> npt.NDArray[np.float64]:
+    if len(parts) == 1:
+        return parts[0]
+    if parts:
+        return np.concatenate(parts)
+    return np.empty((0, *output.shape) if answer == "prediction" else (0, num_scores(output)))
+
+
+def called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
+    """Return predictions as the label column calls them; numbers as doubles, as Spark ML's evaluators want them."""
     if output.classes is None:
         return predictions
     dtype = {str: object, bool: bool}.get(type(output.classes[0]), np.float64)
@@ -76,10 +130,10 @@ def _called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.ND
 def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Turn a module's outputs into predictions.
 
-    ``"class"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
+    ``"class"`` and ``"class_margin"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
     ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``: the output itself.
     """
-    if kind == "class":
+    if kind in ("class", "class_margin"):
         return outputs.argmax(dim=1)
     if kind == "binary_logit":
         return outputs > 0

@@ -1,0 +1,208 @@
+"""The columns that ``transform`` adds: what each answers, of which type, and as Arrow arrays.
+
+Described on the *driver*, filled in Spark's Python workers on the *executors*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparkdl.data.spark_columns import quoted
+from sparkdl.errors import ParamError
+from sparkdl.training.class_scores import has_probabilities, has_scores
+from sparkdl.training.predictor import called
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from sparkdl.training.predictor import Answer
+    from sparkdl.training.signature import ModelOutput
+
+PREDICTION_TYPES = ("auto", "double", "long", "array", "vector")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredColumn:
+    """A column that a model adds.
+
+    Attributes:
+        name: of the column.
+        answer: what it tells.
+        type: one of :data:`PREDICTION_TYPES`; scores and probabilities are vectors.
+    """
+
+    name: str
+    answer: Answer = "prediction"
+    type: str = "auto"
+
+    @property
+    def param(self) -> str:
+        """Name of the Param that asks for it."""
+        return f"{self.answer}Col"
+
+
+PREDICTION = (ScoredColumn(name="prediction"),)
+"""The prediction alone."""
+
+
+def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput]) -> None:
+    """Check that the outputs of a model can answer.
+
+    Raises:
+        ParamError: naming the Param that asks for something else.
+    """
+    for column in columns:
+        for output in outputs:
+            _check(column, output)
+
+
+def _check(column: ScoredColumn, output: ModelOutput) -> None:
+    of_label = f"the output for label column {output.name!r}"
+    if column.answer != "prediction":
+        has_answer = has_probabilities if column.answer == "probability" else has_scores
+        if not has_answer(output):
+            raise ParamError(
+                f"Param {column.param} is {column.name!r}, and {of_label} tells {_told(output)}. Train with "
+                "CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss on one label per row, or leave "
+                f"{column.param} out."
+            )
+    elif column.type in ("double", "long") and output.shape:
+        raise ParamError(
+            f"Param predictionType is {column.type!r}, and {of_label} has shape {output.shape} per row. Leave it at "
+            "'auto', or make it 'array' or 'vector'."
+        )
+    elif column.type == "long" and output.kind == "value":
+        raise ParamError(
+            f"Param predictionType is 'long', and {of_label} is a number with a fraction. Leave it at 'auto', and "
+            "round the column as you like."
+        )
+
+
+def _told(output: ModelOutput) -> str:
+    if output.kind == "value":
+        return "no classes"
+    return (
+        f"classes of shape {output.shape} per row" if output.shape else "margins, which are no probabilities"
+    )
+
+
+def result_type(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput]) -> str:
+    """Return Spark's type of what :func:`to_arrow` makes: of one column, or a struct with a field for each.
+
+    A column has the type of its output, or where there are several outputs is a struct with a field for each. What is
+    a vector in the end comes as an array of doubles.
+    """
+    types = [_struct([(each.name, _type_of(column, each)) for each in outputs]) for column in columns]
+    return _struct([(column.answer, each) for column, each in zip(columns, types, strict=True)])
+
+
+def _struct(fields: Sequence[tuple[str, str]]) -> str:
+    if len(fields) == 1:
+        return fields[0][1]
+    return f"struct<{', '.join(f'{quoted(name)}: {kind}' for name, kind in fields)}>"
+
+
+def _type_of(column: ScoredColumn, output: ModelOutput) -> str:
+    if column.answer != "prediction" or column.type == "vector":
+        return "array<double>"
+    if column.type in ("double", "long"):
+        return {"double": "double", "long": "bigint"}[column.type]
+    element = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
+    return f"array<{element}>" if output.shape or column.type == "array" else element
+
+
+def to_arrow(
+    columns: Sequence[ScoredColumn],
+    outputs: Sequence[ModelOutput],
+    answers: Mapping[str, Mapping[Answer, npt.NDArray[np.float64]]],
+    absent: npt.NDArray[np.bool_] | None,
+) -> pa.Array:
+    """Return the columns of one batch, of the type :func:`result_type`.
+
+    Args:
+        columns: the columns.
+        outputs: of the model.
+        answers: of its outputs by name, for the rows without a null.
+        absent: which rows have a null, and so a null in every column; None where none has.
+    """
+    mask = None if absent is None else pa.array(absent)
+
+    def together(arrays: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
+        if len(arrays) == 1:
+            return arrays[0]
+        return pa.StructArray.from_arrays(arrays, names, mask=mask)
+
+    found = [
+        together(
+            [_values(column, output, answers[output.name][column.answer], absent) for output in outputs],
+            [output.name for output in outputs],
+        )
+        for column in columns
+    ]
+    return together(found, [column.answer for column in columns])
+
+
+def _values(
+    column: ScoredColumn,
+    output: ModelOutput,
+    answers: npt.NDArray[np.float64],
+    absent: npt.NDArray[np.bool_] | None,
+) -> pa.Array:
+    if column.answer != "prediction":
+        return _spread(answers, absent, is_list=True)
+    if column.type in ("auto", "array"):
+        is_list = column.type == "array" or bool(output.shape)
+        return _spread(called(answers, output), absent, is_list=is_list)
+    numbers = _numbered(answers, output)
+    if column.type == "long":
+        return _spread(numbers.astype(np.int64), absent, is_list=False)
+    return _spread(numbers, absent, is_list=column.type == "vector")
+
+
+def _numbered(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[np.float64]:
+    """Classes that are called by strings keep their numbers; others are numbers already."""
+    if output.classes is None or isinstance(output.classes[0], str):
+        return predictions
+    return called(predictions, output).astype(np.float64)
+
+
+def _spread(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None, *, is_list: bool) -> pa.Array:
+    """An Arrow array with a null where rows are absent."""
+    num_rows = len(values) if absent is None else len(absent)
+    if is_list:
+        width = math.prod(values.shape[1:])
+        widths = np.full(num_rows, width) if absent is None else ~absent * width
+        offsets = pa.array(np.concatenate([[0], np.cumsum(widths)]).astype(np.int32))
+        mask = None if absent is None else pa.array(absent)
+        return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)), mask=mask)
+    if absent is None:
+        return pa.array(values)
+    spread = np.zeros(num_rows, values.dtype)
+    spread[~absent] = values
+    return pa.array(spread, mask=absent)
+
+
+def of_spark(column: ScoredColumn, outputs: Sequence[ModelOutput], scored: Column) -> Column:
+    """Return a column of Spark with vectors where there are to be vectors, of what :func:`to_arrow` made for it."""
+    if column.answer == "prediction" and column.type != "vector":
+        return scored
+    if len(outputs) == 1:
+        return _vector(scored)
+    from pyspark.sql import functions as F
+
+    fields = F.struct(*[_vector(scored.getField(each.name)).alias(each.name) for each in outputs])
+    return F.when(scored.isNotNull(), fields)
+
+
+def _vector(array: Column) -> Column:
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions as F
+
+    return F.when(array.isNotNull(), array_to_vector(array))  # which fails on null

@@ -1,0 +1,115 @@
+"""The columns that ``transform`` adds, of models that were not fitted, on a real session."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
+from torch import nn
+
+from sparkdl.errors import ParamError
+from sparkdl.estimators import TorchModel
+from sparkdl.training.saved_model import SavedModel
+from tests.spark.estimator_examples import NUM_ROWS
+from tests.training.signatures import make_signature
+
+
+class Noted(nn.Module):
+    """A linear layer that leaves a file for every call, with the number of its rows, and one for every load."""
+
+    def __init__(self, outputs: int, folder: Path) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.folder = nn.Linear(4, outputs), str(folder)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        Path(self.folder, f"loaded-{os.getpid()}-{uuid.uuid4().hex}").touch()
+
+    def forward(self, inputs):
+        if not self.folder:
+            return self.linear(inputs)
+        Path(self.folder, f"called-{uuid.uuid4().hex}").write_text(str(len(inputs)))
+        return self.linear(inputs)
+
+
+def make_model(folder: Path, kind: str = "class", outputs: int = 3, **params) -> TorchModel:
+    signature = make_signature((4,), kind, num_classes=outputs if kind == "class" else None)
+    model = TorchModel(SavedModel(Noted(outputs, folder), signature))
+    return model.setParams(featuresCol="image", **params)
+
+
+def called_rows(folder: Path) -> list[int]:
+    return [int(path.read_text()) for path in folder.glob("called-*")]
+
+
+ALL = {"probabilityCol": "probability", "rawPredictionCol": "raw"}
+
+
+def test_vectors_for_evaluators_come_of_one_pass_over_the_rows(frame, tmp_path):
+    model = make_model(tmp_path, **ALL, predictionBatchSize=64)
+    holes = frame.withColumn("image", F.when(F.col("id") % 2 == 0, F.col("image"))).repartition(7)
+    scored = model.transform(holes)
+    assert not list(tmp_path.glob("*"))  # no job has run
+    assert scored.columns == [*holes.columns, "raw", "probability", "prediction"]
+    assert [dtype for _, dtype in scored.dtypes[-3:]] == ["vector", "vector", "double"]
+    rows = scored.filter("prediction is null or prediction >= 0").collect()
+    present = (NUM_ROWS + 1) // 2
+    assert sum(called_rows(tmp_path)) == present
+    assert max(called_rows(tmp_path)) <= 64
+    loads = [path.name.split("-")[1] for path in tmp_path.glob("loaded-*")]
+    assert len(loads) == len(set(loads))  # once per process
+    assert len(rows) == NUM_ROWS
+    for row in rows:
+        if row["id"] % 2:
+            assert (row["raw"], row["probability"], row["prediction"]) == (None, None, None)
+            continue
+        outputs = model.module.linear(torch.tensor([row["image"]])).detach().double()[0]
+        assert row["raw"] == Vectors.dense(outputs.tolist())
+        assert row["probability"] == Vectors.dense(outputs.softmax(0).tolist())
+        assert row["prediction"] == float(outputs.argmax())
+
+
+def test_evaluators_take_scores_and_probabilities(frame, tmp_path):
+    labelled = frame.withColumn("label", (F.col("target") > 0).cast("double"))
+    model = make_model(tmp_path, "binary_logit", 1, **ALL)
+    scored = model.transform(labelled)
+    area = BinaryClassificationEvaluator(rawPredictionCol="raw").evaluate(scored)
+    of_probability = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
+    assert 0 < area < 1
+    assert area == pytest.approx(of_probability)
+    evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
+    loss = nn.functional.binary_cross_entropy_with_logits
+    rows = labelled.collect()
+    outputs = model.module.linear(torch.tensor([row["image"] for row in rows])).detach().reshape(-1)
+    expected = float(loss(outputs, torch.tensor([row["label"] for row in rows])))
+    assert evaluator.evaluate(scored) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.any_spark_will_do
+def test_a_single_column_may_be_a_vector_and_no_rows_are_no_rows(frame, tmp_path):
+    model = make_model(tmp_path, predictionCol="", probabilityCol="p")
+    assert dict(model.transform(frame).dtypes)["p"] == "vector"
+    assert model.transform(frame.filter("id < 0")).collect() == []
+    assert model.transform(frame).filter("p is not null").count() == NUM_ROWS
+    assert sum(called_rows(tmp_path)) == NUM_ROWS
+    typed = make_model(tmp_path, predictionType="vector").transform(frame)
+    assert dict(typed.dtypes)["prediction"] == "vector"
+    plain = make_model(tmp_path, predictionType="long").transform(frame)
+    assert [row["prediction"].toArray().tolist() for row in typed.collect()] == [
+        [row["prediction"]] for row in plain.collect()
+    ]
+
+
+@pytest.mark.any_spark_will_do
+def test_columns_that_cannot_be_added_are_named_before_anything_runs(frame, tmp_path):
+    with pytest.raises(ParamError, match="already has a column 'text'. .*another probabilityCol"):
+        make_model(tmp_path, probabilityCol="text").transform(frame)
+    with pytest.raises(ParamError, match="Param probabilityCol is 'p'.*tells no classes"):
+        make_model(tmp_path, "value", 1, probabilityCol="p").transform(frame)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import ParamError
+from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators.scored_columns import ScoredColumn, check_scored_columns, result_type
+from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch
+from sparkdl.training.architecture import pack_module
+from sparkdl.training.signature import ModelOutput, ModelSignature
+from tests.training.signatures import make_inputs, make_signature
+
+ROWS = [[1.0, 2.0], [3.0, -1.0], [0.5, 0.0], [2.0, 2.0], [9.0, 1.0]]
+LETTERS = ("a", "b", "c")
+EVERYTHING = (
+    ScoredColumn(name="r", answer="rawPrediction"),
+    ScoredColumn(name="p", answer="probability"),
+    ScoredColumn(name="y"),
+)
+
+
+class Counted(nn.Linear):
+    """Notes how many rows each call gets."""
+
+    calls: ClassVar[list[int]] = []
+
+    def forward(self, inputs):
+        Counted.calls.append(len(inputs))
+        return super().forward(inputs)
+
+
+def predictor_of(kind, outputs, prediction_shape=(), batch_size=4, module_class=nn.Linear, **changes):
+    torch.manual_seed(0)
+    module = module_class(2, outputs)
+    signature = make_signature((2,), kind, prediction_shape, **changes)
+    return load_predictor(ScoringModel(pack_module(module), signature, batch_size)), module
+
+
+def outputs_of(module):
+    return module(torch.tensor(ROWS)).detach().double()
+
+
+def test_scores_probabilities_and_predictions_come_of_one_pass():
+    predictor, module = predictor_of("class", 3, module_class=Counted)
+    outputs = outputs_of(module)
+    Counted.calls.clear()
+    found = score_batch(predictor, (pa.array(ROWS),), EVERYTHING).to_pylist()
+    assert Counted.calls == [4, 1]
+    assert [row["rawPrediction"] for row in found] == outputs.tolist()
+    assert [row["probability"] for row in found] == outputs.softmax(1).tolist()
+    assert [row["prediction"] for row in found] == outputs.argmax(1).tolist()
+
+
+def test_a_null_among_the_features_is_null_in_all():
+    predictor, _ = predictor_of("class", 3)
+    whole = score_batch(predictor, (pa.array(ROWS),), EVERYTHING).to_pylist()
+    holes = score_batch(predictor, (pa.array([None, *ROWS[:2], None, *ROWS[2:]]),), EVERYTHING)
+    assert holes.to_pylist() == [None, *whole[:2], None, *whole[2:]]
+    for field in holes.flatten():
+        assert [index for index, value in enumerate(field.to_pylist()) if value is None] == [0, 3]
+
+
+def test_no_rows_have_the_types_of_rows():
+    nothing = pa.array([], pa.list_(pa.float64()))
+    for kind, outputs in (("class", 3), ("binary_logit", 1)):
+        predictor, _ = predictor_of(kind, outputs)
+        some = score_batch(predictor, (pa.array(ROWS),), EVERYTHING)
+        for absent in (nothing, pa.array([None], nothing.type)):
+            found = score_batch(predictor, (absent,), EVERYTHING)
+            assert (found.type, found.to_pylist()) == (some.type, [None] * len(absent))
+
+
+@pytest.mark.parametrize(
+    ("classes", "numbers"),
+    [(None, (0, 1, 2)), (LETTERS, (0, 1, 2)), ((-7, 3, 40), (-7, 3, 40))],
+)
+def test_a_class_has_the_type_that_is_wanted(classes, numbers):
+    predictor, module = predictor_of("class", 3, classes=classes)
+    places = outputs_of(module).argmax(1).tolist()
+    names = LETTERS if classes == LETTERS else [float(number) for number in numbers]
+    named = [names[place] for place in places]
+    expected = {
+        "auto": named,
+        "double": [float(numbers[place]) for place in places],
+        "long": [numbers[place] for place in places],
+        "array": [[name] for name in named],
+        "vector": [[float(numbers[place])] for place in places],
+    }
+    types = {"double": pa.float64(), "long": pa.int64(), "vector": pa.list_(pa.float64())}
+    for wanted, values in expected.items():
+        found = score_batch(predictor, (pa.array(ROWS),), (ScoredColumn(name="y", type=wanted),))
+        assert found.to_pylist() == values
+        assert found.type == types.get(wanted, found.type)
+        assert [type(value) for value in found.to_pylist()] == [type(value) for value in values]
+
+
+def test_numbers_have_the_type_that_is_wanted():
+    predictor, module = predictor_of("value", 1)
+    numbers = outputs_of(module).reshape(-1).tolist()
+    for wanted, values in {"double": numbers, "array": [[each] for each in numbers]}.items():
+        found = score_batch(predictor, (pa.array(ROWS),), (ScoredColumn(name="y", type=wanted),))
+        assert found.to_pylist() == values
+    predictor, module = predictor_of("value", 3, (3,))
+    for wanted in ("auto", "array", "vector"):
+        found = score_batch(predictor, (pa.array(ROWS),), (ScoredColumn(name="y", type=wanted),))
+        assert found.to_pylist() == outputs_of(module).tolist()
+
+
+class TwoHeads(nn.Module):
+    def forward(self, x):
+        return x, x[:, :1]
+
+
+def test_several_heads_are_structs_of_what_each_answers():
+    outputs = (
+        ModelOutput(name="kind", kind="class", num_classes=2, classes=("dog", "owl")),
+        ModelOutput(name="is big", kind="binary_logit"),
+    )
+    shape = make_signature((2,)).inputs.columns[0]
+    signature = ModelSignature(inputs=make_inputs("x", x=shape), outputs=outputs)
+    predictor = load_predictor(ScoringModel(pack_module(TwoHeads()), signature, 4))
+    found = score_batch(predictor, (pa.array([[1.0, 2.0], None]),), EVERYTHING).to_pylist()
+    assert found[0]["prediction"] == {"kind": "owl", "is big": 1.0}
+    assert found[0]["rawPrediction"] == {"kind": [1.0, 2.0], "is big": [-1.0, 1.0]}
+    np.testing.assert_allclose(found[0]["probability"]["is big"][1], 1 / (1 + np.exp(-1.0)))
+    assert found[1] is None
+    assert result_type(EVERYTHING, outputs) == (
+        "struct<`rawPrediction`: struct<`kind`: array<double>, `is big`: array<double>>, "
+        "`probability`: struct<`kind`: array<double>, `is big`: array<double>>, "
+        "`prediction`: struct<`kind`: string, `is big`: double>>"
+    )
+
+
+BAD = {
+    "probabilities of a number": ("value", (), EVERYTHING[1], "probabilityCol is 'p'.*tells no classes"),
+    "scores of a number": ("value", (), EVERYTHING[0], "rawPredictionCol is 'r'.*tells no classes"),
+    "probabilities of margins": ("class_margin", (), EVERYTHING[1], "tells margins, which are no prob"),
+    "scores of several classes": ("binary_logit", (4,), EVERYTHING[0], r"classes of shape \(4,\) per row"),
+    "a long that is no integer": (
+        "value",
+        (),
+        ScoredColumn(name="y", type="long"),
+        "predictionType is 'long'.*'y' is a number with a fraction",
+    ),
+    "a number that is an array": (
+        "value",
+        (3,),
+        ScoredColumn(name="y", type="double"),
+        r"predictionType is 'double'.*has shape \(3,\) per row. Leave it at 'auto'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_a_model_cannot_answer_is_named_with_its_param(name):
+    kind, shape, column, message = BAD[name]
+    with pytest.raises(ParamError, match=message):
+        check_scored_columns([column], [ModelOutput(name="y", kind=kind, shape=shape)])
+    check_scored_columns(EVERYTHING, [ModelOutput(name="y", kind="class", num_classes=3)])
+    check_scored_columns(EVERYTHING[:1], [ModelOutput(name="y", kind="class_margin", num_classes=3)])
+
+
+def test_columns_are_those_that_have_a_name():
+    estimator = TorchEstimator()
+    assert estimator.scored_columns() == (ScoredColumn(name="prediction"),)
+    estimator.setProbabilityCol("p").setPredictionCol("").setPredictionType("long")
+    assert estimator.scored_columns() == (ScoredColumn(name="p", answer="probability"),)
+    with pytest.raises(ParamError, match="are all empty"):
+        estimator.setProbabilityCol("").scored_columns()
+    with pytest.raises(ParamError, match="one name: rawPredictionCol 'p', probabilityCol 'p'"):
+        estimator.setProbabilityCol("p").setRawPredictionCol("p").scored_columns()

@@ -89,6 +89,14 @@ LIBRARIES: dict[str, Library] = {
     "feed of petastorm": Library(requires="petastorm", advice=_DATA_ADVICE),
     "feed of arrow": Library(requires="pyarrow", advice=_DATA_ADVICE),
     "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),
+    # Those of whole fits start their own ranks, in Spark.
+    "fit": Library(requires="petastorm", advice="pip install 'sparkdl[spark,torch,data]' brings it"),
+    "fit of pyspark": Library(requires="pyspark.ml.torch", advice="pip install 'sparkdl[spark]' brings it"),
+    "fit of horovod": Library(
+        requires="horovod",
+        extension="torch/mpi_lib_v2*.so",
+        advice="it has to be built with HOROVOD_WITH_PYTORCH=1 and HOROVOD_WITH_GLOO=1 and to run on this Spark",
+    ),
 }
 """``torch`` is sparkdl's c10d backend, ``drop-in`` its ``sparkdl.horovod.torch``."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from sparkdl.bench.allreduce_trials import allreduce_trial
 from sparkdl.bench.feed_trials import feed_trial
+from sparkdl.bench.fit_trials import arithmetic_trial
 from sparkdl.bench.measurement import Trial, take_turn
 from sparkdl.bench.sessions import Session, open_session
 from sparkdl.bench.step_trials import step_trial
@@ -28,6 +29,7 @@ _PR_SET_PDEATHSIG = 1
 TRIALS: dict[str, Callable[[Session, str, dict[str, Any]], Trial]] = {
     "allreduce": allreduce_trial,
     "feed": feed_trial,
+    "fit": arithmetic_trial,
     "step": step_trial,
 }
 

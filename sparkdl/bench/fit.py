@@ -1,0 +1,299 @@
+"""``sparkdl bench fit``: the time from a cached DataFrame to a trained model, by each contender.
+
+Runs on the *driver*, on a local Spark session of its own with a slot for each rank, which is up before the time counts;
+so are the driver's own imports, by a first fit of every contender on a few rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contest import Case, Contest, hold
+from sparkdl.bench.fit_contenders import CONTENDERS, NUM_READERS
+from sparkdl.bench.fit_job import PHASES, Fitted, Job, judged_rows, loss_of, make_frame
+from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.collective.report import format_columns
+from sparkdl.errors import ParamError, TrainingError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from pyspark.sql import DataFrame, SparkSession
+
+LIBRARIES = {
+    "sparkdl": "fit",
+    "distributor": "fit of pyspark",
+    "distributor-local": "fit of pyspark",
+    "horovod": "fit of horovod",
+}
+"""The contenders, and the library that each needs."""
+
+ARITHMETIC = "arithmetic"
+NUM_ROWS = 1_000_000
+
+_DEFAULT_AGAINST = "distributor,horovod"
+_STEPS_OF_OPERATION = 50
+_ARITHMETIC_SECONDS = 4.0
+_WARM_UP_SHARE = 0.01
+
+_LOSS_TOLERANCE = 1.5
+"""How many times the loss of the best model that of another may be: orders of rows differ."""
+
+_LEGEND = (
+    "From the call of fit to the model: an MLP 28-256-256-1, AdamW, batches of 256 rows on a rank, which has one\n"
+    "thread. Spark is up, and the DataFrame of 28 float columns cached. writing: until the rows lie in Parquet.\n"
+    "launching: from then until the first batch is asked for. returning: after the last step. distributor: pyspark's\n"
+    f"TorchDistributor, DistributedDataParallel on Gloo, Petastorm's BatchedDataLoader with {NUM_READERS} workers.\n"
+    "distributor-local: the same with local_mode=True. horovod: its TorchEstimator. arithmetic: forward, backward and\n"
+    "optimizer of all steps, with no row read and no gradient reduced. loss: on rows of the frame.\n"
+    "sparkdl is 0.50x: it takes half as long."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    others = [name for name in LIBRARIES if name != "sparkdl"]
+    parser.add_argument(
+        "--against",
+        default=_DEFAULT_AGAINST,
+        help=f"contenders beside sparkdl, separated by commas, of {', '.join(others)} (default: %(default)s)",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the rows (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="fits of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help=f"how many times {NUM_ROWS:,} rows to fit on (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report that was asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work.
+        RankError: if a rank failed.
+        TrainingError: if the models of two contenders differ.
+    """
+    job, wanted = check_arguments(arguments)
+    missing = missing_libraries([LIBRARIES[name] for name in wanted])
+    if LIBRARIES["sparkdl"] in missing:
+        raise ParamError(f"sparkdl bench fit: {missing[LIBRARIES['sparkdl']]}")
+    present = [name for name in wanted if LIBRARIES[name] not in missing]
+    times = measure_arithmetic(job)
+    with (
+        tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
+        _local_session(job.num_ranks, Path(folder)) as spark,
+    ):
+        fits, losses = measure(spark, job, present, arguments.rounds, Path(folder), _announce)
+    rows = make_rows(job, times, fits, losses)
+    print(format_rows(rows))
+    print(_LEGEND)
+    reasons = {name: missing[LIBRARIES[name]] for name in wanted if LIBRARIES[name] in missing}
+    for contender, reason in reasons.items():
+        print(f"{contender} is missing: {reason}")
+    if arguments.json is not None:
+        write_report(arguments.json, "fit", rows, reasons)
+    return 0
+
+
+def check_arguments(arguments: argparse.Namespace) -> tuple[Job, list[str]]:
+    """The job and the contenders that were asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work.
+    """
+    for option in ("ranks", "epochs", "rounds"):
+        if getattr(arguments, option) < 1:
+            raise ParamError(f"--{option} {getattr(arguments, option)} is too few; use 1 or more.")
+    job = Job(num_rows=round(NUM_ROWS * arguments.scale), num_ranks=arguments.ranks, epochs=arguments.epochs)
+    if job.num_rows < job.num_ranks * job.batch_size:
+        raise ParamError(
+            f"--scale {arguments.scale:g} leaves {job.num_rows} rows, and a step of {job.num_ranks} ranks takes "
+            f"{job.num_ranks * job.batch_size}; use more."
+        )
+    check_output_arguments(("--json", arguments.json))
+    against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
+    return job, ["sparkdl", *against]
+
+
+def measure_arithmetic(job: Job) -> list[float]:
+    """Seconds that the steps of a fit take the ranks, as each repetition tells, with nothing read or reduced."""
+    case = Case(name=ARITHMETIC, settings={"steps": _STEPS_OF_OPERATION, "batch_size": job.batch_size})
+    contest = Contest(
+        benchmark="fit",
+        world_size=job.num_ranks,
+        libraries={ARITHMETIC: "torch"},
+        cases=[case],
+        seconds=_ARITHMETIC_SECONDS * min(1.0, job.num_rows / NUM_ROWS),
+        num_rounds=2,
+    )
+    measured = hold(contest, announce=_announce)[ARITHMETIC][ARITHMETIC]
+    return [seconds * job.num_steps / _STEPS_OF_OPERATION for seconds in measured.times]
+
+
+def measure(
+    spark: SparkSession,
+    job: Job,
+    contenders: Sequence[str],
+    num_rounds: int,
+    folder: Path,
+    announce: Callable[[str], None],
+) -> tuple[dict[str, list[Fitted]], dict[str, float]]:
+    """Fit by each contender in turn; returns their fits, and the loss of each one's last model.
+
+    Raises:
+        TrainingError: if the models of two contenders differ.
+    """
+    few = replace(
+        job, num_rows=max(job.num_ranks * job.batch_size, round(_WARM_UP_SHARE * job.num_rows)), epochs=1
+    )
+    fit_in_turn(spark, few, contenders, 1, folder / "warm-up", announce)
+    fits, rows = fit_in_turn(spark, job, contenders, num_rounds, folder / "fits", announce)
+    losses = {name: loss_of(each[-1].weights, rows) for name, each in fits.items()}
+    check_losses(losses)
+    return fits, losses
+
+
+def fit_in_turn(
+    spark: SparkSession,
+    job: Job,
+    contenders: Sequence[str],
+    num_rounds: int,
+    folder: Path,
+    announce: Callable[[str], None],
+) -> tuple[dict[str, list[Fitted]], npt.NDArray[np.float32]]:
+    """Fit the same frame by each contender in turn; returns their fits, and rows on which to judge them."""
+    frame = make_frame(spark, job)
+    fits: dict[str, list[Fitted]] = {name: [] for name in contenders}
+    try:
+        for index in range(num_rounds):
+            # Nobody always comes after the same one.
+            start = index % len(contenders)
+            for name in [*contenders[start:], *contenders[:start]]:
+                announce(f"fitting {job.num_rows:,} rows with {name}")
+                fits[name].append(_fit(name, job, frame, folder / f"{index}-{name}"))
+        return fits, judged_rows(frame)
+    finally:
+        frame.unpersist()
+
+
+def _fit(name: str, job: Job, frame: DataFrame, folder: Path) -> Fitted:
+    folder.mkdir(parents=True)
+    return CONTENDERS[name](job, frame, folder)
+
+
+def check_losses(losses: Mapping[str, float]) -> None:
+    """Compare the trained models.
+
+    Raises:
+        TrainingError: if one has learned much less than another, or nothing that is a number.
+    """
+    best = min(losses.values())
+    for name, loss in losses.items():
+        if not loss <= _LOSS_TOLERANCE * best:
+            told = ", ".join(f"{other} {value:.4g}" for other, value in losses.items())
+            raise TrainingError(
+                f"{name} has not trained the same model: the losses are {told}. Its time is no measure."
+            )
+
+
+def make_rows(
+    job: Job,
+    arithmetic_times: Sequence[float],
+    fits: Mapping[str, Sequence[Fitted]],
+    losses: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """One row per contender, and one of the arithmetic.
+
+    ``phases_s`` holds the median seconds of each phase; ``ratio``, for each other contender, its median as a multiple
+    of this row's.
+    """
+    times = {ARITHMETIC: list(arithmetic_times)}
+    times |= {name: [fit.seconds for fit in each] for name, each in fits.items()}
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    return [
+        {
+            "case": f"{job.num_rows:,} rows",
+            "contender": name,
+            "repetitions": len(each),
+            "median_s": medians[name],
+            "p90_s": percentile(each, 0.9),
+            "rows": job.num_rows,
+            "epochs": job.epochs,
+            "rows_per_s": job.num_rows * job.epochs / medians[name],
+            "phases_s": {
+                phase: statistics.median(fit.phases[phase] for fit in fits.get(name, ()))
+                for phase in (PHASES if name in fits else ())
+            },
+            "loss": losses.get(name),
+            "ratio": ratios(name, medians),
+        }
+        for name, each in times.items()
+    ]
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table that is printed; the ratio is sparkdl's time as a multiple of the row's."""
+    header = ("contender", "median", "p90", *PHASES, "loss", "sparkdl is")
+    ours = next(row["median_s"] for row in rows if row["contender"] == "sparkdl")
+    return format_columns(
+        header,
+        [
+            (
+                row["contender"],
+                format_time(row["median_s"]),
+                format_time(row["p90_s"]),
+                *(f"{row['phases_s'][phase]:.2f} s" if row["phases_s"] else "" for phase in PHASES),
+                "" if row["loss"] is None else f"{row['loss']:.4f}",
+                f"{ours / row['median_s']:.2f}x",
+            )
+            for row in rows
+        ],
+    )
+
+
+@contextmanager
+def _local_session(num_slots: int, folder: Path) -> Iterator[SparkSession]:
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    from sparkdl.cli.quiet import quiet_libraries, quiet_spark_options
+
+    quiet_libraries()
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = (
+        SparkSession.builder.master(f"local[{num_slots}]")
+        .appName("sparkdl bench fit")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.warehouse.dir", str(folder / "spark-warehouse"))
+    )
+    for name, value in quiet_spark_options(folder).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _announce(text: str) -> None:
+    print(f"{text} ...", flush=True)

@@ -154,3 +154,14 @@ def test_a_loss_that_is_no_longer_finite_is_named_with_epoch_and_step(tmp_path, 
     )
     with pytest.raises(RankError, match=r"TrainingError: The loss became (inf|nan) in epoch 1, step [23]"):
         run_ranks(world_size, train_all, [(spec, dataset)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_compiled_model_is_trained_to_the_same_weights(tmp_path):
+    spec, dataset = make_spec(), write_dataset(tmp_path, 37)
+    compiled = make_spec(compile=True)
+    ((plain, fast), _) = run_ranks(2, train_all, [(spec, dataset), (compiled, dataset)], timeout_s=300)
+    assert plain.weights.keys() == fast.weights.keys()
+    for key, value in fast.weights.items():
+        np.testing.assert_allclose(value, plain.weights[key], rtol=0, atol=1e-5)

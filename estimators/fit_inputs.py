@@ -182,6 +182,7 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
         precision=params.getPrecision(),
         sync_batch_norm=params.getSyncBatchNorm(),
         compile=params.getCompileModel(),
+        deterministic=params.getDeterministic(),
         metrics=params.getMetrics(),
         best=best,
         patience=params.patience(),

@@ -40,6 +40,7 @@ from sparkdl.estimators.param_mixins import (
 from sparkdl.estimators.scored_mixins import HasScoredColumns
 from sparkdl.estimators.update_mixins import (
     HasCompileModel,
+    HasDeterministic,
     HasGradientAccumulation,
     HasLearningRateScaling,
     HasMaxGradNorm,
@@ -73,6 +74,7 @@ DEFAULTS: dict[str, Any] = {
     "precision": "float32",
     "syncBatchNorm": False,
     "compileModel": False,
+    "deterministic": False,
     "earlyStoppingMinDelta": 0.0,
     "keepCheckpoints": 2,
     "maxRestarts": 0,
@@ -109,6 +111,7 @@ class _TorchParams(
     HasPrecision,
     HasSyncBatchNorm,
     HasCompileModel,
+    HasDeterministic,
     HasValidation,
     HasEarlyStopping,
     HasBestMetric,

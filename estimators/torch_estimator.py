@@ -95,6 +95,8 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             rank; default False.
         compileModel: whether each rank compiles the model by ``torch.compile``, which takes a C++ compiler there and
             up to a minute at first; default False.
+        deterministic: whether operations of torch that do not repeat to the bit are refused by name, as some on a
+            GPU; default False.
         batchSize: rows per rank and step; default 32.
         epochs: how often every row is visited; default 1.
         numWorkers: ranks that train together, one slot of the cluster each; default 1.
@@ -162,6 +164,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         precision: str | None = None,
         syncBatchNorm: bool | None = None,
         compileModel: bool | None = None,
+        deterministic: bool | None = None,
         batchSize: int | None = None,
         epochs: int | None = None,
         numWorkers: int | None = None,
@@ -218,6 +221,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
             precision=precision,
             syncBatchNorm=syncBatchNorm,
             compileModel=compileModel,
+            deterministic=deterministic,
             batchSize=batchSize,
             epochs=epochs,
             numWorkers=numWorkers,

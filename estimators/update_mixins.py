@@ -172,3 +172,22 @@ class HasCompileModel(Params):
     def setCompileModel(self: P, value: bool) -> P:
         """Set whether each rank compiles the model."""
         return self._set(compileModel=value)
+
+
+class HasDeterministic(Params):
+    """Param ``deterministic``."""
+
+    deterministic: Param[bool] = Param(
+        Params._dummy(),
+        "deterministic",
+        "whether operations that do not repeat to the bit are refused, also on a GPU",
+        TypeConverters.toBoolean,
+    )
+
+    def getDeterministic(self) -> bool:
+        """Return whether operations that do not repeat to the bit are refused."""
+        return self.getOrDefault(self.deterministic)
+
+    def setDeterministic(self: P, value: bool) -> P:
+        """Set whether operations that do not repeat to the bit are refused."""
+        return self._set(deterministic=value)

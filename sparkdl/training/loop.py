@@ -31,7 +31,7 @@ from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
 from sparkdl.training.progress import ProgressReporter, Report
 from sparkdl.training.rank_device import choose_device, cores_per_rank
-from sparkdl.training.seeds import seed_rank
+from sparkdl.training.seeds import refuse_what_varies, seed_rank
 from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import UpdatePlan, WeightUpdate
@@ -98,6 +98,7 @@ def _train(
     spec: TrainingSpec, communicator: Communicator, dataset: ParquetDataset, report: Report
 ) -> TrainingResult:
     seed_rank(spec.seed, communicator.rank)
+    refuse_what_varies(spec.deterministic)
     torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
     device = choose_device(spec.device, communicator)
     module = spec.model.to(device).train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -29,3 +30,11 @@ def seed_rank(seed: int, rank: int, *place: int) -> None:
     # cuDNN may otherwise choose kernels that add in an order of their own.
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+def refuse_what_varies(refused: bool) -> None:
+    """Have torch raise for an operation whose results differ from run to run, or allow them. Runs on a *rank*."""
+    if refused:
+        # Read when cuBLAS is first used: with more workspaces it adds in whichever order comes first.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(refused)

@@ -113,6 +113,9 @@ class TrainingSpec:
     compile: bool = False
     """Whether the module is compiled by :func:`torch.compile` on each rank."""
 
+    deterministic: bool = False
+    """Whether torch refuses operations that do not repeat to the bit."""
+
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """By name what is found beside the loss, of training and validation rows; see :mod:`sparkdl.training.metrics`."""
 

@@ -156,6 +156,20 @@ def test_a_loss_that_is_no_longer_finite_is_named_with_epoch_and_step(tmp_path, 
         run_ranks(world_size, train_all, [(spec, dataset)])
 
 
+def loss_in_any_order(outputs, labels):
+    """Which of several values stays at a place depends on the order of writing."""
+    torch.zeros(3).put_(labels.clamp(max=1), torch.arange(float(len(labels))))
+    return nn.functional.cross_entropy(outputs, labels)
+
+
+def test_what_does_not_repeat_to_the_bit_is_refused_where_that_was_asked_for(tmp_path):
+    dataset = write_dataset(tmp_path, 9)
+    cases = [(make_spec(loss=loss_in_any_order, deterministic=refused), dataset) for refused in (False, True)]
+    with pytest.raises(RankError, match="put_ does not have a deterministic implementation"):
+        run_ranks(1, train_all, cases, timeout_s=60)
+    assert len(run_ranks(1, train_all, cases[:1], timeout_s=60)[0]) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_compiled_model_is_trained_to_the_same_weights(tmp_path):

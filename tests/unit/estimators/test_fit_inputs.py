@@ -57,6 +57,7 @@ SETTINGS = {
     "gradientAccumulationSteps": (4, "accumulated_batches", 4),
     "maxGradNorm": (0.5, "max_grad_norm", 0.5),
     "syncBatchNorm": (True, "sync_batch_norm", True),
+    "deterministic": (True, "deterministic", True),
     "compileModel": (True, "compile", True),
     "precision": ("bfloat16", "precision", "bfloat16"),
     "earlyStoppingPatience": (3, "patience", Patience(epochs=3)),

@@ -36,7 +36,11 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to one kind of Spark what would prove the same once more on another."""
     mode = config.getoption("--spark")
-    elsewhere = {"any_spark_will_do": mode != "local", "about_connect": mode != "connect"}
+    elsewhere = {
+        "any_spark_will_do": mode != "local",
+        "no_cluster_needed": mode == "cluster",
+        "about_connect": mode != "connect",
+    }
     unwanted = [marker for marker, is_elsewhere in elsewhere.items() if is_elsewhere]
     deselected = [item for item in items if any(item.get_closest_marker(marker) for marker in unwanted)]
     items[:] = [item for item in items if item not in deselected]

@@ -30,6 +30,9 @@ from sparkdl.estimators import TorchEstimator, TorchModel
 from tests.spark.estimator_examples import make_estimator, store_is_empty
 
 
+pytestmark = pytest.mark.no_cluster_needed
+
+
 @dataclass(frozen=True)
 class Case:
     """A public estimator: how to make one for the classes in column ``digit`` that depend on ``featuresCol``."""

@@ -19,6 +19,8 @@ from sparkdl.training.saved_model import SavedModel
 from tests.spark.estimator_examples import NUM_ROWS
 from tests.training.signatures import make_signature
 
+pytestmark = pytest.mark.no_cluster_needed
+
 
 class Noted(nn.Module):
     """A linear layer that leaves a file for every call, with the number of its rows, and one for every load."""

@@ -29,7 +29,6 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchEstimator, TorchModel
 from tests.spark.estimator_examples import make_estimator, store_is_empty
 
-
 pytestmark = pytest.mark.no_cluster_needed
 
 

@@ -1,6 +1,6 @@
-"""What a barrier task does: meet the others, start its rank, relay and watch it, yield how it ended.
+"""What a barrier task does: start its rank, meet the others, relay and watch the rank, yield how it ended.
 
-Runs on an executor.
+Runs on an executor. The rank imports what it needs while the tasks meet, which takes them half a second.
 
 A failing rank does not fail its Spark task: its failure is a row, which brings the driver more than Spark's exception
 would, and from every rank.
@@ -24,7 +24,7 @@ from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.failure_board import FailureBoard
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.launch.messages import CHUNK_BYTES
-from sparkdl.launch.rank_environment import assigned_gpus, rank_environment
+from sparkdl.launch.rank_environment import are_gpus_assigned, assigned_gpus, rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         coordinator = None
         if rank == 0:
             coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=spec.num_ranks))
+        link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
+        pmi_sockets = _socket_pair(stack) if uses_mpi(spec.transport) else None
+        supervisor = None
+        if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
+            supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)
         peers = _meet(spec, context, coordinator)
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
@@ -60,26 +65,17 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         client = RendezvousClient.connect(address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
         board = FailureBoard(client.prefix("tasks"), rank=rank, host=host)
-        link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
         hosts = find_hosts(
             client.prefix("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
         )
-        gpus = assigned_gpus(context, spec.gpus_per_rank, hosts[:rank].count(hosts[rank]))
-        environment = rank_environment(dict(spec.environment), gpus=gpus)
-        pmi, inherited = None, []
-        if uses_mpi(spec.transport):
-            pmi, fd = _serve_pmi(stack, client, rank, hosts)
-            inherited.append(fd)
-            environment.update(pmi_environment(fd, rank, spec.num_ranks))
-        supervisor = RankSupervisor(
-            order=_order(spec, rank, address),
-            payload=spec.payload,
-            environment=environment,
-            pass_fds=inherited,
-            on_line=link.line,
-            on_event=link.event,
-        )
-        stack.enter_context(supervisor)
+        pmi = None
+        if pmi_sockets is not None:
+            pmi = PmiServer(pmi_sockets[0], client.prefix("pmi"), rank, len(hosts), host_of_rank=hosts)
+            stack.enter_context(pmi)
+        if supervisor is None:
+            position = hosts[:rank].count(hosts[rank])
+            supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
+        supervisor.begin(_order(spec, rank, address))
         link.started()
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
@@ -124,15 +120,36 @@ def _order(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
     }
 
 
-def _serve_pmi(
-    stack: ExitStack, client: RendezvousClient, rank: int, hosts: tuple[int, ...]
-) -> tuple[PmiServer, int]:
-    """Serve MPICH's bootstrap to this task's rank; returns the descriptor that the rank inherits too."""
+def _socket_pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair()
-    stack.enter_context(theirs)
-    server = PmiServer(ours, client.prefix("pmi"), rank, len(hosts), host_of_rank=hosts)
-    stack.enter_context(server)
-    return server, theirs.fileno()
+    return stack.enter_context(ours), stack.enter_context(theirs)
+
+
+def _start_rank(
+    spec: LaunchSpec,
+    context: BarrierTaskContext,
+    position_on_host: int,
+    link: DriverLink,
+    pmi_sockets: tuple[socket.socket, socket.socket] | None,
+    stack: ExitStack,
+) -> RankSupervisor:
+    """Start this task's rank, which inherits its end of MPICH's bootstrap; it waits for its order."""
+    rank = context.partitionId()
+    gpus = assigned_gpus(context, spec.gpus_per_rank, position_on_host)
+    environment = rank_environment(dict(spec.environment), gpus=gpus)
+    inherited = []
+    if pmi_sockets is not None:
+        inherited.append(pmi_sockets[1].fileno())
+        environment.update(pmi_environment(inherited[0], rank, spec.num_ranks))
+    supervisor = RankSupervisor(
+        rank=rank,
+        payload=spec.payload,
+        environment=environment,
+        pass_fds=inherited,
+        on_line=link.line,
+        on_event=link.event,
+    )
+    return stack.enter_context(supervisor)
 
 
 def _with_pmi_failure(error: str, pmi: PmiServer | None) -> str:

@@ -42,6 +42,11 @@ def rank_environment(
     return variables
 
 
+def are_gpus_assigned(context: BarrierTaskContext) -> bool:
+    """Whether Spark says which GPUs belong to this task, so that its place on the host does not matter."""
+    return "gpu" in context.resources()
+
+
 def assigned_gpus(context: BarrierTaskContext, gpus_per_rank: int, position_on_host: int) -> list[str] | None:
     """Addresses of the GPUs that belong to this task.
 

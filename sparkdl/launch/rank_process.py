@@ -1,17 +1,21 @@
 """The rank process: takes the function from its barrier task, runs it, sends back its value or its failure.
 
 Started as ``python -m sparkdl.launch.rank_process FD``, where FD is one end of a socket pair held by the barrier task.
-Function, secret and result travel over that pair alone: never as arguments, variables or files.
+Function, secret and result travel over that pair alone: never as arguments, variables or files. The function comes
+first and is unpickled at once, which imports what it needs; when the barrier tasks have met, the rank learns its place.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import io
 import socket
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
 
 import cloudpickle
 
@@ -24,34 +28,67 @@ from sparkdl.launch.rank_context import RankContext
 CONNECT_TIMEOUT_S = 60.0
 MAX_ERROR_CHARS = 1 << 20
 
+Call: TypeAlias = "Callable[[RankContext], Any]"
+
 
 def main() -> int:
     """Run one rank; the exit status is 0 if its function returned."""
     task = MessageConnection(socket.socket(fileno=int(sys.argv[1])))
-    order, payload = _receive_order(task)
     faulthandler.enable()
+    call = _receive_call(task)
+    order = _next_header(task)
     try:
-        _send_result(task, _run(task, order, payload))
+        _send_result(task, _run(task, order, call))
     except BaseException as error:
         _send_failure(task, error)
         return 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        # The collections at the end of the process would look at all objects of all libraries, for half a second with
+        # torch, to free what is freed with the process.
+        gc.freeze()
     return 0
 
 
-def _receive_order(task: MessageConnection) -> tuple[dict[str, Any], bytearray]:
+def _next_header(task: MessageConnection) -> dict[str, Any]:
+    message = task.receive()
+    if message is None:
+        sys.exit("the barrier task ended before it had said what to run")
+    return message[0]
+
+
+def _receive_call(task: MessageConnection) -> Call:
+    """Return what makes the call, or raises why it cannot be made: that is told when the others can be told, too."""
     payload = bytearray()
     while (message := task.receive()) is not None:
         header, body = message
-        if header["kind"] == "start":
-            return header, payload
+        if header["kind"] == "unpickle":
+            # Imports make hundreds of thousands of objects and next to no garbage: looking for it time and again would
+            # take a quarter of the time that torch takes, and what has been imported need never be looked at.
+            gc.disable()
+            try:
+                function, args, kwargs = cloudpickle.loads(payload)
+            except BaseException as error:
+                return partial(_raise, error)
+            finally:
+                gc.freeze()
+                gc.enable()
+            return partial(_call, function, args, kwargs)
         payload += body
     sys.exit("the barrier task ended before it had said what to run")
 
 
-def _run(task: MessageConnection, order: dict[str, Any], payload: bytearray) -> Any:
+def _call(function: Callable[..., Any], args: Any, kwargs: Any, context: RankContext) -> Any:
+    return function(context, *args, **kwargs)
+
+
+def _raise(error: BaseException, context: RankContext) -> NoReturn:
+    del context
+    raise error
+
+
+def _run(task: MessageConnection, order: dict[str, Any], call: Call) -> Any:
     secret = bytes.fromhex(order["secret"])
     with RendezvousClient.connect(
         Address.from_bytes(order["coordinator"]), secret, timeout_s=CONNECT_TIMEOUT_S
@@ -68,9 +105,7 @@ def _run(task: MessageConnection, order: dict[str, Any], payload: bytearray) -> 
         )
         provide_communicator(lambda: context.communicator)
         try:
-            function, args, kwargs = cloudpickle.loads(payload)
-            payload.clear()
-            value = function(context, *args, **kwargs)
+            value = call(context)
         except BaseException as error:
             context.close(failed=True, reason=f"rank {context.rank} failed: {type(error).__name__}: {error}")
             raise

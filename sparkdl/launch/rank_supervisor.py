@@ -1,4 +1,8 @@
-"""Starts one rank process, relays what it says and ends it when told to. Runs in the barrier task."""
+"""Starts one rank process, relays what it says and ends it when told to. Runs in the barrier task.
+
+The process is started before the tasks have met, with its function, so that it imports what that needs meanwhile; its
+place among the ranks follows.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,10 @@ SPOOL_BYTES = 64 << 20
 class RankSupervisor:
     """One rank process and the threads that listen to it; a context manager that starts and ends them.
 
+    The function is called after :meth:`begin`.
+
     Args:
-        order: what the rank is told, apart from its function.
+        rank: number of the rank.
         payload: the pickled function with its arguments.
         environment: variables of the process.
         pass_fds: further file descriptors that it inherits.
@@ -47,7 +53,7 @@ class RankSupervisor:
     def __init__(
         self,
         *,
-        order: Mapping[str, Any],
+        rank: int,
         payload: bytes,
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
@@ -55,10 +61,9 @@ class RankSupervisor:
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
         self.result: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - outlives this
-        self._order, self._payload = order, payload
+        self._rank, self._payload = rank, payload
         self._environment, self._pass_fds = environment, pass_fds
         self._on_line, self._on_event = on_line, on_event
-        self._rank = int(order["rank"])
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._error_chunks: list[bytes] = []
         self._failure: Failure | None = None
@@ -85,7 +90,10 @@ class RankSupervisor:
         ]
         for thread in self._threads:
             thread.start()
-        self._send_order()
+        view = memoryview(self._payload)
+        for start in range(0, len(view), CHUNK_BYTES):
+            self._send({"kind": "payload"}, view[start : start + CHUNK_BYTES])
+        self._send({"kind": "unpickle"})
         return self
 
     def __exit__(
@@ -99,6 +107,10 @@ class RankSupervisor:
     def pid(self) -> int:
         """Process id of the rank."""
         return self._process.pid
+
+    def begin(self, order: Mapping[str, Any]) -> None:
+        """Have the rank call its function; the order is what it has to know apart from that."""
+        self._send({"kind": "start", **order})
 
     def stop(self, reason: str) -> None:
         """Have :meth:`wait` end the rank, because ``reason``. Safe from any thread."""
@@ -138,12 +150,9 @@ class RankSupervisor:
         self._connection.close()
         self._process.outputs[0].close()
 
-    def _send_order(self) -> None:
-        view = memoryview(self._payload)
+    def _send(self, header: dict[str, Any], body: bytes | memoryview = b"") -> None:
         try:
-            for start in range(0, len(view), CHUNK_BYTES):
-                self._connection.send({"kind": "payload"}, view[start : start + CHUNK_BYTES])
-            self._connection.send({"kind": "start", **self._order})
+            self._connection.send(header, body)
         except OSError:
             pass  # it died at its start; wait() tells how
 

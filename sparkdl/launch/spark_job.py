@@ -6,6 +6,7 @@ Works on classic Spark and Spark Connect, as ``mapInArrow(barrier=True)`` is the
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from sparkdl.launch.preflight import is_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
 STATUS_LAG_S = 12.0
@@ -51,6 +52,8 @@ class SparkJob:
         self._spark = spark
         self._spec = spec
         self._rows: DataFrame | None = None
+        self._is_small = False
+        self._fetched: list[Row] | None = None
         self._error: Exception | None = None
         self._tasks_seen = threading.Event()
         self._thread = _inheriting_thread(spark, self._run)
@@ -95,18 +98,27 @@ class SparkJob:
         """Rank, kind and number of chunks of everything that the tasks yielded."""
         if self._rows is None:
             return []
-        from pyspark.sql import functions as F
-
-        counts = self._rows.groupBy("rank", "kind").agg(F.count("chunk").alias("chunks")).collect()
-        return sorted((row["rank"], row["kind"], row["chunks"]) for row in counts)
+        # Counted here: for Spark it would be a shuffle, which takes longer than bringing some thousand names.
+        found = Counter(
+            (row["rank"], row["kind"]) for row in self._rows.select("rank", "kind", "chunk").collect()
+        )
+        self._is_small = found.total() <= FETCH_CHUNKS
+        return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in found.items())
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
-        """Write the body of one outcome into a file, a few chunks at a time."""
+        """Write the body of one outcome into a file, a few chunks at a time; little is fetched as a whole, once."""
         assert self._rows is not None
+        if self._is_small:
+            if self._fetched is None:
+                self._fetched = _in_order(self._rows.collect())
+            for row in self._fetched:
+                if (row["rank"], row["kind"]) == (rank, kind):
+                    into.write(row["body"])
+            return
         mine = self._rows.filter((self._rows["rank"] == rank) & (self._rows["kind"] == kind))
         for start in range(0, num_chunks, FETCH_CHUNKS):
             window = mine.filter(mine["chunk"].between(start, start + FETCH_CHUNKS - 1))
-            for row in sorted(window.collect(), key=lambda row: int(row["chunk"])):
+            for row in _in_order(window.collect()):
                 into.write(row["body"])
 
     def _run(self) -> None:
@@ -140,6 +152,10 @@ class SparkJob:
     def _is_ours(self, num_tasks: int, num_active: int) -> bool:
         # The tasks of a barrier stage are launched all at once or not at all.
         return num_tasks == self._spec.num_ranks and num_active > 0
+
+
+def _in_order(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: int(row["chunk"]))
 
 
 def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:

@@ -119,8 +119,11 @@ class DataParallel(nn.Module):
         self._start_what_is_complete()
 
     def _start_what_is_complete(self) -> None:
-        # In order, which is the same on all ranks, whatever the order of the gradients.
-        while len(self._handles) < len(self._buckets) and self._num_missing[len(self._handles)] <= 0:
+        # In order, which is the same on all ranks, whatever the order of the gradients. Not the last one, as nothing is
+        # left then to compute meanwhile: _finish reduces it in its own thread, and spares waking another one.
+        while len(self._handles) < len(self._buckets) - 1 and self._num_missing[len(self._handles)] <= 0:
+            bucket = self._buckets[len(self._handles)]
+            bucket.presence.fill_(1)
             self._start_next()
 
     def _start_next(self) -> None:
@@ -129,27 +132,41 @@ class DataParallel(nn.Module):
 
     def _finish(self) -> None:
         """The backward pass is over: reduce what was not complete, and wait for all."""
-        # Those of earlier passes without averaging too.
-        on_some_rank = torch.tensor(
-            [parameter.grad is not None for parameter in self._bucket_of], dtype=torch.uint8
-        )
+        lacking: list[Bucket] = []
         for index in range(len(self._handles), len(self._buckets)):
             bucket = self._buckets[index]
-            for parameter, gradient in bucket.gradients.items():
-                if parameter.grad is None:
-                    gradient.zero_()
-                _settle(parameter, bucket)
-            self._start_next()
-        self._handles.append(self._communicator.allreduce_async(on_some_rank, op="max"))
+            if not _settle_all(bucket):
+                lacking.append(bucket)
+            if index < len(self._buckets) - 1:
+                self._start_next()
+            else:
+                self._communicator.allreduce(bucket.elements, op="avg")
         for handle in self._handles:
             handle.wait()
-        for (parameter, index), has_gradient in zip(
-            self._bucket_of.items(), on_some_rank.tolist(), strict=True
-        ):
-            if has_gradient and parameter.grad is None:
-                parameter.grad = self._buckets[index].gradients[parameter]
+        for bucket in lacking:
+            for (parameter, gradient), on_some_rank in zip(
+                bucket.gradients.items(), bucket.presence.tolist(), strict=True
+            ):
+                if on_some_rank and parameter.grad is None:
+                    parameter.grad = gradient
         self._reset()
         self._held.clear()
+
+
+def _settle_all(bucket: Bucket) -> bool:
+    """Have all gradients lie in their bucket, zeros for those that are not there; whether all are.
+
+    A backward pass without averaging may have left some, too.
+    """
+    has_all = True
+    bucket.presence.fill_(1)
+    for index, (parameter, gradient) in enumerate(bucket.gradients.items()):
+        if parameter.grad is None:
+            has_all = False
+            gradient.zero_()
+            bucket.presence[index] = 0
+        _settle(parameter, bucket)
+    return has_all
 
 
 def _call(method: WeakMethod[Any], _held: list[DataParallel], parameter: Tensor) -> None:

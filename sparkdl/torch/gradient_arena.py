@@ -29,12 +29,15 @@ class Bucket:
     """Gradients that are reduced as one.
 
     Attributes:
-        elements: all of them, flat.
+        elements: all of them, flat, and behind them ``presence``.
         gradients: a view of ``elements`` for each parameter, of its shape.
+        presence: a view of ``elements`` with one for each parameter: what is averaged of ones for ranks that have the
+            gradient, and zeros for ranks that have none, tells whether any has it, without a collective of its own.
     """
 
     elements: Tensor
     gradients: dict[nn.Parameter, Tensor]
+    presence: Tensor
 
 
 def make_buckets(
@@ -66,18 +69,30 @@ def _lay_out(
     parameters: Sequence[nn.Parameter], dtype: torch.dtype, communicator: Communicator, bucket_bytes: int
 ) -> list[Bucket]:
     unit = _ALIGNMENT_BYTES // dtype.itemsize
-    sizes = [-(-parameter.numel() // unit) * unit for parameter in parameters]
+    groups: list[list[nn.Parameter]] = [[]]
+    num_bytes = 0
+    for parameter in parameters:
+        if num_bytes >= bucket_bytes:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(parameter)
+        num_bytes += _aligned(parameter.numel(), unit) * dtype.itemsize
+    sizes = [
+        sum(_aligned(parameter.numel(), unit) for parameter in group) + _aligned(len(group), unit)
+        for group in groups
+    ]
     memory = communicator.allocate(sum(sizes) * dtype.itemsize)
-    elements = torch.from_numpy(memory).view(dtype) if memory.size else torch.empty(0, dtype=dtype)
+    elements = torch.from_numpy(memory).view(dtype)
     buckets: list[Bucket] = []
-    begin = end = 0
-    gradients: dict[nn.Parameter, Tensor] = {}
-    for parameter, size in zip(parameters, sizes, strict=True):
-        gradients[parameter] = elements[end : end + parameter.numel()].view(parameter.shape)
-        end += size
-        if (end - begin) * dtype.itemsize >= bucket_bytes:
-            buckets.append(Bucket(elements[begin:end], gradients))
-            begin, gradients = end, {}
-    if gradients:
-        buckets.append(Bucket(elements[begin:end], gradients))
+    for group, part in zip(groups, elements.split(sizes), strict=True):
+        end = 0
+        gradients: dict[nn.Parameter, Tensor] = {}
+        for parameter in group:
+            gradients[parameter] = part[end : end + parameter.numel()].view(parameter.shape)
+            end += _aligned(parameter.numel(), unit)
+        buckets.append(Bucket(part, gradients, part[end : end + len(group)]))
     return buckets
+
+
+def _aligned(count: int, unit: int) -> int:
+    return -(-count // unit) * unit

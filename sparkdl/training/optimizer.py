@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from torch.optim import Optimizer
@@ -22,12 +23,19 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
     """
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ParamError("Param model has no parameter that requires a gradient; there is nothing to train.")
+    # The first optimizer of a process has torch import its compiler, of which a quarter of the time would go into
+    # looking for garbage among what is imported.
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         optimizer = factory(module.parameters())
     except Exception as error:
         raise ParamError(
             f"Param optimizer failed when called with the model's parameters: {type(error).__name__}: {error}"
         ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
     if not isinstance(optimizer, Optimizer):
         raise ParamError(
             "Param optimizer must be a function that takes the model's parameters and returns a "

@@ -43,6 +43,7 @@ class UpdatePlan:
         self._resumed: int | None = None
         self.steps_before = 0
         self._rows: dict[int, int] = {}
+        self._rows_of_last: dict[int, int] = {}
 
     @property
     def num_updates(self) -> int:
@@ -55,7 +56,7 @@ class UpdatePlan:
         self.steps_before = steps_before
         rest = self._feed.steps_in(epoch - 1) if steps_before else self._feed.steps_per_epoch
         self.num_steps = steps_before + rest
-        self._rows = {}
+        self._rows, self._rows_of_last = {}, {}
 
     def updates_to_come(self) -> int:
         """Updates of the epoch that was begun last, without those before it went on."""
@@ -63,7 +64,11 @@ class UpdatePlan:
 
     def rows_of_step(self, step: int) -> int:
         """Rows of all ranks in a step, counted from 1."""
-        return sum(self._feed.rows_in_step(step - 1 - self.steps_before, self._resumed))
+        if step not in self._rows_of_last:  # asked for several times in a row
+            self._rows_of_last = {
+                step: sum(self._feed.rows_in_step(step - 1 - self.steps_before, self._resumed))
+            }
+        return self._rows_of_last[step]
 
     def is_last_of_update(self, step: int) -> bool:
         """Whether the weights are updated after a step, counted from 1."""

@@ -26,10 +26,19 @@ from tests.processes import wait_until_gone
 
 @contextmanager
 def supervised(
-    function: Any, *args: Any, on_event: Callable[[dict[str, Any]], None] | None = None
+    function: Any,
+    *args: Any,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    before_begin: Callable[[list[str]], None] | None = None,
 ) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
     """One rank, with the lines and the events that it sends."""
     secret, lines, events = new_secret(), [], []
+    has_line = threading.Event()
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        has_line.set()
+
     with Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator:
         order = {
             "rank": 0,
@@ -41,13 +50,17 @@ def supervised(
             "operation_timeout_s": 10.0,
         }
         with RankSupervisor(
-            order=order,
+            rank=0,
             payload=cloudpickle.dumps((function, args, {})),
             environment=rank_environment({}, gpus=None),
             pass_fds=(),
-            on_line=lines.append,
+            on_line=heard,
             on_event=on_event or events.append,
         ) as supervisor:
+            if before_begin is not None:
+                assert has_line.wait(60)
+                before_begin(lines)
+            supervisor.begin(order)
             yield supervisor, lines, events
 
 
@@ -67,6 +80,47 @@ def test_value_lines_and_events_of_a_rank_arrive() -> None:
         assert value_of(supervisor) == 42
     assert lines == ["a line without an end"]
     assert events == [{"number": 41}]
+
+
+class SpeaksWhenUnpickled:
+    def __reduce__(self) -> Any:
+        return print, ("imported",)
+
+
+class CannotBeUnpickled:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_function_is_unpickled_before_the_rank_learns_its_place_and_called_after_it() -> None:
+    def speak(context: Any, _: Any) -> int:
+        print("called")
+        return int(context.world_size)
+
+    heard_before: list[str] = []
+    with supervised(speak, SpeaksWhenUnpickled(), before_begin=heard_before.extend) as (supervisor, lines, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == 1
+    assert heard_before == ["imported"]
+    assert lines == ["imported", "called"]
+
+
+def test_function_that_cannot_be_unpickled_fails_the_rank() -> None:
+    with supervised(lambda context, _: None, CannotBeUnpickled()) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error.startswith("ValueError: invalid literal")
+
+
+def test_garbage_is_collected_while_the_function_runs() -> None:
+    def look(context: Any) -> bool:
+        import gc
+
+        return gc.isenabled()
+
+    with supervised(look) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor)
 
 
 def test_function_of_many_chunks_arrives_whole() -> None:

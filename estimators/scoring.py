@@ -22,6 +22,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
+from sparkdl.estimators.packed_features import unpacked
 from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, result_type, to_arrow
 from sparkdl.training.architecture import PackedModule, join_module, unpack_module
 from sparkdl.training.predictor import Predictor
@@ -51,8 +52,12 @@ class ScoringModel:
     weights_file: str | None = None
 
 
-def prediction_udf(model: ScoringModel, wanted: tuple[ScoredColumn, ...] = PREDICTION) -> Any:
+def prediction_udf(
+    model: ScoringModel, wanted: tuple[ScoredColumn, ...] = PREDICTION, *, is_packed: bool = False
+) -> Any:
     """Return a Spark function of the feature columns that gives wanted columns, of the type :func:`result_type`.
+
+    It takes one column where there is one, or where they are packed, see :mod:`.packed_features`.
 
     It is marked as not deterministic, which it is: Spark would otherwise compute it again for a filter on its
     result, and for each field that is taken out of a struct.
@@ -61,12 +66,12 @@ def prediction_udf(model: ScoringModel, wanted: tuple[ScoredColumn, ...] = PREDI
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        return _pandas_udf(model, wanted, returned)
+        return _pandas_udf(model, wanted, returned, is_packed=is_packed)
     make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
-    if len(model.signature.inputs.columns) == 1:
+    if is_packed or len(model.signature.inputs.columns) == 1:
 
         def score_one(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
-            return score_columns(model, ((column,) for column in columns), wanted)
+            return score_columns(model, ((column,) for column in columns), wanted, is_packed)
 
         return make_udf(score_one, returned).asNondeterministic()
 
@@ -76,15 +81,17 @@ def prediction_udf(model: ScoringModel, wanted: tuple[ScoredColumn, ...] = PREDI
     return make_udf(score, returned).asNondeterministic()
 
 
-def _pandas_udf(model: ScoringModel, wanted: tuple[ScoredColumn, ...], returned: str) -> Any:
+def _pandas_udf(
+    model: ScoringModel, wanted: tuple[ScoredColumn, ...], returned: str, *, is_packed: bool
+) -> Any:
     from pyspark.sql.pandas.functions import pandas_udf
 
     make_udf: Any = pandas_udf
-    if len(model.signature.inputs.columns) == 1:
+    if is_packed or len(model.signature.inputs.columns) == 1:
 
         def score_one(columns: Iterator[pd.Series]) -> Iterator[pd.Series]:
             arrays = ((pa.Array.from_pandas(column),) for column in columns)
-            for predictions in score_columns(model, arrays, wanted):
+            for predictions in score_columns(model, arrays, wanted, is_packed):
                 yield _to_pandas(predictions)
 
         return make_udf(score_one, returned).asNondeterministic()
@@ -108,6 +115,7 @@ def score_columns(
     model: ScoringModel,
     batches: Iterator[tuple[pa.Array, ...]],
     wanted: tuple[ScoredColumn, ...] = PREDICTION,
+    is_packed: bool = False,
 ) -> Iterator[pa.Array]:
     """Yield what is wanted for each batch of feature columns; a row with a null has null in all of it.
 
@@ -118,7 +126,12 @@ def score_columns(
     """
     predictor = load_predictor(model)
     for columns in batches:
-        yield score_batch(predictor, columns, wanted)
+        if is_packed:
+            (packed,) = columns
+            features, absent = unpacked(packed, predictor.signature.inputs)
+            yield score_features(predictor, features, absent, wanted)
+        else:
+            yield score_batch(predictor, columns, wanted)
 
 
 def load_predictor(model: ScoringModel) -> Predictor:
@@ -155,8 +168,18 @@ def score_batch(
         expected.name: _to_numpy(column, expected)
         for column, expected in zip(columns, signature.inputs.columns, strict=True)
     }
+    return score_features(predictor, features, absent, wanted)
+
+
+def score_features(
+    predictor: Predictor,
+    features: dict[str, npt.NDArray[Any]],
+    absent: npt.NDArray[np.bool_] | None,
+    wanted: tuple[ScoredColumn, ...],
+) -> pa.Array:
+    """Return what is wanted for feature columns by name, with null for rows that are absent from them."""
     answers = predictor.answer(features, [column.answer for column in wanted])
-    return to_arrow(wanted, signature.outputs, answers, absent)
+    return to_arrow(wanted, predictor.signature.outputs, answers, absent)
 
 
 def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from sparkdl.data.spark_columns import is_vector
 from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.packed_features import can_be_packed, packed
 from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring import prediction_udf
@@ -93,8 +94,12 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
                 )
         check_scored_columns(columns, outputs)
         scoring = self._scoring.for_batch_size(self.getPredictionBatchSize())
-        score = prediction_udf(with_sent_weights(scoring, dataset.sparkSession), columns)
-        scored = score(*self._features(dataset))
+        features = self._features(dataset)
+        types = [dataset.schema[name].dataType for name in self.getFeaturesCols()]
+        is_packed = can_be_packed(types, self._saved.signature.inputs)
+        sent = with_sent_weights(scoring, dataset.sparkSession)
+        score = prediction_udf(sent, columns, is_packed=is_packed)
+        scored = score(packed(features)) if is_packed else score(*features)
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)
         # The model runs once, for a column of its own, out of which Spark takes all others.

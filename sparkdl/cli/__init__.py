@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from sparkdl import __version__
-from sparkdl.bench import allreduce, feed, fit, step
+from sparkdl.bench import allreduce, feed, fit, step, transform
 from sparkdl.cli import demo, run
 from sparkdl.errors import SparkdlError
 
@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     command = benchmarks.add_parser("feed", help="time reading Parquet against Petastorm, pyarrow and torch")
     feed.add_arguments(command)
     command.set_defaults(run=feed.run)
+    command = benchmarks.add_parser("transform", help="time predictions against Spark's predict_batch_udf")
+    transform.add_arguments(command)
+    command.set_defaults(run=transform.run)
     command = benchmarks.add_parser(
         "fit", help="time a whole fit against TorchDistributor and Horovod's estimator"
     )

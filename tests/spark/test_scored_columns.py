@@ -16,8 +16,9 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
 from sparkdl.training.saved_model import SavedModel
+from sparkdl.training.signature import ModelOutput, ModelSignature
 from tests.spark.estimator_examples import NUM_ROWS
-from tests.training.signatures import make_signature
+from tests.training.signatures import make_inputs, make_signature
 
 pytestmark = pytest.mark.no_cluster_needed
 
@@ -115,3 +116,30 @@ def test_columns_that_cannot_be_added_are_named_before_anything_runs(frame, tmp_
         make_model(tmp_path, probabilityCol="text").transform(frame)
     with pytest.raises(ParamError, match="Param probabilityCol is 'p'.*tells no classes"):
         make_model(tmp_path, "value", 1, probabilityCol="p").transform(frame)
+
+
+class JoinedColumns(nn.Module):
+    """A linear layer over scalar columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, *columns):
+        return self.linear(torch.cat(columns, dim=1))
+
+
+def test_several_columns_of_numbers_go_packed_to_python_and_stay_what_they_are(frame):
+    names = [f"x{index}" for index in range(4)]
+    signature = ModelSignature(inputs=make_inputs(*names), outputs=(ModelOutput(name="y", kind="value"),))
+    model = TorchModel(SavedModel(JoinedColumns(), signature)).setParams(featuresCol=names)
+    parts = frame.select("id", "image", *[F.col("image")[index].alias(f"x{index}") for index in range(4)])
+    holes = parts.withColumn("x2", F.when(F.col("id") % 3 > 0, F.col("x2")))
+    scored = model.transform(holes)
+    assert scored.columns == [*holes.columns, "prediction"]
+    for row in scored.collect():
+        expected = model.module.linear(torch.tensor([row["image"]])).item()
+        found = row["prediction"]
+        assert found is None if row["id"] % 3 == 0 else found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert row["x0"] == row["image"][0]

@@ -1,0 +1,211 @@
+"""``sparkdl bench transform``: predictions for the rows of a DataFrame, by TorchModel and by Spark's predict_batch_udf.
+
+Runs where it is called, on a Spark session of its own with as many slots as asked for. All contenders score the same
+cached DataFrame with the same network in the same session, in turn; Spark throws away what they give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.libraries import names_of
+from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.collective.report import format_columns
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+CASES = ("28 columns", "array of 28", "images")
+
+_TOLERANCE = 1e-3
+_MAX_ROUNDS = 50
+
+_LEGEND = (
+    "A network 28-64-64-1 on doubles in 28 columns or in one column of arrays, and two convolutions on images of\n"
+    "3 x 32 x 32 bytes. One thread per task, the same cached DataFrame, all its columns kept. predict_batch_udf gets\n"
+    "28 columns as F.array, which it stacks, or as F.struct, in batches of 10,000, in which it was fastest.\n"
+    "sparkdl is 0.50x: it takes half as long."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument(
+        "--cases",
+        default=",".join(CASES),
+        help="what to score, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--slots", type=int, default=2, help="tasks that run at once, a thread each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="how long to measure each contender at each case, about (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="how many times the usual rows to score (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report that was asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work, or a library is missing.
+    """
+    if arguments.slots < 1 or not arguments.seconds > 0 or not 0 < arguments.scale <= 100:
+        raise ParamError(
+            f"--slots {arguments.slots} --seconds {arguments.seconds:g} --scale {arguments.scale:g}: use at least one "
+            "slot, more than 0 seconds, and at most 100 times the rows."
+        )
+    check_output_arguments(("--json", arguments.json))
+    names = names_of(arguments.cases, CASES, "--cases")
+    for package, extra in (("pyspark", "spark"), ("torch", "torch")):
+        if find_spec(package) is None:
+            raise ParamError(
+                f"sparkdl bench transform: {package} is not installed; pip install 'sparkdl[{extra}]' brings it"
+            )
+    rows: list[dict[str, Any]] = []
+    spark = _start_session(arguments.slots)
+    try:
+        for name in names:
+            print(f"measuring {name} ...", flush=True)
+            rows += measure_case(spark, name, arguments)
+    finally:
+        spark.stop()
+    print(format_rows(rows))
+    print(_LEGEND)
+    if arguments.json is not None:
+        write_report(arguments.json, "transform", rows, {})
+    return 0
+
+
+def _start_session(slots: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(f"local[{slots}]").appName("sparkdl bench transform")
+    for key, value in (
+        ("spark.driver.memory", "4g"),
+        ("spark.ui.enabled", "false"),
+        ("spark.ui.showConsoleProgress", "false"),
+    ):
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each contender at a case.
+
+    Raises:
+        ParamError: if contenders predict differently.
+    """
+    from sparkdl.bench.transform_contenders import TASKS
+
+    task = TASKS[name]
+    num_rows = max(1, round(task.num_rows * arguments.scale))
+    frame = task.table(spark, num_rows, 2 * arguments.slots).cache()
+    try:
+        frame.count()
+        scored = {contender: transform(frame) for contender, transform in task.contenders().items()}
+        check_alike(name, {contender: _total(each) for contender, each in scored.items()})
+        times = take_turns(
+            {contender: _action(each) for contender, each in scored.items()}, arguments.seconds
+        )
+    finally:
+        frame.unpersist()
+    return make_rows(name, num_rows, times)
+
+
+def _total(scored: DataFrame) -> float:
+    from pyspark.sql import functions as F
+
+    (row,) = scored.agg(F.sum("prediction")).collect()
+    return float(row[0])
+
+
+def _action(scored: DataFrame) -> Callable[[], None]:
+    return lambda: scored.write.format("noop").mode("overwrite").save()
+
+
+def check_alike(name: str, totals: Mapping[str, float]) -> None:
+    """Check that all contenders computed the same.
+
+    Raises:
+        ParamError: if their predictions add up to something else.
+    """
+    first, *others = totals.values()
+    if any(abs(other - first) > _TOLERANCE * max(1.0, abs(first)) for other in others):
+        raise ParamError(f"{name}: the predictions of contenders add up to different sums: {dict(totals)}.")
+
+
+def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, list[float]]:
+    """Return how long each took, in turn after one turn that does not count, for about so many seconds each."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    names = list(actions)
+    for index in range(_MAX_ROUNDS + 1):
+        start = index % len(names)
+        for name in names[start:] + names[:start]:
+            begin = time.perf_counter()
+            actions[name]()
+            if index:
+                times[name].append(time.perf_counter() - begin)
+        if index and sum(map(sum, times.values())) >= seconds * len(names):
+            break
+    return times
+
+
+def make_rows(name: str, num_rows: int, times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """One row per contender; ``ratio`` holds the median of each other one as a multiple of this row's."""
+    medians = {contender: statistics.median(found) for contender, found in times.items()}
+    return [
+        {
+            "case": name,
+            "contender": contender,
+            "repetitions": len(found),
+            "median_s": medians[contender],
+            "p90_s": percentile(found, 0.9),
+            "rows": num_rows,
+            "rows_per_s": num_rows / medians[contender],
+            "ratio": ratios(contender, medians),
+        }
+        for contender, found in times.items()
+    ]
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table that is printed; the ratio is sparkdl's time as a multiple of the row's."""
+    header = ("case", "contender", "median", "p90", "rows/s", "sparkdl is")
+    table = []
+    for row in rows:
+        ours = row["ratio"].get("sparkdl", 1.0)
+        table.append(
+            (
+                row["case"],
+                row["contender"],
+                format_time(row["median_s"]),
+                format_time(row["p90_s"]),
+                f"{row['rows_per_s']:,.0f}",
+                f"{ours:.2f}x",
+            )
+        )
+    return format_columns(header, table)

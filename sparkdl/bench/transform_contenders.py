@@ -1,0 +1,185 @@
+"""What ``sparkdl bench transform`` runs: tables, models, and each contender's way to add a column of predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pyspark.ml.functions import predict_batch_udf
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType
+from torch import Tensor, nn
+
+from sparkdl.data import Column
+from sparkdl.estimators import TorchModel
+from sparkdl.training.model_inputs import ModelInput, ModelInputs
+from sparkdl.training.saved_model import SavedModel
+from sparkdl.training.signature import ModelOutput, ModelSignature
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NAMES = [f"x{index}" for index in range(28)]
+IMAGE_SHAPE = (3, 32, 32)
+# Of a few tried, that in which predict_batch_udf is fastest on tables; on images small ones stay in cache.
+BATCH_SIZE_OF_SPARK = 10_000
+BATCH_SIZE_OF_IMAGES = 128
+
+Contender = Callable[["DataFrame"], "DataFrame"]
+"""Adds the column ``prediction``."""
+
+
+class JoinedColumns(nn.Module):
+    """A model over one matrix, called with its columns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *columns: Tensor) -> Tensor:
+        """Put columns of shape ``(N, 1)`` together."""
+        found: Tensor = self.model(torch.cat(columns, dim=1))
+        return found
+
+
+class Pixels(nn.Module):
+    """Makes numbers from 0 to 1 of bytes."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return pixels as float32."""
+        return pixels.to(torch.float32) / 255
+
+
+def make_mlp() -> nn.Module:
+    """A network 28-64-64-1."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(28, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).eval()
+
+
+def make_cnn() -> nn.Module:
+    """A network of two convolutions on images of 3 x 32 x 32 bytes, with one output."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        Pixels(),
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 1),
+    ).eval()
+
+
+def decode(images: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return images as ``(N, 3, 32, 32)`` of the bytes of each."""
+    return np.frombuffer(b"".join(images), np.uint8).reshape(-1, *IMAGE_SHAPE)
+
+
+def decode_column(columns: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+    """:func:`decode` as ``prepareFeatures`` takes it."""
+    return decode(columns["image"])
+
+
+def columns_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
+    """28 columns of doubles and a number."""
+    rows = spark.range(0, num_rows, 1, num_partitions)
+    return rows.select("id", *[F.randn(seed).alias(name) for seed, name in enumerate(NAMES)])
+
+
+def array_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
+    """The same numbers in one column of arrays."""
+    return columns_table(spark, num_rows, num_partitions).select("id", F.array(*NAMES).alias("features"))
+
+
+def image_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
+    """Images as the bytes of their pixels: hashes of their numbers, 64 bytes each, one after the other."""
+    num_hashes = int(np.prod(IMAGE_SHAPE)) // 64
+    parts = [F.unhex(F.sha2(F.concat_ws(":", "id", F.lit(index)), 512)) for index in range(num_hashes)]
+    return spark.range(0, num_rows, 1, num_partitions).select("id", F.concat(*parts).alias("image"))
+
+
+def _torch_model(
+    module: nn.Module, columns: list[Column], batch_size: int | None = None, **of_inputs: Any
+) -> Contender:
+    dtype = "uint8" if columns[0].kind == "binary" else "float32"
+    inputs = ModelInputs(
+        columns=tuple(columns),
+        inputs=tuple(ModelInput(name=column.name, dtype=dtype) for column in columns),
+        **of_inputs,
+    )
+    signature = ModelSignature(inputs=inputs, outputs=(ModelOutput(name="y", kind="value"),))
+    model = TorchModel(SavedModel(module, signature))
+    model.setParams(featuresCol=[column.name for column in columns], predictionBatchSize=batch_size)
+    return model.transform
+
+
+def _predict_batch(
+    module: nn.Module, shape: list[int] | None, batch_size: int, features: Callable[[], Any]
+) -> Contender:
+    """The function of Spark as its documentation has it, with as many threads as a task has cores."""
+
+    def make_predict() -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+        torch.set_num_threads(1)
+
+        def predict(inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            array = decode(inputs) if shape is None else np.ascontiguousarray(inputs, np.float32)
+            with torch.inference_mode():
+                found: npt.NDArray[Any] = module(torch.tensor(array)).numpy().astype(np.float64)
+            return found
+
+        return predict
+
+    shapes: list[list[int] | None] | None = None if shape is None else [shape]
+    predict_udf: Any = predict_batch_udf(
+        make_predict, return_type=DoubleType(), batch_size=batch_size, input_tensor_shapes=shapes
+    )
+    return lambda frame: frame.withColumn("prediction", predict_udf(features()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A table, how many rows of it are usual, and the ways to score it."""
+
+    table: Callable[[SparkSession, int, int], DataFrame]
+    num_rows: int
+    contenders: Callable[[], dict[str, Contender]]
+
+
+def _of_columns() -> dict[str, Contender]:
+    columns = [Column(name=name, dtype="float64") for name in NAMES]
+    as_array = _predict_batch(make_mlp(), [28], BATCH_SIZE_OF_SPARK, lambda: F.array(*NAMES))
+    as_struct = _predict_batch(make_mlp(), [28], BATCH_SIZE_OF_SPARK, lambda: F.struct(*NAMES))
+    return {
+        "sparkdl": _torch_model(JoinedColumns(make_mlp()), columns),
+        "predict_batch_udf of an array": as_array,
+        "predict_batch_udf of a struct": as_struct,
+    }
+
+
+def _of_arrays() -> dict[str, Contender]:
+    column = Column(name="features", dtype="float64", shape=(28,))
+    return {
+        "sparkdl": _torch_model(make_mlp(), [column]),
+        "predict_batch_udf": _predict_batch(make_mlp(), [28], BATCH_SIZE_OF_SPARK, lambda: F.col("features")),
+    }
+
+
+def _of_images() -> dict[str, Contender]:
+    column = Column(name="image", dtype="object", kind="binary")
+    return {
+        "sparkdl": _torch_model(make_cnn(), [column], BATCH_SIZE_OF_IMAGES, prepare=decode_column),
+        "predict_batch_udf": _predict_batch(make_cnn(), None, BATCH_SIZE_OF_IMAGES, lambda: F.col("image")),
+    }
+
+
+TASKS = {
+    "28 columns": Task(table=columns_table, num_rows=2_000_000, contenders=_of_columns),
+    "array of 28": Task(table=array_table, num_rows=2_000_000, contenders=_of_arrays),
+    "images": Task(table=image_table, num_rows=50_000, contenders=_of_images),
+}
+"""By name."""

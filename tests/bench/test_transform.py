@@ -1,0 +1,77 @@
+"""``sparkdl bench transform``: what it refuses and reports, and end to end on a few rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkdl.bench import transform
+from sparkdl.bench.transform_contenders import TASKS
+from sparkdl.errors import ParamError
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    transform.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.slow  # a Spark session of its own, whose workers import torch
+@pytest.mark.timeout(600)
+def test_run_measures_every_contender_at_every_case(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    options = ["--scale", "0.001", "--seconds", "0.1", "--json", str(path)]
+    command = [sys.executable, "-m", "sparkdl.cli", "bench", "transform", *options]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)  # ours
+    report = json.loads(path.read_text())
+    assert report["benchmark"] == "transform"
+    found = {(row["case"], row["contender"]) for row in report["rows"]}
+    assert found == {(case, contender) for case in TASKS for contender in TASKS[case].contenders()}
+    for row in report["rows"]:
+        assert 0 < row["median_s"] <= row["p90_s"]
+        assert row["rows_per_s"] == pytest.approx(row["rows"] / row["median_s"])
+    assert "sparkdl is" in shown.stdout
+
+
+def test_the_cases_that_may_be_named_are_those_that_there_are() -> None:
+    assert list(TASKS) == list(transform.CASES)
+
+
+def test_contenders_take_turns_and_the_first_turn_does_not_count() -> None:
+    calls: list[str] = []
+    actions = {name: (lambda name=name: calls.append(name)) for name in ("a", "b", "c")}
+    times = transform.take_turns(actions, 1e-9)
+    assert calls == ["a", "b", "c", "b", "c", "a"]
+    assert {name: len(found) for name, found in times.items()} == {"a": 1, "b": 1, "c": 1}
+
+
+def test_rows_hold_rates_and_ratios() -> None:
+    ours, other = transform.make_rows("images", 100, {"sparkdl": [1.0, 3.0, 2.0], "spark": [4.0]})
+    assert (ours["median_s"], ours["rows_per_s"], ours["ratio"]) == (2.0, 50.0, {"spark": 2.0})
+    assert other["ratio"] == {"sparkdl": 0.5}
+    assert "0.50x" in transform.format_rows([ours, other])
+
+
+def test_contenders_that_predict_something_else_are_found_out() -> None:
+    transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1000.5})
+    with pytest.raises(ParamError, match="images: the predictions of contenders add up to different sums"):
+        transform.check_alike("images", {"sparkdl": 1000.0, "spark": 1002.0})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--cases", "29 columns"), "--cases 29 columns is unknown"),
+        (("--seconds", "0"), "more than 0 seconds"),
+        (("--slots", "0"), "at least one slot"),
+        (("--json", "nowhere/x.json"), "there is no such folder"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_first(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        transform.run(parse(*arguments))

@@ -1,4 +1,6 @@
-"""The Spark ML face of sparkdl: :class:`TorchEstimator` and the :class:`TorchModel` that it fits. Runs on the *driver*.
+"""The Spark ML face of sparkdl: :class:`TorchEstimator`, ready-made estimators, and the models that they fit.
+
+Runs on the *driver*.
 
 The only place where Spark, the launcher and the training meet.
 """
@@ -9,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.estimators.ready_made.models import TorchClassificationModel, TorchRegressionModel
+    from sparkdl.estimators.ready_made.tabular import TorchClassifier, TorchRegressor
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.torch_estimator import TorchEstimator
     from sparkdl.estimators.torch_model import TorchModel
@@ -19,12 +23,26 @@ if TYPE_CHECKING:
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "FitContext": "sparkdl.training.callbacks",
+    "TorchClassificationModel": "sparkdl.estimators.ready_made.models",
+    "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
     "TorchEstimator": "sparkdl.estimators.torch_estimator",
     "TorchModel": "sparkdl.estimators.torch_model",
+    "TorchRegressionModel": "sparkdl.estimators.ready_made.models",
+    "TorchRegressor": "sparkdl.estimators.ready_made.tabular",
     "TrainingSummary": "sparkdl.estimators.summary",
 }
 
-__all__ = ["Callback", "FitContext", "TorchEstimator", "TorchModel", "TrainingSummary"]
+__all__ = [
+    "Callback",
+    "FitContext",
+    "TorchClassificationModel",
+    "TorchClassifier",
+    "TorchEstimator",
+    "TorchModel",
+    "TorchRegressionModel",
+    "TorchRegressor",
+    "TrainingSummary",
+]
 
 
 def __getattr__(name: str) -> Any:

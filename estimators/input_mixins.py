@@ -31,11 +31,24 @@ def _as_list(value: str | Sequence[str]) -> list[str]:
 
 
 class HasFeatureColumns(HasFeaturesCol):
-    """Params ``featuresCol``, of pyspark, for one column or several, and ``passFeaturesBy``."""
+    """Param ``featuresCol``, of pyspark, for one column or several."""
 
     featuresCol: Param[Any] = Param(
         Params._dummy(), "featuresCol", "feature column, or a list of feature columns", _to_names
     )
+
+    def getFeaturesCols(self) -> list[str]:
+        """Return the feature columns, a list also of one."""
+        return _as_list(self.getOrDefault(self.featuresCol))
+
+    def setFeaturesCol(self: P, value: str | Sequence[str]) -> P:
+        """Set the feature column, or several."""
+        return self._set(featuresCol=value)
+
+
+class HasPassFeaturesBy(Params):
+    """Param ``passFeaturesBy``."""
+
     passFeaturesBy: Param[str] = Param(
         Params._dummy(),
         "passFeaturesBy",
@@ -43,17 +56,9 @@ class HasFeatureColumns(HasFeaturesCol):
         one_of(*PASSED_BY),
     )
 
-    def getFeaturesCols(self) -> list[str]:
-        """Return the feature columns, a list also of one."""
-        return _as_list(self.getOrDefault(self.featuresCol))
-
     def getPassFeaturesBy(self) -> str:
         """Return ``"position"`` or ``"name"``."""
         return self.getOrDefault(self.passFeaturesBy)
-
-    def setFeaturesCol(self: P, value: str | Sequence[str]) -> P:
-        """Set the feature column, or several."""
-        return self._set(featuresCol=value)
 
     def setPassFeaturesBy(self: P, value: str) -> P:
         """Set how the model is called with its features."""

@@ -22,6 +22,7 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
     model = params.getModel()
     return {
         **plain,
+        **params.further_params(),
         **{name: value for name, value in names.items() if value},
         "model": type(model).__name__,
         "numParameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml.param import Param
-from pyspark.ml.param.shared import HasSeed, HasWeightCol
+from pyspark.ml.param.shared import HasPredictionCol, HasSeed, HasWeightCol
 from torch import nn
 
 from sparkdl.errors import ParamError
@@ -17,6 +17,7 @@ from sparkdl.estimators.input_mixins import (
     HasFeatureColumns,
     HasLabelColumns,
     HasPaddingValue,
+    HasPassFeaturesBy,
     HasPrepareFeatures,
     HasTrainStep,
 )
@@ -52,6 +53,9 @@ from sparkdl.estimators.update_mixins import (
 from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
+if TYPE_CHECKING:
+    from sparkdl.data import ParquetDataset
+
 DEFAULTS: dict[str, Any] = {
     "featuresCol": "features",
     "labelCol": "label",
@@ -86,11 +90,9 @@ DEFAULTS: dict[str, Any] = {
 """Default of every Param that has one."""
 
 
-class _TorchParams(
+class _SharedParams(
     HasFeatureColumns,
-    HasLabelColumns,
-    HasPaddingValue,
-    HasScoredColumns,
+    HasPredictionCol,
     HasWeightCol,
     HasSeed,
     HasBatchSize,
@@ -119,11 +121,11 @@ class _TorchParams(
     HasRestarts,
     CheckedParams,
 ):
-    """Params that the estimator and its model share; each can be written as JSON."""
+    """Params that all estimators and their models share; each can be written as JSON."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._setDefault(**DEFAULTS)
+    def setPredictionCol(self: P, value: str) -> P:
+        """Set the column that transform adds."""
+        return self._set(predictionCol=value)
 
     def setWeightCol(self: P, value: str) -> P:
         """Set the column of row weights."""
@@ -132,6 +134,14 @@ class _TorchParams(
     def setSeed(self: P, value: int) -> P:
         """Set the seed."""
         return self._set(seed=value)
+
+
+class _TorchParams(HasScoredColumns, HasLabelColumns, HasPassFeaturesBy, HasPaddingValue, _SharedParams):
+    """Params that the estimator and its model share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(**DEFAULTS)
 
 
 class _TorchEstimatorParams(
@@ -162,6 +172,13 @@ class _TorchEstimatorParams(
         """Return the Params that hold a function and need not be set, where they are."""
         params = (self.scheduler, self.trainStep, self.prepareFeatures, self.augment)
         return [param for param in params if self.isSet(param)]
+
+    def learn(self, dataset: ParquetDataset) -> None:
+        """Set what is made of the rows, once they are there; nothing, where the user has set all."""
+
+    def further_params(self) -> dict[str, object]:
+        """Return by name what MLflow is told beside the Params."""
+        return {}
 
     def metric_names(self) -> list[str]:
         """Return the names of all losses and metrics that a fit has."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import cloudpickle
 from pyspark import __version__ as pyspark_version
-from pyspark.ml.util import DefaultParamsReader, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWriter
 
 from sparkdl.data.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError
@@ -46,7 +46,7 @@ _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
 
 M = TypeVar("M", bound=TorchModel)
-E = TypeVar("E", bound=TorchEstimator)
+E = TypeVar("E", bound=MLReadable[Any])
 
 
 class _FolderWriter(MLWriter):
@@ -90,6 +90,18 @@ class TorchModelWriter(_FolderWriter):
         }
         _write_params(self._model, folder, extra)
         save_model(self._model.saved, folder / _MODULE)
+
+
+class ParamsWriter(_FolderWriter):
+    """Writer of an estimator that is nothing but its Params."""
+
+    def __init__(self, estimator: Params) -> None:
+        super().__init__()
+        self._estimator = estimator
+
+    def build(self, folder: Path) -> None:
+        """Write the metadata, and the functions among the Params."""
+        _write_params(self._estimator, folder, {})
 
 
 class TorchEstimatorWriter(_FolderWriter):
@@ -137,7 +149,7 @@ class TorchModelReader(MLReader[M]):
 
 
 class TorchEstimatorReader(MLReader[E]):
-    """Reader of a :class:`TorchEstimator` or a class derived from it, which takes no argument that it needs."""
+    """Reader of an estimator, made by its class without arguments."""
 
     def __init__(self, made: type[E]) -> None:
         super().__init__()
@@ -152,12 +164,12 @@ class TorchEstimatorReader(MLReader[E]):
         return cast("E", _with_local_folder(path, self._load))
 
     def _load(self, folder: Path) -> E:
-        metadata = _read_metadata(folder, self._class)
-        estimator = self._class()
+        metadata = _read_metadata(folder, cast("type[Params]", self._class))
+        estimator: Any = self._class()
         _restore(estimator, metadata, folder)
         if (folder / _MODULE).exists():
             estimator.setModel(load_module(folder / _MODULE)[0])
-        return estimator
+        return cast("E", estimator)
 
 
 def _write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None:

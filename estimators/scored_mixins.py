@@ -10,10 +10,11 @@ from sparkdl.estimators.param_mixins import P, one_of
 from sparkdl.estimators.scored_columns import PREDICTION_TYPES, ScoredColumn
 
 
-class HasScoredColumns(HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
+class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol):
     """Params ``predictionCol``, ``probabilityCol`` and ``rawPredictionCol``, of pyspark, and ``predictionType``.
 
-    As everywhere in Spark ML, a column whose name is the empty string is not added.
+    As everywhere in Spark ML, a column whose name is the empty string is not added. pyspark's mixins come in the order
+    in which its ``Classifier`` has them, from which classes here derive as well.
     """
 
     predictionType: Param[str] = Param(
@@ -27,10 +28,6 @@ class HasScoredColumns(HasPredictionCol, HasProbabilityCol, HasRawPredictionCol)
     def getPredictionType(self) -> str:
         """Return the type of predictionCol."""
         return self.getOrDefault(self.predictionType)
-
-    def setPredictionCol(self: P, value: str) -> P:
-        """Set the column that transform adds."""
-        return self._set(predictionCol=value)
 
     def setPredictionType(self: P, value: str) -> P:
         """Set the type of predictionCol."""

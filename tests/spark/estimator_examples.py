@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,17 @@ def make_estimator(folder: Path, **changes: Any) -> TorchEstimator:
         "model": make_model(),
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
         "loss": nn.CrossEntropyLoss(),
+    }
+    return TorchEstimator(**{**_common(folder), **params, **changes})
+
+
+def make_ready_made(made: type) -> Callable[..., Any]:
+    """Make a function that makes a ready-made estimator as :func:`make_estimator` makes its own."""
+    return lambda folder, **changes: made(**{**_common(folder), "learningRate": 0.01, **changes})
+
+
+def _common(folder: Path) -> dict[str, Any]:
+    return {
         "featuresCol": "image",
         "labelCol": "digit",
         "batchSize": 16,
@@ -56,7 +68,6 @@ def make_estimator(folder: Path, **changes: Any) -> TorchEstimator:
         "tracking": "off",
         "showProgress": False,
     }
-    return TorchEstimator(**{**params, **changes})
 
 
 class LossThatKillsRankOne(nn.Module):

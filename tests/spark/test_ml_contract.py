@@ -26,8 +26,15 @@ from pyspark.ml.tuning import (
 from pyspark.sql import functions as F
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators import TorchEstimator, TorchModel
-from tests.spark.estimator_examples import make_estimator, store_is_empty
+from sparkdl.estimators import (
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchEstimator,
+    TorchModel,
+    TorchRegressionModel,
+    TorchRegressor,
+)
+from tests.spark.estimator_examples import make_estimator, make_ready_made, store_is_empty
 
 pytestmark = pytest.mark.no_cluster_needed
 
@@ -39,9 +46,22 @@ class Case:
     make: Callable[..., Estimator]
     estimator_class: type[Estimator]
     model_class: type[Model]
+    function: str = "scheduler"
+    """A Param that holds a function, which a fit calls before it starts ranks."""
 
 
-CASES = {"TorchEstimator": Case(make_estimator, TorchEstimator, TorchModel)}
+def classifier(made):
+    return Case(make_ready_made(made), made, TorchClassificationModel)
+
+
+CASES = {
+    "TorchEstimator": Case(make_estimator, TorchEstimator, TorchModel, "optimizer"),
+    "TorchClassifier": classifier(TorchClassifier),
+    "TorchRegressor": Case(make_ready_made(TorchRegressor), TorchRegressor, TorchRegressionModel),
+}
+
+READY_MADE = (pytest.mark.slow, pytest.mark.any_spark_will_do)
+"""They leave fits and transforms to the classes of the first case, which meet all kinds of Spark every day."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +69,10 @@ def accuracy(spark):
     return MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name == "TorchEstimator" else READY_MADE) for name in CASES],
+)
 def case(request):
     return CASES[request.param]
 
@@ -241,13 +264,15 @@ def test_maps_with_other_columns_share_rows_that_are_held_until_nobody_asks_for_
 def test_a_fit_that_fails_lets_go_of_rows_and_the_next_one_gets_them_again(case, frame, tmp_path):
     calls = []
 
-    def fail_first(parameters):
+    def fail_first(given, *others):
         calls.append("call")
         if len(calls) == 1:
             raise ValueError("not this time")
-        return torch.optim.SGD(parameters, lr=0.1)
+        if case.function == "optimizer":
+            return torch.optim.SGD(given, lr=0.1)
+        return torch.optim.lr_scheduler.ConstantLR(given)
 
-    estimator = case.make(tmp_path, numWorkers=1, epochs=1, optimizer=fail_first)
+    estimator = case.make(tmp_path, numWorkers=1, epochs=1, **{case.function: fail_first})
     models = estimator.fitMultiple(frame, [{estimator.seed: 1}, {estimator.seed: 2}])
     with pytest.raises(ParamError, match="not this time"):
         next(models)

@@ -8,7 +8,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sparkdl.estimators import TorchEstimator, TorchModel
+from sparkdl.estimators import (
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchEstimator,
+    TorchModel,
+    TorchRegressionModel,
+    TorchRegressor,
+)
 from sparkdl.estimators.torch_model import TrainingSummary
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.saved_model import SavedModel
@@ -24,14 +31,34 @@ def make_torch_estimator(**changes):
     return TorchEstimator(**{**params, **changes})
 
 
-def make_torch_model():
-    signature = make_signature((2,), "class")
-    history = (EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0),)
-    return TorchModel(SavedModel(nn.Linear(2, 3), signature), TrainingSummary(history=history, run_id="abc"))
+def make_scheduler(optimizer, num_steps):
+    return torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=num_steps)
 
 
-ESTIMATORS = {"TorchEstimator": make_torch_estimator}
+def make_ready_made(made):
+    """Make an estimator that has, as all others do, a function among its Params."""
+    return lambda **changes: made(**{"scheduler": make_scheduler, **changes})
+
+
+def make_model(made, kind):
+    def make():
+        signature = make_signature((2,), kind, **({"num_classes": 3} if kind == "class" else {}))
+        history = (EpochRecord(epoch=1, loss=0.5, rows=3, seconds=1.0, rows_per_s=3.0),)
+        return made(SavedModel(nn.Linear(2, 3), signature), TrainingSummary(history=history, run_id="abc"))
+
+    return make
+
+
+ESTIMATORS = {
+    "TorchEstimator": make_torch_estimator,
+    "TorchClassifier": make_ready_made(TorchClassifier),
+    "TorchRegressor": make_ready_made(TorchRegressor),
+}
 """Makes an estimator that could be fitted, with Params changed by keyword."""
 
-MODELS = {"TorchModel": make_torch_model}
+MODELS = {
+    "TorchModel": make_model(TorchModel, "class"),
+    "TorchClassificationModel": make_model(TorchClassificationModel, "class"),
+    "TorchRegressionModel": make_model(TorchRegressionModel, "value"),
+}
 """Makes a model as a fit returns it."""

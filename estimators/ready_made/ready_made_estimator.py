@@ -1,0 +1,153 @@
+"""What all ready-made estimators have in common: fits, Param maps, saving. Runs on the *driver*."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from torch import nn
+
+from sparkdl.estimators.checked_params import check_param_map
+from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
+from sparkdl.estimators.fit_on_rows import fit_on_rows
+from sparkdl.estimators.param_mixins import P
+from sparkdl.estimators.ready_made.params import _ReadyMadeParams
+from sparkdl.estimators.torch_estimator import TorchEstimator
+from sparkdl.estimators.validation_split import split_rows
+from sparkdl.launch import active_session
+from sparkdl.training.ready_made.adamw import AdamW
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkdl.data import ParquetDataset
+    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.estimators.training_rows import TrainingRows
+    from sparkdl.training.model_inputs import PrepareFunction
+
+
+@dataclass(frozen=True)
+class MadeModel:
+    """What a ready-made estimator makes of the rows.
+
+    Attributes:
+        network: to train.
+        prepare: makes its inputs of the feature columns; None where it takes the columns as they are.
+    """
+
+    network: nn.Module
+    prepare: PrepareFunction | None
+
+
+class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
+    """A :class:`TorchEstimator` that makes its model itself, of what is in the rows."""
+
+    def setFeaturesCol(self: P, value: str | Sequence[str]) -> P:
+        """Set the feature column, or several."""
+        return self._set(featuresCol=value)
+
+    def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
+        """Make the network for rows that are written already.
+
+        Args:
+            dataset: all rows.
+            training: those that are trained on, from which scales are learned; None for all.
+
+        Raises:
+            DataError: if the columns cannot be used.
+        """
+        raise NotImplementedError
+
+    def make_loss(self) -> nn.Module:
+        """Return the loss that the network is trained with."""
+        raise NotImplementedError
+
+    def model_class(self) -> type[TorchModel]:
+        """Return the class of the models that fits return."""
+        raise NotImplementedError
+
+    def check_values(self) -> None:
+        """Check what needs no data.
+
+        Raises:
+            ParamError: naming the Param, its value and what it may be.
+        """
+        self.check_ranges()
+        self.as_torch_estimator().check_values()
+
+    def as_torch_estimator(self) -> TorchEstimator:
+        """Return the estimator that a fit is left to."""
+        return _LearningEstimator(self)
+
+    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
+        """Train on a DataFrame, or once for each of several Param maps; see :meth:`TorchEstimator.fit`."""
+        check_frame(dataset)
+        if isinstance(params, dict):
+            check_param_map(self, params)
+        return cast("Any", super()).fit(dataset, params)
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Any:
+        """Return an iterator of ``(index, model)`` for each Param map; see :meth:`TorchEstimator.fitMultiple`."""
+        check_frame(dataset)
+        check_maps(paramMaps)
+        copies = with_param_maps(cast("Any", self), paramMaps)
+        return FittedModels(dataset, [cast("Any", each).as_torch_estimator() for each in copies])
+
+    def fit_on_parquet(self, path: str) -> TorchModel:
+        """Train on Parquet files where they lie; see :meth:`TorchEstimator.fit_on_parquet`."""
+        model: TorchModel = self.fit(active_session().read.parquet(path))
+        return model
+
+    def _fit(self, dataset: DataFrame) -> Any:
+        self.check_values()
+        return self.as_torch_estimator()._fit(dataset)
+
+    def write(self) -> MLWriter:
+        """Return a writer: ``estimator.write().overwrite().save(path)``."""
+        from sparkdl.estimators.persistence import ParamsWriter
+
+        return ParamsWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return a reader; :meth:`load` is the shortcut."""
+        from sparkdl.estimators.persistence import TorchEstimatorReader
+
+        return TorchEstimatorReader(cls)
+
+
+class _LearningEstimator(TorchEstimator):
+    """Fits for a ready-made estimator, which makes the model once the rows are there."""
+
+    def __init__(self, of: ReadyMadeEstimator) -> None:
+        super().__init__(
+            model=nn.Linear(1, 1),
+            prepareFeatures=_not_learned,
+            optimizer=AdamW(of.getLearningRate(), of.getWeightDecay()),
+            loss=cast("Callable[..., Any]", of.make_loss()),
+        )
+        of._copyValues(self)
+        self._resetUid(of.uid)
+        self._of = of
+
+    def learn(self, dataset: ParquetDataset) -> None:
+        training, _ = split_rows(self, dataset)
+        made = self._of.make(dataset, training)
+        self._set(model=made.network, prepareFeatures=made.prepare)
+
+    def further_params(self) -> dict[str, object]:
+        given = self._of.extractParamMap()
+        return {param.name: value for param, value in given.items() if not self.hasParam(param.name)}
+
+    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows) -> TorchModel:
+        fitted = fit_on_rows(self, dataset.sparkSession, rows)
+        model = self._of.model_class()(fitted.saved, fitted.summary)
+        model._resetUid(self.uid)
+        return self._of._copyValues(model)
+
+
+def _not_learned(columns: dict[str, Any]) -> Any:
+    raise AssertionError(f"what prepares {', '.join(columns)} is made of the rows first")

@@ -1,0 +1,273 @@
+"""What ready-made estimators learn of rows before a fit, and what they refuse; on rows in a folder."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparkdl.data import scan_dataset
+from sparkdl.data.drawn_rows import draw_rows
+from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators import TorchClassifier, TorchRegressor
+from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.ready_made.classes import count_classes
+from sparkdl.estimators.ready_made.shared_arguments import SharedArguments
+from sparkdl.training.predictor import Predictor
+from sparkdl.training.saved_model import SavedModel
+
+NUM_ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    rng = np.random.default_rng(2)
+    kinds = rng.integers(0, 3, NUM_ROWS)
+    vectors = rng.normal(3.0, 2.0, (NUM_ROWS, 4)).astype(np.float32)
+    age = rng.normal(size=NUM_ROWS)
+    table = pa.table(
+        {
+            "vector": pa.array(vectors.tolist(), pa.list_(pa.float32())),
+            "ragged": [[1.0] * int(length) for length in rng.integers(1, 3, NUM_ROWS)],
+            "blob": [b"x"] * NUM_ROWS,
+            "age": age,
+            "holes": np.where(kinds == 1, np.nan, age),
+            "count": rng.integers(0, 9, NUM_ROWS),
+            "flag": kinds > 0,
+            "kind": np.array(["ant", "bee", "cat"])[kinds],
+            "class": kinds,
+            "double": kinds.astype(float),
+            "from one": kinds + 1,
+            "signs": 2 * (kinds % 2) - 1,
+            "zeros": np.zeros(NUM_ROWS),
+            "same": ["ant"] * NUM_ROWS,
+            "halves": kinds + 0.5,
+            "years": kinds + 1990,
+            "many": np.arange(NUM_ROWS) * 1000,
+        }
+    )
+    folder = tmp_path_factory.mktemp("rows") / "rows"
+    folder.mkdir()
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=25)
+    return scan_dataset(str(folder), shapes={"ragged": (None,)})
+
+
+def learn(estimator, dataset):
+    """What a fit would send to the ranks, and what its model would take and give."""
+    learning = estimator.as_torch_estimator()
+    learning.check_values()
+    learning.learn(dataset)
+    return prepare_fit(learning, dataset)
+
+
+def column(dataset, name):
+    return pq.read_table(dataset.url.removeprefix("file://"))[name].to_numpy()
+
+
+CLASSES = {
+    "class": (3, None),
+    "double": (3, None),
+    "flag": (2, (False, True)),
+    "kind": (3, ("ant", "bee", "cat")),
+    "from one": (4, None),
+    "signs": (2, (-1, 1)),
+    "years": (3, (1990, 1991, 1992)),
+    "zeros": (2, None),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_are_counted_as_spark_counts_them_or_as_they_differ(dataset, name):
+    num_classes, classes = CLASSES[name]
+    assert count_classes(dataset, name) == num_classes
+    inputs = learn(TorchClassifier(featuresCol="vector", labelCol=name), dataset)
+    (output,) = inputs.signature.outputs
+    assert (output.kind, output.num_classes, output.classes) == ("class", num_classes, classes)
+
+
+def test_one_column_of_numbers_goes_into_the_network_as_it_is(dataset):
+    inputs = learn(TorchClassifier(featuresCol="vector", labelCol="class"), dataset)
+    assert inputs.spec.inputs.prepare is None
+    vectors = np.stack(column(dataset, "vector"))
+    np.testing.assert_allclose(inputs.spec.model.mean, vectors.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(inputs.spec.model.deviation, vectors.std(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "features", [["age", "vector", "kind", "count"], ["kind", "flag"], ["kind"], ["age", "count"], "count"]
+)
+def test_columns_of_all_kinds_become_predictions(dataset, features):
+    estimator = TorchClassifier(featuresCol=features, labelCol="class", categoricalCols=["count"])
+    if "count" not in features:
+        estimator.setCategoricalCols([])
+    inputs = learn(estimator, dataset)
+    predictor = Predictor(SavedModel(inputs.spec.model, inputs.signature))
+    names = [features] if isinstance(features, str) else features
+    rows = {name: column(dataset, name) for name in names}
+    if "vector" in rows:
+        rows["vector"] = np.stack(rows["vector"])
+    answers = predictor.answer(rows, ("probability",))["class"]
+    assert answers["probability"].shape == (NUM_ROWS, 3)
+    np.testing.assert_allclose(answers["probability"].sum(axis=1), 1)
+    if "kind" in rows:
+        assert inputs.spec.inputs.prepare.categories["kind"] == ("ant", "bee", "cat")
+    if "count" in rows:
+        assert inputs.spec.inputs.prepare.categories["count"] == tuple(sorted(set(rows["count"].tolist())))
+
+
+def test_scales_are_learned_of_the_rows_that_are_trained_on_alone(dataset):
+    estimator = TorchRegressor(featuresCol="age", labelCol="many", validationFraction=0.5, seed=4)
+    inputs = learn(estimator, dataset)
+    validated = draw_rows(dataset.row_counts, 0.5, seed=4)
+    trained, start = [], 0
+    for group, count in enumerate(dataset.row_counts):
+        trained += (start + validated.rest().rows_kept(None, group)).tolist()
+        start += count
+    ages, labels = column(dataset, "age")[trained], column(dataset, "many")[trained]
+    assert len(trained) == NUM_ROWS / 2
+    model = inputs.spec.model
+    np.testing.assert_allclose(model.mean, [ages.mean()], rtol=1e-5)
+    assert float(model.output_mean) == pytest.approx(labels.mean())
+    assert float(model.output_deviation) == pytest.approx(labels.std())
+
+
+def test_first_weights_depend_on_the_seed(dataset):
+    def first(seed):
+        estimator = TorchClassifier(featuresCol="vector", labelCol="class", seed=seed)
+        return learn(estimator, dataset).spec.model.layers[0].weight
+
+    torch.manual_seed(0)
+    one = first(1)
+    assert torch.equal(one, first(1))
+    assert not torch.equal(one, first(2))
+
+
+def test_params_reach_network_and_optimizer(dataset):
+    estimator = TorchRegressor(
+        featuresCol="vector",
+        labelCol="age",
+        hiddenSizes=[7],
+        dropout=0.25,
+        learningRate=0.5,
+        weightDecay=0.125,
+    )
+    learning = estimator.as_torch_estimator()
+    learning.learn(dataset)
+    network = learning.getModel()
+    assert [
+        getattr(layer, "out_features", None) or getattr(layer, "p", None) for layer in network.layers
+    ] == [
+        7,
+        None,
+        0.25,
+        1,
+    ]
+    optimizer = learning.getOptimizer()(network.parameters())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.125)
+    assert learning.further_params().keys() == {
+        "hiddenSizes",
+        "dropout",
+        "learningRate",
+        "weightDecay",
+        "categoricalCols",
+    }
+
+
+REFUSED = {
+    "a column that is not there": (
+        TorchClassifier,
+        {"featuresCol": "nowhere"},
+        DataError,
+        "no column 'nowhere'",
+    ),
+    "bytes": (TorchClassifier, {"featuresCol": "blob"}, DataError, "'blob' holds binary values. Cast them"),
+    "arrays of no one length": (
+        TorchClassifier,
+        {"featuresCol": "ragged"},
+        DataError,
+        "'ragged' has arrays that",
+    ),
+    "NaN among numbers": (
+        TorchClassifier,
+        {"featuresCol": ["age", "holes"]},
+        DataError,
+        r"hold NaN or infinity.*: 'holes'\. Fill them with pyspark.ml.feature.Imputer",
+    ),
+    "NaN among numbers to be told": (
+        TorchRegressor,
+        {"labelCol": "holes"},
+        DataError,
+        "hold NaN or infinity.*'holes'",
+    ),
+    "categories that are no features": (
+        TorchClassifier,
+        {"categoricalCols": ["kind"]},
+        ParamError,
+        "categoricalCols names kind, which featuresCol does not. The feature columns are: vector",
+    ),
+    "fractions as categories": (
+        TorchClassifier,
+        {"featuresCol": ["age", "kind"], "categoricalCols": ["age"]},
+        DataError,
+        "'age' is to hold categories, and it holds number of float64",
+    ),
+    "vectors as categories": (
+        TorchClassifier,
+        {"categoricalCols": ["vector"]},
+        DataError,
+        "'vector' is to hold categories, and it holds arrays of 4",
+    ),
+    "one class": (TorchClassifier, {"labelCol": "same"}, DataError, "'same' holds the label 'ant' alone"),
+    "classes with fractions": (
+        TorchClassifier,
+        {"labelCol": "halves"},
+        DataError,
+        "holds the label 0.5, which is no class: doubles .* StringIndexer, or take TorchRegressor",
+    ),
+    "NaN as a class": (
+        TorchClassifier,
+        {"labelCol": "holes"},
+        DataError,
+        "'holes' holds labels that are no finite",
+    ),
+    "arrays as classes": (TorchClassifier, {"labelCol": "vector"}, DataError, "'vector' holds arrays of"),
+    "strings as numbers to be told": (
+        TorchRegressor,
+        {"labelCol": "kind"},
+        DataError,
+        "'kind' holds string values, and TorchRegressor tells one number",
+    ),
+    "no learning": (
+        TorchClassifier,
+        {"learningRate": 0.0},
+        ParamError,
+        r"Param learningRate is 0.0: .*\(> 0\)",
+    ),
+    "growing weights": (TorchClassifier, {"weightDecay": -1.0}, ParamError, "Param weightDecay is -1.0"),
+    "all dropped": (TorchRegressor, {"dropout": 1.0}, ParamError, "Param dropout is 1.0"),
+    "a layer of nothing": (TorchRegressor, {"hiddenSizes": [8, 0]}, ParamError, r"hiddenSizes is \[8, 0\]"),
+    "no epochs": (TorchRegressor, {"epochs": 0}, ParamError, "Param epochs is 0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_named_before_anything_starts(dataset, name):
+    made, changes, error, message = REFUSED[name]
+    params = {"featuresCol": "vector", "labelCol": "class", **changes}
+    with pytest.raises(error, match=message):
+        estimator = made(**params)
+        estimator.check_values()
+        learn(estimator, dataset)
+
+
+@pytest.mark.parametrize("made", [TorchClassifier, TorchRegressor])
+def test_shared_arguments_are_those_of_the_torch_estimator(made):
+    arguments = inspect.signature(made).parameters
+    assert set(SharedArguments.__annotations__) < set(arguments)
+    assert arguments["numWorkers"].annotation == "int | None"
+    assert "numWorkers: ranks that train together" in inspect.getdoc(made)

@@ -1,0 +1,114 @@
+"""What the networks of ready-made estimators do with their inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.training.ready_made.first_weights import seeded
+from sparkdl.training.ready_made.moments import Moments
+from sparkdl.training.ready_made.tabular_inputs import CODES, NUMBERS, TabularInputs, category_codes
+from sparkdl.training.ready_made.tabular_network import TabularNetwork
+
+
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=6),
+    mean=st.floats(-1e6, 1e6),
+    scale=st.floats(1e-2, 1e3),
+)
+def test_moments_of_batches_are_those_of_all_rows(lengths, mean, scale):
+    rows = np.random.default_rng(1).normal(mean, scale, (sum(lengths), 3))
+    moments = Moments()
+    for batch in np.split(rows, np.cumsum(lengths)[:-1]):
+        moments.add(batch)
+    assert moments.num_rows == len(rows)
+    if len(rows) > 1:
+        np.testing.assert_allclose(moments.mean, rows.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(moments.deviation, rows.std(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3e7])
+def test_a_constant_has_a_deviation_of_one(value):
+    moments = Moments()
+    for rows in (3, 7):
+        moments.add(np.full((rows, 1), value))
+    assert moments.deviation.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("dtype", [object, np.int32, np.int64])
+def test_categories_are_numbered_from_one_and_unknown_ones_are_zero(dtype):
+    known = ("ant", "bee", "cat") if dtype is object else (-4, 0, 9)
+    strange = "zebra" if dtype is object else 5
+    values = np.array([known[2], strange, known[0], known[1]], dtype=dtype)
+    assert category_codes(values, known).tolist() == [3, 0, 1, 2]
+
+
+def test_numbers_lie_side_by_side_in_the_order_of_their_columns():
+    inputs = TabularInputs(numeric=("pair", "one", "flag"), categories={"kind": ("a", "b")})
+    made = inputs(
+        {
+            "one": np.array([1.5, 2.5]),
+            "kind": np.array(["b", "?"], dtype=object),
+            "flag": np.array([True, False]),
+            "pair": np.array([[1, 2], [3, 4]]),
+        }
+    )
+    assert made[NUMBERS].tolist() == [[1, 2, 1.5, 1], [3, 4, 2.5, 0]]
+    assert made[NUMBERS].dtype == np.float32
+    assert made[CODES].tolist() == [[2], [0]]
+
+
+def make_network(**changes):
+    given = {
+        "mean": [1.0, -2.0],
+        "deviation": [2.0, 0.5],
+        "hidden_sizes": [4],
+        "dropout": 0.0,
+        "num_outputs": 2,
+    }
+    with seeded(3):
+        return TabularNetwork(**{**given, **changes})
+
+
+def test_numbers_are_standardized_and_outputs_scaled():
+    plain = make_network(mean=[0.0, 0.0], deviation=[1.0, 1.0])
+    scaled = make_network(output_mean=100.0, output_deviation=10.0)
+    rows = torch.tensor([[1.0, -2.0], [5.0, 0.5]])
+    standardized = (rows - torch.tensor([1.0, -2.0])) / torch.tensor([2.0, 0.5])
+    torch.testing.assert_close(scaled(rows), plain(standardized) * 10 + 100)
+
+
+def test_an_unknown_category_is_embedded_as_zeros_and_stays_that():
+    network = make_network(num_categories=[3])
+    rows, codes = torch.zeros(2, 2), torch.tensor([[0], [2]])
+    network(rows, codes).sum().backward()
+    (embedding,) = network.embeddings
+    assert embedding.weight[0].tolist() == [0.0] * embedding.embedding_dim
+    assert embedding.weight.grad[0].abs().sum() == 0
+    assert embedding.weight.grad[2].abs().sum() > 0
+
+
+def test_a_table_of_categories_alone_and_a_linear_model_are_networks_too():
+    network = make_network(mean=[], deviation=[], num_categories=[3, 200], hidden_sizes=[])
+    assert network(torch.tensor([[1, 200], [0, 0]])).shape == (2, 2)
+    assert len(network.layers) == 1
+
+
+def test_scales_travel_with_the_weights():
+    assert {"mean", "deviation", "output_mean", "output_deviation"} < set(make_network().state_dict())
+
+
+def test_first_weights_depend_on_the_seed_alone_and_disturb_nobody():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    one, same = make_network(), make_network()
+    assert torch.equal(torch.rand(3), expected)
+    for left, right in zip(one.parameters(), same.parameters(), strict=True):
+        assert torch.equal(left, right)
+    with seeded(4):
+        other = TabularNetwork(mean=[0.0], deviation=[1.0], hidden_sizes=[], dropout=0.0, num_outputs=2)
+    assert not torch.equal(other.layers[0].weight, one.layers[0].weight[:2, :1])

@@ -48,6 +48,7 @@ def test_run_measures_every_contender(tmp_path: Path) -> None:
         assert set(row["ratio"]) == set(rows) - {row["contender"]}
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_a_fit_of_sparkdl_is_timed_phase_by_phase_and_has_learned(spark, tmp_path: Path) -> None:
     job = Job(num_rows=4096, epochs=1, batch_size=64)

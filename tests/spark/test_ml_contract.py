@@ -196,6 +196,7 @@ def test_a_split_and_its_model_are_saved_and_loaded(case, split, frame, tmp_path
     assert [len(each.history) for each in loaded.subModels] == [1, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_cross_validation_of_a_pipeline_averages_over_folds_and_comes_back_from_disk(
     case, parts, accuracy, tmp_path

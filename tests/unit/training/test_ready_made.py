@@ -16,7 +16,7 @@ from sparkdl.training.ready_made.tabular_network import TabularNetwork
 
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=6),
-    mean=st.floats(-1e6, 1e6),
+    mean=st.floats(-1e4, 1e4),  # much more beside the spread and it is a constant
     scale=st.floats(1e-2, 1e3),
 )
 def test_moments_of_batches_are_those_of_all_rows(lengths, mean, scale):

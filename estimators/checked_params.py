@@ -31,6 +31,9 @@ class CheckedParams(Params):
     None stands for a Param that is not set: who sets it takes back what was set before.
     """
 
+    _input_kwargs: dict[str, Any]
+    """What the constructor was given; pyspark's ``keyword_only`` puts it there."""
+
     def setParams(self: P, **params: Any) -> P:
         """Set Params by name, as the constructor does; None leaves a Param as it is.
 

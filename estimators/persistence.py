@@ -19,6 +19,7 @@ import logging
 import tempfile
 import time
 import uuid
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -49,7 +50,7 @@ M = TypeVar("M", bound=TorchModel)
 E = TypeVar("E", bound=MLReadable[Any])
 
 
-class _FolderWriter(MLWriter):
+class _FolderWriter(MLWriter, ABC):
     """Builds a folder on the driver's disk and carries it to its place."""
 
     def save(self, path: str) -> None:
@@ -67,9 +68,9 @@ class _FolderWriter(MLWriter):
             self.build(Path(folder))
             _carry(Path(folder), absolute_url(path), overwrite=self.shouldOverwrite)
 
+    @abstractmethod
     def build(self, folder: Path) -> None:
         """Write everything into a new local folder."""
-        raise NotImplementedError
 
 
 class TorchModelWriter(_FolderWriter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
+from pyspark import keyword_only
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
@@ -128,6 +129,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         predictionBatchSize: rows per forward pass of ``transform``; default 1024.
     """
 
+    @keyword_only
     def __init__(
         self,
         *,
@@ -187,62 +189,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         predictionBatchSize: int | None = None,
     ) -> None:
         super().__init__()
-        self.setParams(
-            model=model,
-            optimizer=optimizer,
-            loss=loss,
-            trainStep=trainStep,
-            featuresCol=featuresCol,
-            passFeaturesBy=passFeaturesBy,
-            prepareFeatures=prepareFeatures,
-            paddingValue=paddingValue,
-            augment=augment,
-            labelCol=labelCol,
-            lossWeights=lossWeights,
-            predictionCol=predictionCol,
-            predictionType=predictionType,
-            probabilityCol=probabilityCol,
-            rawPredictionCol=rawPredictionCol,
-            weightCol=weightCol,
-            validationIndicatorCol=validationIndicatorCol,
-            validationFraction=validationFraction,
-            metrics=metrics,
-            earlyStoppingPatience=earlyStoppingPatience,
-            earlyStoppingMinDelta=earlyStoppingMinDelta,
-            bestMetric=bestMetric,
-            bestMode=bestMode,
-            callbacks=callbacks,
-            scheduler=scheduler,
-            schedulerInterval=schedulerInterval,
-            learningRateScaling=learningRateScaling,
-            warmupSteps=warmupSteps,
-            gradientAccumulationSteps=gradientAccumulationSteps,
-            maxGradNorm=maxGradNorm,
-            precision=precision,
-            syncBatchNorm=syncBatchNorm,
-            compileModel=compileModel,
-            deterministic=deterministic,
-            batchSize=batchSize,
-            epochs=epochs,
-            numWorkers=numWorkers,
-            gpusPerWorker=gpusPerWorker,
-            seed=seed,
-            shuffle=shuffle,
-            cache=cache,
-            store=store,
-            keepRowsSeconds=keepRowsSeconds,
-            checkpointDir=checkpointDir,
-            checkpointEverySteps=checkpointEverySteps,
-            keepCheckpoints=keepCheckpoints,
-            maxRestarts=maxRestarts,
-            minWorkers=minWorkers,
-            transport=transport,
-            tracking=tracking,
-            experiment=experiment,
-            runName=runName,
-            showProgress=showProgress,
-            predictionBatchSize=predictionBatchSize,
-        )
+        self.setParams(**self._input_kwargs)
 
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -49,6 +50,7 @@ class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
         """Set the feature column, or several."""
         return self._set(featuresCol=value)
 
+    @abstractmethod
     def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
         """Make the network for rows that are written already.
 
@@ -59,15 +61,14 @@ class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
         Raises:
             DataError: if the columns cannot be used.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def make_loss(self) -> nn.Module:
         """Return the loss that the network is trained with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def model_class(self) -> type[TorchModel]:
         """Return the class of the models that fits return."""
-        raise NotImplementedError
 
     def check_values(self) -> None:
         """Check what needs no data.

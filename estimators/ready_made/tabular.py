@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pyspark import keyword_only
 from pyspark.ml.classification import Classifier
 from pyspark.ml.regression import Regressor
 from torch import nn
@@ -92,6 +93,7 @@ class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[To
             class where labels are strings, ``"array"`` or ``"vector"``.
     """
 
+    @keyword_only
     def __init__(
         self,
         *,
@@ -112,22 +114,7 @@ class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[To
     ) -> None:
         super().__init__()
         self._setDefault(**TABLE_DEFAULTS)
-        self.setParams(
-            featuresCol=featuresCol,
-            categoricalCols=categoricalCols,
-            labelCol=labelCol,
-            hiddenSizes=hiddenSizes,
-            dropout=dropout,
-            learningRate=learningRate,
-            weightDecay=weightDecay,
-            batchSize=batchSize,
-            epochs=epochs,
-            seed=seed,
-            probabilityCol=probabilityCol,
-            rawPredictionCol=rawPredictionCol,
-            predictionType=predictionType,
-            **shared,
-        )
+        self.setParams(**self._input_kwargs)
 
     def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
@@ -165,6 +152,7 @@ class TorchRegressor(_TableEstimator, Regressor[TorchRegressionModel]):
         seed: of the first weights, the order of rows and of all random numbers during the fit; default 0.
     """
 
+    @keyword_only
     def __init__(
         self,
         *,
@@ -182,19 +170,7 @@ class TorchRegressor(_TableEstimator, Regressor[TorchRegressionModel]):
     ) -> None:
         super().__init__()
         self._setDefault(**TABLE_DEFAULTS)
-        self.setParams(
-            featuresCol=featuresCol,
-            categoricalCols=categoricalCols,
-            labelCol=labelCol,
-            hiddenSizes=hiddenSizes,
-            dropout=dropout,
-            learningRate=learningRate,
-            weightDecay=weightDecay,
-            batchSize=batchSize,
-            epochs=epochs,
-            seed=seed,
-            **shared,
-        )
+        self.setParams(**self._input_kwargs)
 
     def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""

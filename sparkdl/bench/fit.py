@@ -7,9 +7,7 @@ so are the driver's own imports, by a first fit of every contender on a few rows
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -269,26 +267,9 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 @contextmanager
 def _local_session(num_slots: int, folder: Path) -> Iterator[SparkSession]:
-    import pyspark
-    from pyspark.sql import SparkSession
+    from sparkdl.cli.local_session import start_local_session
 
-    from sparkdl.cli.quiet import quiet_libraries, quiet_spark_options
-
-    quiet_libraries()
-    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = (
-        SparkSession.builder.master(f"local[{num_slots}]")
-        .appName("sparkdl bench fit")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(folder / "spark-warehouse"))
-    )
-    for name, value in quiet_spark_options(folder).items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    session = start_local_session("sparkdl bench fit", num_slots, folder)
     try:
         yield session
     finally:

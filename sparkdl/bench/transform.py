@@ -7,9 +7,8 @@ cached DataFrame with the same network in the same session, in turn; Spark throw
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -77,40 +76,29 @@ def run(arguments: argparse.Namespace) -> int:
         )
     check_output_arguments(("--json", arguments.json))
     names = names_of(arguments.cases, CASES, "--cases")
+    from sparkdl.cli.local_session import start_local_session
+
     for package, extra in (("pyspark", "spark"), ("torch", "torch")):
         if find_spec(package) is None:
             raise ParamError(
                 f"sparkdl bench transform: {package} is not installed; pip install 'sparkdl[{extra}]' brings it"
             )
     rows: list[dict[str, Any]] = []
-    spark = _start_session(arguments.slots)
-    try:
-        for name in names:
-            print(f"measuring {name} ...", flush=True)
-            rows += measure_case(spark, name, arguments)
-    finally:
-        spark.stop()
+    with tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder:
+        spark = start_local_session(
+            "sparkdl bench transform", arguments.slots, Path(folder), driver_memory="4g"
+        )
+        try:
+            for name in names:
+                print(f"measuring {name} ...", flush=True)
+                rows += measure_case(spark, name, arguments)
+        finally:
+            spark.stop()
     print(format_rows(rows))
     print(_LEGEND)
     if arguments.json is not None:
         write_report(arguments.json, "transform", rows, {})
     return 0
-
-
-def _start_session(slots: int) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(f"local[{slots}]").appName("sparkdl bench transform")
-    for key, value in (
-        ("spark.driver.memory", "4g"),
-        ("spark.ui.enabled", "false"),
-        ("spark.ui.showConsoleProgress", "false"),
-    ):
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:

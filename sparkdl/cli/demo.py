@@ -7,7 +7,6 @@ logged model back and scores it. All that it makes lies in one folder.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import time
@@ -15,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.cli.quiet import quiet_libraries, quiet_spark_options
+from sparkdl.cli.local_session import start_local_session
+from sparkdl.cli.quiet import quiet_libraries
 from sparkdl.errors import SparkdlError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     quiet_libraries()
     tracking = _choose_tracking(folder)
     print("Starting Spark on this machine.", flush=True)
-    spark = _start_spark(options.ranks, folder)
+    spark = start_local_session("sparkdl demo", options.ranks, folder)
     try:
         train, test = _digits(spark)
         model = _fit(train, options, folder)
@@ -131,27 +131,6 @@ def _choose_tracking(folder: Path) -> str:
     if mlflow.get_experiment_by_name(EXPERIMENT) is None:
         mlflow.create_experiment(EXPERIMENT, artifact_location=(folder / "mlflow-artifacts").as_uri())
     return uri
-
-
-def _start_spark(num_ranks: int, folder: Path) -> SparkSession:
-    import pyspark
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = (
-        SparkSession.builder.master(f"local[{num_ranks}]")
-        .appName("sparkdl demo")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")  # would overwrite the line of the fit
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(folder / "spark-warehouse"))
-    )
-    for name, value in quiet_spark_options(folder).items():
-        builder = builder.config(name, value)
-    session: SparkSession = builder.getOrCreate()
-    return session
 
 
 def _digits(spark: SparkSession) -> tuple[DataFrame, DataFrame]:

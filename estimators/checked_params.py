@@ -34,6 +34,10 @@ class CheckedParams(Params):
     _input_kwargs: dict[str, Any]
     """What the constructor was given; pyspark's ``keyword_only`` puts it there."""
 
+    def _set_arguments(self) -> None:
+        """Set what the constructor was given, and let go of it: a model that is replaced later is not kept."""
+        self.setParams(**self.__dict__.pop("_input_kwargs"))
+
     def setParams(self: P, **params: Any) -> P:
         """Set Params by name, as the constructor does; None leaves a Param as it is.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError, ParamError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.training.heads import Head
 
 
 def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> ModelInputs:
@@ -21,6 +23,10 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
         DataError: if a column holds what only prepareFeatures can make numbers of.
     """
     columns = tuple(dataset.column(name) for name in params.getFeaturesCols())
+    if params.getPaddingValue() is not None:
+        columns = tuple(
+            _as_ragged(each) if each.shape and each.kind == "number" else each for each in columns
+        )
     prepare = params.getPrepareFeatures()
     if prepare is None:
         for column in columns:
@@ -47,6 +53,32 @@ def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
             raise ParamError(
                 f"Param prepareFeatures returned {name!r}, which is a label or weight column. Choose another name."
             )
+
+
+def check_indexed_features(inputs: ModelInputs, heads: Iterable[Head]) -> None:
+    """Check that no column goes to the model as it is and is indexed as a label.
+
+    Raises:
+        ParamError: if one is.
+    """
+    for head in heads:
+        if head.label.classes is not None and inputs.prepare is None and head.label.name in inputs.names:
+            raise ParamError(
+                f"Column {head.label.name!r} is a feature and a label whose values have to be indexed. Give it a "
+                "second name, with withColumn, for one of the two."
+            )
+
+
+def _as_ragged(column: Column) -> Column:
+    """A column of arrays that had one length so far, where others may come."""
+    return replace(
+        column,
+        dtype="object",
+        shape=(),
+        kind="ragged",
+        lengths=(None, *column.shape[1:]),
+        element=("number", column.dtype),
+    )
 
 
 def _check_numbers(column: Column) -> None:

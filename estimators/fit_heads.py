@@ -12,13 +12,25 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.labels import check_class_labels
 from sparkdl.estimators.stored_values import stored_values
 from sparkdl.training.heads import Head, LabelColumn
-from sparkdl.training.losses import as_module, ignored_label, is_class_loss, prediction_kind, reduction_of
+from sparkdl.training.losses import (
+    LossFunction,
+    as_module,
+    ignored_label,
+    is_class_loss,
+    needs_global_weight,
+    prediction_kind,
+    reduction_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.estimators.params import _TorchEstimatorParams
+
+
+_MAX_EXACT = 2**53
+"""Up to which a double holds every whole number."""
 
 
 def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[Head, ...]:
@@ -45,6 +57,9 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
         raise ParamError(
             "Param loss has losses that sum over the rows and others that do not. Let them all do alike."
         )
+    if len(names) > 1:
+        for name, loss in zip(names, modules, strict=True):
+            _check_divisor(loss, dataset.column(name))
     heads = tuple(
         Head(label=_label(dataset.column(name)), loss=loss, weight=weight)
         for name, loss, weight in zip(names, modules, weights, strict=True)
@@ -52,6 +67,16 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
     for head in heads:
         _check_kind(head, dataset.column(head.label.name))
     return heads
+
+
+def _check_divisor(loss: LossFunction, column: Column) -> None:
+    """Refuse a loss of several whose mean is taken over something else than the rows; see check_like_weights."""
+    if needs_global_weight(loss, weighted=False, label_is_scalar=not column.shape):
+        raise ParamError(
+            f"The loss of label column {column.name!r} divides by the labels or the weights of classes that count, and "
+            "those of several label columns have to divide by the rows. Leave weight and ignore_index out of it, give "
+            "one label per row, or give a trainStep."
+        )
 
 
 def trial_labels(
@@ -86,20 +111,31 @@ def _with_classes(head: Head, num_classes: int | None, dataset: ParquetDataset) 
         classes: tuple[Any, ...] | None = (
             (False, True) if column.dtype == "bool" else _distinct(dataset, column, most)
         )
-        if classes is None or len(classes) > most:
+        if classes is None or len(classes) != most:
+            held = "more" if classes is None else f"{len(classes)} different values, fewer"
             raise DataError(
-                f"Column {column.name!r} holds more than the {most} classes that the model tells apart. Give the model "
-                "an output for each."
+                f"Column {column.name!r} holds {held} than the {most} classes that the model tells apart. Give the "
+                "model an output for each."
             )
         return replace(head, label=replace(head.label, classes=classes))
     if num_classes is None or head.label.dtype != "int64":
         return head
     if _is_out_of_range(column, num_classes) and ignored_label(loss) is None:
         classes = _distinct(dataset, column, num_classes)
-        if classes is not None:
+        if classes is not None and len(classes) == num_classes:
+            _check_magnitudes(classes, column.name)
             return replace(head, label=replace(head.label, classes=classes))
     check_class_labels(dataset, column.name, num_classes, ignored_label(loss))
     return head
+
+
+def _check_magnitudes(classes: Sequence[int], name: str) -> None:
+    largest = max(map(abs, classes))
+    if largest > _MAX_EXACT:
+        raise DataError(
+            f"Column {name!r} holds the label {largest}, and predictions are doubles, which hold whole numbers up to "
+            f"2**53. Give it other labels, or cast it to strings."
+        )
 
 
 def _is_out_of_range(column: Column, num_classes: int) -> bool:

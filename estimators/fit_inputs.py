@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.data.shards import steps_per_epoch
 from sparkdl.errors import ParamError, SerializationError
-from sparkdl.estimators.fit_features import check_names, make_inputs
+from sparkdl.estimators.fit_features import check_indexed_features, check_names, make_inputs
 from sparkdl.estimators.fit_heads import make_heads, trial_labels, with_classes
 from sparkdl.estimators.scored_columns import check_scored_columns
 from sparkdl.estimators.step_trial import try_step
@@ -101,7 +101,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     if weight is not None:
         check_row_weights(dataset, weight)
     inputs, heads = make_inputs(params, dataset), make_heads(params, dataset)
-    row = _first_row(dataset, [*inputs.names, *(head.label.name for head in heads)])
+    row = _first_row(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     found = probe(
         params.getModel(),
         params.getOptimizer(),
@@ -115,6 +115,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     _try_scheduler(params, found, num_training_rows(training, dataset))
     _check_gradients(params, found)
     heads = with_classes(found.heads, found.num_classes, dataset)
+    check_indexed_features(inputs, heads)
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
     try_step(spec, dataset)
     signature = _signature(found, heads)

@@ -184,9 +184,11 @@ def score_features(
 
 def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
     # Rows may come in another type of number than those that the model was trained on.
-    if expected.kind == "number":
-        _, dtype, _ = describe_type(expected.name, column.type)
+    kind, dtype, _ = describe_type(expected.name, column.type)
+    if expected.kind == kind == "number":
         expected = replace(expected, dtype=dtype)
+    elif expected.kind == "ragged" and expected.element[0] == kind == "number":
+        expected = replace(expected, element=(kind, dtype))
     return to_numpy(pa.chunked_array([column]), expected)
 
 

@@ -189,7 +189,7 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
         predictionBatchSize: int | None = None,
     ) -> None:
         super().__init__()
-        self.setParams(**self._input_kwargs)
+        self._set_arguments()
 
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""

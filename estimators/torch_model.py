@@ -9,8 +9,9 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import functions as F
 
-from sparkdl.data.spark_columns import is_vector
-from sparkdl.errors import DataError, ParamError
+from sparkdl.data.dataset import missing_column_error
+from sparkdl.data.spark_columns import check_like, is_vector
+from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import can_be_packed, packed
 from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from pyspark.sql import Column, DataFrame
 
+    from sparkdl.data import Column as FeedColumn
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.saved_model import SavedModel
 
@@ -119,11 +121,13 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
                 f"Param featuresCol names {len(names)} columns, and the model was trained on {len(expected)}: "
                 f"{', '.join(expected)}."
             )
-        return [_feature(dataset, name) for name in names]
+        columns = self._saved.signature.inputs.columns
+        return [_feature(dataset, name, trained) for name, trained in zip(names, columns, strict=True)]
 
 
-def _feature(dataset: DataFrame, name: str) -> Column:
+def _feature(dataset: DataFrame, name: str, trained: FeedColumn) -> Column:
     if name not in dataset.columns:
-        raise DataError(f"There is no column {name!r}. The columns are: {', '.join(dataset.columns)}.")
+        raise missing_column_error(name, dataset.columns)
+    check_like(dataset.schema[name], trained)
     column = dataset[name]
     return vector_to_array(column) if is_vector(dataset.schema[name].dataType) else column

@@ -114,7 +114,7 @@ class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[To
     ) -> None:
         super().__init__()
         self._setDefault(**TABLE_DEFAULTS)
-        self.setParams(**self._input_kwargs)
+        self._set_arguments()
 
     def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
@@ -170,7 +170,7 @@ class TorchRegressor(_TableEstimator, Regressor[TorchRegressionModel]):
     ) -> None:
         super().__init__()
         self._setDefault(**TABLE_DEFAULTS)
-        self.setParams(**self._input_kwargs)
+        self._set_arguments()
 
     def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""

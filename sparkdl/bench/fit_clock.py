@@ -1,4 +1,4 @@
-"""Notes when a fit of sparkdl trains. Runs on rank 0, which writes a file that the driver reads."""
+"""Notes when a fit of sparkdl trains, and has its ranks compute as all contenders' do. Runs on the *ranks*."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkdl.training.callbacks import Callback, FitContext
 
 
 class FitClock(Callback):
-    """A callback that writes when the rows lay in Parquet, and when training began and ended.
+    """A callback that gives each rank one thread; rank 0 writes when rows lay in Parquet and training began and ended.
 
     Args:
         path: of the file.
@@ -23,6 +23,9 @@ class FitClock(Callback):
 
     def on_fit_start(self, context: FitContext) -> None:
         """Note the time before the first batch."""
+        import torch
+
+        torch.set_num_threads(1)
         if context.rank == 0:
             self._times = {"written": newest_parquet(Path(self._store)), "training": now()}
 

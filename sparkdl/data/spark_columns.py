@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import DataType, StructField, StructType
 
+    from sparkdl.data.dataset import Column
+
 
 def check_types(
     schema: StructType, columns: Sequence[str], *, numbers_only: bool = False
@@ -99,6 +101,23 @@ def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
     if isinstance(element, T.StructType) and tuple(element.names) == IMAGE_FIELDS and not depth:
         return "image", "object", depth
     return None
+
+
+def check_like(field: StructField, column: Column) -> None:
+    """Check that a column of a DataFrame holds what a dataset's column does; numbers may be of another type.
+
+    Raises:
+        DataError: if it does not.
+    """
+    found = stored_type(field.dataType)
+    kind = column.element[0] if column.kind == "ragged" else column.kind
+    depth = len(column.lengths or column.shape)
+    if found is None or (found[0], found[2]) != (kind, depth):
+        arrays = "arrays of " * depth
+        raise DataError(
+            f"Column {field.name!r} holds {field.dataType.simpleString()}, and the model was trained on "
+            f"{arrays}{kind}{'s' if kind == 'number' else ' values'}. Bring it to that type."
+        )
 
 
 def quoted(name: str) -> str:

@@ -121,7 +121,7 @@ def _checked(batch: Arrays, column: Column) -> npt.NDArray[Any]:
     if column.name not in batch:
         raise DataError(f"There is no column {column.name!r}. The columns are: {', '.join(batch)}.")
     values = batch[column.name]
-    if values.shape[1:] != column.shape:
+    if column.kind != "ragged" and values.shape[1:] != column.shape:
         raise DataError(
             f"Column {column.name!r} has rows of shape {values.shape[1:]}, and the model was trained on {column.shape}."
         )

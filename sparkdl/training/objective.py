@@ -27,7 +27,7 @@ from sparkdl.training.user_step import run_user_step
 
 if TYPE_CHECKING:
     from sparkdl.training.precision import Precision
-    from sparkdl.training.spec import TrainingSpec
+    from sparkdl.training.spec import AugmentFunction, TrainingSpec
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
 """Columns by name: arrays, or tensors that are on the device already."""
@@ -99,12 +99,31 @@ class Objective:
             return batch
         spec = self._spec
         arrays = spec.inputs.prepared(batch)
-        arrays |= {head.label.name: head.label.encoded(batch[head.label.name]) for head in spec.heads}
+        for head in spec.heads:
+            if head.label.name not in arrays:  # a label may be a feature as well
+                arrays[head.label.name] = head.label.encoded(batch[head.label.name])
         if spec.weight is not None:
             arrays[spec.weight] = batch[spec.weight]
         if trains and spec.augment is not None:
-            arrays = spec.augment(arrays)
+            return self._augmented(spec.augment, arrays)
         return arrays
+
+    def _augmented(self, augment: AugmentFunction, arrays: dict[str, Any]) -> Arrays:
+        num_rows = self.num_rows(arrays)
+        changed = augment(dict(arrays))
+        if not isinstance(changed, Mapping) or changed.keys() != arrays.keys():
+            found = ", ".join(map(str, changed)) if isinstance(changed, Mapping) else type(changed).__name__
+            raise ParamError(
+                f"Param augment must return a dict of the arrays that it is given: {', '.join(arrays)}; it returned "
+                f"{found}."
+            )
+        for name, values in changed.items():
+            if len(values) != num_rows:
+                raise ParamError(
+                    f"Param augment returned {len(values)} rows of {name!r} for {num_rows}. It may change rows, not "
+                    "how many there are."
+                )
+        return changed
 
     def prepare_all(
         self, batches: Generator[dict[str, npt.NDArray[Any]], None, None], *, trains: bool = True

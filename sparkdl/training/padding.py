@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 
 
 def pad_rows(rows: npt.NDArray[np.object_], *, name: str, value: float | None) -> npt.NDArray[Any]:
@@ -19,6 +19,7 @@ def pad_rows(rows: npt.NDArray[np.object_], *, name: str, value: float | None) -
         value: what fills up; None where all rows have to be of one shape.
 
     Raises:
+        ParamError: if the value is none of the rows' type.
         DataError: if a row holds what is no number, or rows differ in shape and there is nothing to fill up with.
     """
     arrays = [_numbers(row, name) for row in rows]
@@ -39,10 +40,22 @@ def pad_rows(rows: npt.NDArray[np.object_], *, name: str, value: float | None) -
             )
         )
     longest = tuple(np.max(np.array(sorted(shapes)), axis=0))
-    padded = np.full((len(arrays), *longest), value, np.result_type(*{array.dtype for array in arrays}))
+    dtype = np.result_type(*{array.dtype for array in arrays})
+    _check_value(value, dtype, name)
+    padded = np.full((len(arrays), *longest), value, dtype)
     for place, array in zip(padded, arrays, strict=True):
         place[tuple(slice(length) for length in array.shape)] = array
     return padded
+
+
+def _check_value(value: float, dtype: np.dtype[Any], name: str) -> None:
+    if dtype.kind == "f":
+        return
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if value != value or value != int(value) or not least <= value <= most:  # noqa: PLR0124 - NaN is not itself
+        raise ParamError(
+            f"Param paddingValue is {value:g}, and {name!r} holds {dtype}. Choose a value of that type."
+        )
 
 
 def _numbers(row: Any, name: str) -> npt.NDArray[Any]:

@@ -38,6 +38,7 @@ def write_rows(folder: Path, num_rows: int = 37) -> ParquetDataset:
             "flag": number > 0,
             "code": np.array(CODES)[number],
             "number": number,
+            "large": np.array([2**53 + 1, 2**53 + 2, 2**53 + 3])[number],
             "target": dense.sum(axis=1),
             "w": rng.random(num_rows),
         }
@@ -198,6 +199,11 @@ SCENES = {
         _linear(3),
         lambda model, rows: F.cross_entropy(model(tensor(rows["dense"])), index(rows["code"], CODES)),
         {"featuresCol": "dense", "labelCol": "code"},
+    ),
+    "features that are the labels": Scene(
+        _linear(4),
+        lambda model, rows: F.mse_loss(model(tensor(rows["dense"])), tensor(rows["dense"])),
+        {"featuresCol": "dense", "labelCol": "dense", "loss": nn.MSELoss()},
     ),
     "the user's own step": Scene(
         _linear(3),

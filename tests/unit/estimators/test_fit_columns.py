@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -10,9 +13,11 @@ from torch import nn
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchEstimator
 from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.scoring import score_batch
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel
-from tests.training.input_scenes import CODES, KINDS, Heads, decode, write_rows
+from sparkdl.training.signature import ModelOutput, ModelSignature
+from tests.training.input_scenes import CODES, KINDS, Heads, Two, decode, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,51 @@ REFUSED = {
         {"model": nn.Linear(4, 2), "labelCol": "kind"},
         DataError,
         "Column 'kind' holds more than the 2 classes that the model tells apart",
+    ),
+    "fewer strings than outputs": (
+        {"model": nn.Linear(4, 5), "labelCol": "kind"},
+        DataError,
+        "Column 'kind' holds 3 different values, fewer than the 5 classes",
+    ),
+    "one of two booleans' outputs too many": (
+        {"model": nn.Linear(4, 3), "labelCol": "flag"},
+        DataError,
+        "Column 'flag' holds 2 different values, fewer than the 3 classes",
+    ),
+    "fewer odd integers than outputs": (
+        {"model": nn.Linear(4, 5), "labelCol": "code"},
+        DataError,
+        r"Labels must lie in \[0, 5\)",
+    ),
+    "integers that no double holds": (
+        {"model": nn.Linear(4, 3), "labelCol": "large"},
+        DataError,
+        "Column 'large' holds the label 9007199254740995, .* up to 2\\*\\*53",
+    ),
+    "an ignored label beside another head": (
+        {**HEADS, "loss": [nn.CrossEntropyLoss(ignore_index=1), nn.MSELoss()]},
+        ParamError,
+        "The loss of label column 'number' divides by the labels or the weights of classes that count",
+    ),
+    "weights of classes beside another head": (
+        {**HEADS, "loss": [nn.CrossEntropyLoss(weight=torch.ones(3)), nn.MSELoss()]},
+        ParamError,
+        "The loss of label column 'number' divides",
+    ),
+    "changes of a batch that double it": (
+        {"augment": lambda batch: {name: np.repeat(values, 2, axis=0) for name, values in batch.items()}},
+        ParamError,
+        "Param augment returned 2 rows of 'dense' for 1",
+    ),
+    "changes of a batch that return nothing": (
+        {"augment": lambda batch: None},
+        ParamError,
+        "Param augment must return a dict of the arrays that it is given: dense, number; it returned NoneType",
+    ),
+    "a feature that has to be indexed": (
+        {"featuresCol": "code", "labelCol": "code", "model": nn.Linear(1, 3)},
+        ParamError,
+        "Column 'code' is a feature and a label whose values have to be indexed",
     ),
     "more integers than outputs": (
         {"model": nn.Linear(4, 2), "labelCol": "code"},
@@ -220,3 +270,26 @@ def test_prepared_inputs_take_their_dtypes_from_what_the_function_returns(datase
     )
     inputs = prepare_fit(estimator, dataset).spec.inputs.inputs
     assert {each.name: each.dtype for each in inputs} == {"pixels": "float32", "kind": "int64"}
+
+
+def test_padded_columns_take_rows_of_other_lengths_and_integers_of_another_size(dataset):
+    """Also where all rows of the training happen to have one length."""
+    estimator = make_estimator(model=Two(), featuresCol=["triple", "dense"], paddingValue=0)
+    inputs = prepare_fit(estimator, dataset).signature.inputs
+    tokens = pa.array([[1, 2, 3, 4, 5], [6]], pa.list_(pa.int32()))
+    dense = pa.array([[0.0] * 4] * 2, pa.list_(pa.float64()))
+    torch.manual_seed(0)
+    model = Two().eval()
+    output = ModelOutput(name="y", kind="value", shape=(3,))
+    predictor = Predictor(SavedModel(model, ModelSignature(inputs=inputs, outputs=(output,))))
+    found = score_batch(predictor, (tokens, dense)).to_pylist()
+    with torch.no_grad():
+        expected = model(torch.tensor([[1, 2, 3, 4, 5], [6, 0, 0, 0, 0]]), torch.zeros(2, 4))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_replaced_model_is_let_go_of():
+    first = nn.Linear(4, 3)
+    estimator = make_estimator(model=first)
+    estimator.setModel(nn.Linear(4, 3))
+    assert not [each for each in gc.get_referrers(first) if isinstance(each, dict)]

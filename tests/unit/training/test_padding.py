@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 from sparkdl.training.padding import pad_rows
 
 
@@ -41,10 +41,13 @@ def test_matrices_are_filled_up_on_both_sides():
             r"Rows of 'x' differ in shape, such as \(2,\) and \(3,\). Set paddingValue",
         ),
         ([np.ones(2), np.ones((1, 2))], 0, "differ in shape, such as .* Make them alike"),
+        ([np.ones(2, int), np.ones(1, int)], 0.5, "paddingValue is 0.5, and 'x' holds int64"),
+        ([np.ones(2, int), np.ones(1, int)], float("nan"), "paddingValue is nan, and 'x' holds int64"),
+        ([np.ones(2, np.uint8), np.ones(1, np.uint8)], -1, "paddingValue is -1, and 'x' holds uint8"),
         (["a", "b"], 0, "Column 'x' holds str, not numbers"),
         ([objects([np.ones(1), np.ones(2)])], 0, "arrays inside arrays that differ in length"),
     ],
 )
 def test_what_cannot_be_one_array_is_named(rows, value, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((DataError, ParamError), match=message):
         pad_rows(objects(rows), name="x", value=value)

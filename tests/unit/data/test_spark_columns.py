@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import types as T
+
+from sparkdl.data import Column
+from sparkdl.data.spark_columns import check_like
+from sparkdl.errors import DataError
+
+TRAINED = {
+    "a number": Column(name="x", dtype="float32"),
+    "an array": Column(name="x", dtype="float32", shape=(4,)),
+    "tokens": Column(name="x", dtype="object", kind="ragged", lengths=(None,), element=("number", "int64")),
+    "a string": Column(name="x", dtype="object", kind="string"),
+}
+LIKE = [
+    ("a number", T.LongType()),
+    ("a number", T.BooleanType()),
+    ("an array", T.ArrayType(T.DoubleType())),
+    ("an array", VectorUDT()),
+    ("tokens", T.ArrayType(T.IntegerType())),
+    ("a string", T.StringType()),
+]
+UNLIKE = [
+    ("a number", T.StringType(), "'x' holds string, and the model was trained on numbers"),
+    ("a number", T.DecimalType(9, 2), r"'x' holds decimal\(9,2\), and the model was trained on numbers"),
+    (
+        "a number",
+        T.ArrayType(T.DoubleType()),
+        "'x' holds array<double>, and the model was trained on numbers",
+    ),
+    ("an array", T.DoubleType(), "'x' holds double, and the model was trained on arrays of numbers"),
+    ("tokens", T.ArrayType(T.ArrayType(T.LongType())), "trained on arrays of numbers"),
+    ("a string", T.BinaryType(), "'x' holds binary, and the model was trained on string values"),
+    ("a number", T.MapType(T.StringType(), T.LongType()), "'x' holds map<string,bigint>"),
+]
+
+
+@pytest.mark.parametrize(("trained", "data_type"), LIKE)
+def test_numbers_of_any_type_stand_for_numbers(trained, data_type):
+    check_like(T.StructField("x", data_type), TRAINED[trained])
+
+
+@pytest.mark.parametrize(("trained", "data_type", "message"), UNLIKE)
+def test_columns_of_another_kind_are_refused_with_both_types(trained, data_type, message):
+    with pytest.raises(DataError, match=message):
+        check_like(T.StructField("x", data_type), TRAINED[trained])

@@ -20,7 +20,7 @@ from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.object_sizes import with_object_sizes
 from sparkdl.data.parquet_files import find_parquet_files
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
-from sparkdl.data.petastorm.reading_errors import reading_error
+from sparkdl.data.petastorm.reading_errors import is_damage, reading_error
 from sparkdl.data.store_failures import describe_reading_failure
 from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, ParamError, StoreAccessError
 
@@ -106,8 +106,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
         why = describe_reading_failure(error)
         if why:
             raise StoreAccessError(f"{where} cannot be read: {why}") from error
-        # Errors of a filesystem have a number; those without one are Arrow's, of a footer that makes no sense.
-        if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
+        if is_damage(error):
             why = " ".join(str(error).split()).rstrip(".")
             raise CorruptFileError(
                 f"The Parquet file {where} cannot be read: {why}. Write it again."

@@ -13,6 +13,7 @@ import numpy as np
 from sparkdl.data.filesystems import Location, open_location
 from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
+from sparkdl.data.petastorm.folder_values import folder_values
 from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool, results_in_order
 from sparkdl.data.petastorm.planned_piece import PlannedPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
@@ -198,7 +199,8 @@ def _piece(
     footers: FooterCache,
 ) -> PlannedPiece:
     group = dataset.row_groups[row_group]
-    return PlannedPiece(f"{location.path}/{group.path}", open_file, group.index, footers)
+    path, values = f"{location.path}/{group.path}", folder_values(group.path)
+    return PlannedPiece(path, open_file, group.index, footers, values)
 
 
 def _bytes_beside(

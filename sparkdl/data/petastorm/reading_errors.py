@@ -102,6 +102,8 @@ def _look_closer(
     if piece.row_group is not None and piece.row_group >= num_row_groups:
         return _changed(where, f"the file has only {num_row_groups} row groups now")
     for name in columns:
+        if name in piece.folder_values and name not in names:
+            continue
         if name not in names:
             return _changed(where, f"column {name!r} is no longer there; there are {', '.join(names)}")
         try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.data.failure_meanings import FULL_DISK, MEANINGS, NO_BUCKET, Meaning
-from sparkdl.errors import SparkdlError, StoreAccessError
+from sparkdl.errors import SparkdlError, StoreAccessError, StoreError, StoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,11 @@ def explain_failure(error: BaseException, otherwise: str = "") -> str:
     if found is None:
         return f"{type(error).__name__}: {_line(error)} {otherwise}".rstrip()
     return _in_words(*found)
+
+
+def store_error(message: str) -> StoreError:
+    """Return the error with a message that ends in what the functions above said, of the class that this is."""
+    return StoreFullError(message) if f": {FULL_DISK.text}: " in message else StoreError(message)
 
 
 def describe_reading_failure(error: BaseException) -> str:

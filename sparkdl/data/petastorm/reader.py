@@ -6,6 +6,7 @@ shard plan, so that no folder is listed and no footer read again in every epoch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,6 +97,7 @@ class ShardReader(Reader):
             timeout_s,
             read_ahead_bytes,
             lambda request: row_bytes * int(request["expected_rows"]),
+            partial(_name_of, dataset, location),
         )
         watched = WatchedFiles(location.open_file) if files is None else files
         pieces = {
@@ -187,8 +189,17 @@ def kept_rows_counter(
             raise reading_error(error, piece, row_choice.columns, location.name_of(piece.path)) from error
 
     return lambda row_groups: results_in_order(
-        count, row_groups, num_threads=num_threads, timeout_s=timeout_s
+        count,
+        row_groups,
+        num_threads=num_threads,
+        timeout_s=timeout_s,
+        name_of=partial(_name_of, dataset, location),
     )
+
+
+def _name_of(dataset: ParquetDataset, location: Location, row_group: int) -> str:
+    group = dataset.row_groups[row_group]
+    return f"{location.name_of(f'{location.path}/{group.path}')}, row group {group.index}"
 
 
 def _piece(

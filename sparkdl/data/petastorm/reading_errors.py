@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.store_failures import describe_reading_failure
 from sparkdl.errors import (
+    ColumnMismatchError,
     CorruptFileError,
     DataError,
     FileChangedError,
@@ -45,13 +46,15 @@ def reading_error(
         - :class:`CorruptFileError` if it is damaged,
         - :class:`StoreAccessError` if its Store cannot be read at all any more, as when credentials have expired or
           its server does not answer,
+        - :class:`ColumnMismatchError` if a column has another type or length of arrays than elsewhere,
         - :class:`DataError` else: the values are not what the dataset says, or the filesystem failed.
     """
     where = f"{name or piece.path}, row group {piece.row_group}"
     if isinstance(error, FileChangedError):
         return _changed(where, str(error))
     if isinstance(error, DataError):
-        return DataError(f"Reading {where} failed: {error}")
+        kept = ColumnMismatchError if isinstance(error, ColumnMismatchError) else DataError
+        return kept(f"Reading {where} failed: {error}")
     of_store = _error_of_store(error, where)
     if of_store is not None:
         return of_store

@@ -37,12 +37,27 @@ class FileChangedError(DataError):
     """A Parquet file was written again while ranks read it. Write to another folder, or start anew."""
 
 
+class ColumnMismatchError(DataError):
+    """A column has another type or other lengths of arrays in some rows or files than in others, or is not in all.
+
+    Cast it to one type, give lists of any length as ``shapes``, or leave it out.
+    """
+
+
+class EmptyDatasetError(DataError):
+    """There are no rows: no files, none in them, or none that passes a filter. Look at what was to write them."""
+
+
 class ShardingError(DataError):
     """The rows cannot be shared by the ranks. Lower the number of ranks or bring more rows."""
 
 
 class StoreError(SparkdlError, OSError):
     """The Store cannot be read or written. Choose a URL that the driver and every executor can write."""
+
+
+class StoreFullError(StoreError):
+    """The disk of the Store is full, or its quota used up. Make room, call ``Store.cleanup()``, or choose another."""
 
 
 class StoreAccessError(DataError, StoreError):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.errors import DataError
+from sparkdl.errors import ColumnMismatchError, DataError
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset import Column
@@ -197,8 +197,8 @@ def _image(row: dict[str, Any], column: Column) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8).reshape(shape).copy()
 
 
-def _other_type(found: pa.DataType, column: Column) -> DataError:
-    return DataError(
+def _other_type(found: pa.DataType, column: Column) -> ColumnMismatchError:
+    return ColumnMismatchError(
         f"Column {column.name!r} holds {found} here, but {_describe(column)} elsewhere in the data."
     )
 
@@ -223,7 +223,7 @@ def _flatten(values: pa.Array, level: int, column: Column) -> pa.Array:
         least, greatest = lengths.min(), lengths.max()
         found = f"{least}" if least == greatest else f"{least} to {greatest}"
         ragged = tuple(None if each == level else known for each, known in enumerate(column.shape))
-        raise DataError(
+        raise ColumnMismatchError(
             f"Column {column.name!r} has arrays of {found} elements; all must have {length}. A ParquetFeed takes "
             f"arrays of any length with shapes={{{column.name!r}: {ragged}}}."
         )

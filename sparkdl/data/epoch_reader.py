@@ -15,7 +15,7 @@ from sparkdl.data.filesystems import open_location
 from sparkdl.data.footer_cache import FooterCache
 from sparkdl.data.read_ahead import ReadAhead
 from sparkdl.data.row_filter import count_rows
-from sparkdl.errors import DataError
+from sparkdl.errors import EmptyDatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,7 +99,8 @@ class EpochReader:
         """Return how many rows of every row group are given; with a communicator each rank counts its part.
 
         Raises:
-            DataError: if no row passes the filter, or a file cannot be read.
+            EmptyDatasetError: if no row passes the filter.
+            DataError: if a file cannot be read.
         """
         if self._choice is None:
             return self._dataset.row_counts
@@ -107,17 +108,20 @@ class EpochReader:
             return self._choice.counts
         from sparkdl.data.petastorm.reader import kept_rows_counter
 
+        timeout_s = self._options.timeout_s
+        if communicator is not None:  # the other ranks wait for the counts, and cannot say for which file
+            timeout_s = min(timeout_s, communicator.timeout_s / 2)
         count = kept_rows_counter(
             self._dataset,
             self._choice,
             footers=self._footers,
             files=self._watched_files(),
             num_threads=self._options.num_threads,
-            timeout_s=self._options.timeout_s,
+            timeout_s=timeout_s,
         )
         counts = count_rows(len(self._dataset.row_groups), count, communicator)
         if not sum(counts):
-            raise DataError(
+            raise EmptyDatasetError(
                 f"None of the {self._dataset.num_rows} rows passes the row filter; there is nothing to feed."
             )
         return counts

@@ -20,9 +20,17 @@ from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.object_sizes import with_object_sizes
 from sparkdl.data.parquet_files import find_parquet_files
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
-from sparkdl.data.petastorm.reading_errors import reading_error
+from sparkdl.data.petastorm.reading_errors import is_damage, reading_error
 from sparkdl.data.store_failures import describe_reading_failure
-from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, ParamError, StoreAccessError
+from sparkdl.errors import (
+    ColumnMismatchError,
+    CorruptFileError,
+    DataError,
+    EmptyDatasetError,
+    FileVanishedError,
+    ParamError,
+    StoreAccessError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,6 +43,8 @@ _BUFFER_BYTES = 1 << 20
 @dataclass(frozen=True)
 class _Footer:
     path: str
+    where: str
+    """The path as users know it."""
     metadata: Any
     schema: pa.Schema
     leaves: Mapping[str, int]
@@ -66,8 +76,10 @@ def scan_dataset(
         paths: the files inside the folder, in the order of their rows; by default all there are, by name.
 
     Raises:
-        DataError: if there are no Parquet files or no rows, a file is damaged, a column is missing or of a type
-            that the feed has no form for, or its type differs between files.
+        EmptyDatasetError: if there are no Parquet files or no rows.
+        CorruptFileError: if a file is damaged.
+        ColumnMismatchError: if the type of a column differs between files.
+        DataError: if a column is missing or of a type that the feed has no form for.
         StoreAccessError: if the folder cannot be listed, or its filesystem not be reached.
         ParamError: if a shape is given for what is no array column, or for more or fewer levels of arrays than it has.
         StoreError: if the filesystem cannot be opened.
@@ -85,7 +97,7 @@ def scan_dataset(
         if footer.metadata.row_group(index).num_rows
     )
     if not row_groups:
-        raise DataError(f"The Parquet files in {url} have no rows.")
+        raise EmptyDatasetError(f"The Parquet files in {url} have no rows.")
     names = list(footers[0].schema.names if columns is None else columns)
     described = _describe_columns(location, footers, row_groups[0], names, shapes or {})
     return ParquetDataset(url=absolute_url(url), columns=described, row_groups=row_groups)
@@ -106,8 +118,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
         why = describe_reading_failure(error)
         if why:
             raise StoreAccessError(f"{where} cannot be read: {why}") from error
-        # Errors of a filesystem have a number; those without one are Arrow's, of a footer that makes no sense.
-        if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
+        if is_damage(error):
             why = " ".join(str(error).split()).rstrip(".")
             raise CorruptFileError(
                 f"The Parquet file {where} cannot be read: {why}. Write it again."
@@ -120,7 +131,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
         leaves[name] = next(inside)
         if f"{name}.data" in paths:  # of an image
             leaves[name] = paths.index(f"{name}.data")
-    return _Footer(path, metadata, schema, leaves)
+    return _Footer(path, where, metadata, schema, leaves)
 
 
 def _describe_columns(
@@ -131,7 +142,12 @@ def _describe_columns(
     shapes: Mapping[str, tuple[int | None, ...]],
 ) -> tuple[Column, ...]:
     types = {name: _common_type(footers, name) for name in names}
-    described = {name: describe_type(name, arrow_type) for name, arrow_type in types.items()}
+    described = {}
+    for name, arrow_type in types.items():
+        try:
+            described[name] = describe_type(name, arrow_type)
+        except DataError as error:
+            raise DataError(f"{footers[0].where} cannot be fed: {error}") from error
     for name, shape in shapes.items():
         if name not in footers[0].schema.names:
             raise missing_column_error(name, footers[0].schema.names)
@@ -193,14 +209,14 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
                 if any(part.startswith(f"{name}=") for part in footer.path.split("/")):
                     raise _partition_column_error(name, footer.path)
                 raise missing_column_error(name, footer.schema.names)
-            raise DataError(
-                f"Column {name!r} is in {footers[0].path}, but not in {footer.path}. Write files of equal columns, or "
-                "leave it out."
+            raise ColumnMismatchError(
+                f"Column {name!r} is in {footers[0].where}, but not in {footer.where}. Write files of equal columns, "
+                "or leave it out."
             )
         found = footer.schema.field(name).type
         if common is not None and found != common:
-            raise DataError(
-                f"Column {name!r} has the type {common} in {footers[0].path} and {found} in {footer.path}. "
+            raise ColumnMismatchError(
+                f"Column {name!r} has the type {common} in {footers[0].where} and {found} in {footer.where}. "
                 "Cast it to one type."
             )
         common = found

@@ -24,6 +24,7 @@ from sparkdl.data.row_writer import REPORT_SCHEMA, WrittenFile, write_partition
 from sparkdl.data.spark_columns import array_depth, check_types, is_vector, quoted
 from sparkdl.data.spark_failures import spark_failures_named
 from sparkdl.data.store import as_store, use_if_removable
+from sparkdl.data.store_failures import store_error
 from sparkdl.data.validate import check_census, common_length, no_rows_error
 from sparkdl.data.value_census import ColumnCensus
 from sparkdl.errors import DataError, ParamError, StoreError
@@ -323,7 +324,7 @@ def _as_stored(field: StructField, vector_dtype: str) -> Column:
 def _check_failures(store: Store, files: Sequence[WrittenFile]) -> None:
     for file in files:
         if file.failure:
-            raise StoreError(f"The Store {store.url} cannot be written: {file.failure}")
+            raise store_error(f"The Store {store.url} cannot be written: {file.failure}")
 
 
 def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.store_failures import reading_from
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, EmptyDatasetError
 
 if TYPE_CHECKING:
     from sparkdl.data.filesystems import Location
@@ -62,7 +62,9 @@ def _none_found(location: Location, url: str) -> DataError:
         )
     if not filesystem.exists(location.path):
         # Object stores have no folders: one without files does not exist.
-        return DataError(f"There is nothing at {url}. Mend the path, or wait until the files are there.")
+        return EmptyDatasetError(
+            f"There is nothing at {url}. Mend the path, or wait until the files are there."
+        )
     if filesystem.isfile(location.path):
         folder, _, name = url.rstrip("/").rpartition("/")
         return DataError(
@@ -71,9 +73,9 @@ def _none_found(location: Location, url: str) -> DataError:
         )
     others = [path for path in _paths_below(location) if not _is_private(path)]
     if not others:
-        return DataError(f"There are no Parquet files in {url}: the folder is empty.")
+        return EmptyDatasetError(f"There are no Parquet files in {url}: the folder is empty.")
     named = ", ".join(others[:_NUM_NAMED]) + (", ..." if len(others) > _NUM_NAMED else "")
-    return DataError(
+    return EmptyDatasetError(
         f"There are no Parquet files in {url}: names have to end in {_SUFFIX}, and there are {named}. Name them so, or "
         "give the files as scan_dataset(folder, paths=[...])."
     )

@@ -6,6 +6,7 @@ dataset is sharded exactly like any other. Runs on every *rank*.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl import errors
 from sparkdl.data.drawn_rows import DrawnRows
-from sparkdl.errors import DataError
+from sparkdl.errors import CommunicatorError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,8 +127,8 @@ def count_rows(
         communicator: open over all ranks; without one this rank counts all.
 
     Raises:
-        DataError: if a row group could not be read: on the rank that tried with the reason, on the others
-            with that rank.
+        DataError: if a row group could not be read: on every rank of the class and with the words of the first rank
+            that failed to, or of this one if it failed, too.
     """
     if communicator is None or communicator.world_size == 1:
         return tuple(count(range(num_row_groups)))
@@ -141,11 +143,25 @@ def count_rows(
         failure = error
         counts[num_row_groups + communicator.rank] = 1
     communicator.allreduce(counts, op="sum")
-    if failure is not None:
-        raise failure
-    failed = np.flatnonzero(counts[num_row_groups:])
-    if len(failed):
-        raise DataError(
-            f"The rows that pass the filter could not be counted on rank {failed[0]}; its error says why."
-        )
+    if counts[num_row_groups:].any():
+        raise _failure_of_all(failure, communicator)
     return tuple(int(number) for number in counts[:num_row_groups])
+
+
+def _failure_of_all(failure: Exception | None, communicator: Communicator) -> Exception:
+    """Return what to raise on this rank once all of them know that some failed; collective."""
+    from sparkdl.collective.byte_exchange import allgather_bytes
+
+    said = "" if failure is None else json.dumps([type(failure).__name__, str(failure)])
+    try:
+        told = allgather_bytes(communicator, said.encode(), name="failures to count")
+    except CommunicatorError:
+        if failure is None:
+            raise
+        return failure
+    if failure is not None:
+        return failure
+    rank, (kind, text) = next((rank, json.loads(words)) for rank, words in enumerate(told) if words)
+    known = getattr(errors, kind, None)
+    kept = known if isinstance(known, type) and issubclass(known, DataError) else DataError
+    return kept(f"The rows that pass the filter could not be counted on rank {rank}: {text}")

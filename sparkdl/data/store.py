@@ -22,7 +22,7 @@ from sparkdl.data.cleanup import list_folders, remove_folder, remove_old_folders
 from sparkdl.data.dataset import MANIFEST_NAME
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.manifest import open_dataset, write_manifest
-from sparkdl.data.store_failures import explain_failure
+from sparkdl.data.store_failures import explain_failure, store_error
 from sparkdl.data.uses import FolderUse, Marks, store_time
 from sparkdl.errors import ParamError, StoreError
 
@@ -121,7 +121,7 @@ class Store:
         if isinstance(error, StoreError):
             return error
         why = explain_failure(error, "Choose a URL that the driver and every executor can write.")
-        return StoreError(f"The Store {self.url} cannot be written: {why}")
+        return store_error(f"The Store {self.url} cannot be written: {why}")
 
     @contextmanager
     def stage_dataset(self, name: str, key: str | None = None) -> Iterator[StagedDataset]:
@@ -246,7 +246,7 @@ class StagedDataset:
         try:
             write_manifest(final, open_location(self.url))
         except Exception as error:
-            raise StoreError(
+            raise store_error(
                 f"The dataset {self.url} cannot be committed: {explain_failure(error)}"
             ) from error
         self._committed = True
@@ -279,7 +279,7 @@ def use_dataset(url: str) -> FolderUse:
     try:
         return FolderUse(open_location(url))
     except Exception as error:
-        raise StoreError(f"{url} cannot be written: {explain_failure(error)}") from error
+        raise store_error(f"{url} cannot be written: {explain_failure(error)}") from error
 
 
 def use_if_removable(url: str) -> FolderUse | None:

@@ -8,78 +8,34 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import SparkdlError, StoreAccessError
+from sparkdl.data.failure_meanings import FULL_DISK, MEANINGS, NO_BUCKET, Meaning
+from sparkdl.errors import SparkdlError, StoreAccessError, StoreError, StoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@dataclass(frozen=True)
-class _Meaning:
-    """What some errors mean.
-
-    Attributes:
-        words: the type and text of the error hold one of them, in small letters; paths and URLs do not count.
-        text: what is wrong.
-        remedy: what to do.
-        reading_remedy: what to do if the Store was only read, where that is something else.
-        may_pass: whether trying again can help.
-    """
-
-    words: tuple[str, ...]
-    text: str
-    remedy: str
-    reading_remedy: str = ""
-    may_pass: bool = False
-
-
-_FULL_DISK = _Meaning(
-    ("no space left", "disk quota exceeded", "errno 28", "quotaexceeded"),
-    "its disk is full",
-    "Make room there, call Store.cleanup(), or choose another Store.",
-)
-_NO_BUCKET = _Meaning(
-    ("nosuchbucket", "bucket does not exist", "containernotfound"),
-    "there is no such bucket",
-    "Create the bucket, or mend the URL.",
-)
-_MEANINGS = (
-    _FULL_DISK,
-    _Meaning(
-        ("nocredentials", "unable to locate credentials", "could not find credentials", "anonymous caller"),
-        "no credentials were found",
-        "Set them in the environment of the driver and of the executors, as the plugin of that filesystem reads them "
-        "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role).",
-    ),
-    _NO_BUCKET,
-    _Meaning(
-        ("accessdenied", "access denied", "forbidden", "invalidaccesskeyid", "signaturedoesnotmatch"),
-        "the credentials do not allow it",
-        "Grant them reading, writing, listing and deleting there.",
-        "Grant them reading and listing there.",
-    ),
-    _Meaning(
-        (
-            "could not connect to the endpoint",
-            "connection refused",
-            "connecttimeout",
-            "connect timeout",
-            "cannot connect to host",
-            "name or service not known",
-            "name resolution",
-        ),
-        "its server cannot be reached",
-        "See whether the server runs and this machine reaches it, and mend its address (for S3: AWS_ENDPOINT_URL).",
-        may_pass=True,
-    ),
-)
-
 # A name in quotes with a slash in it, which may hold spaces, or a word with one. The folders and hosts that users name
 # say nothing of what went wrong. Tags and quotes end a word, as errors may hold XML or JSON.
 _PATH = re.compile(r"""(?<!\w)(["'])[^"'\n]*/[^"'\n]*\1|[^\s<>"',()]*/[^\s<>"',()]*""")
+
+_PLUGINS = frozenset(
+    {
+        "adlfs",
+        "aiobotocore",
+        "aiohttp",
+        "azure",
+        "botocore",
+        "fsspec",
+        "gcsfs",
+        "google",
+        "ocifs",
+        "requests",
+        "s3fs",
+    }
+)
+"""Packages that fsspec's filesystems are made of."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -98,16 +54,28 @@ def explain_failure(error: BaseException, otherwise: str = "") -> str:
     return _in_words(*found)
 
 
+def store_error(message: str) -> StoreError:
+    """Return the error with a message that ends in what the functions above said, of the class that this is."""
+    return StoreFullError(message) if f": {FULL_DISK.text}: " in message else StoreError(message)
+
+
 def describe_reading_failure(error: BaseException) -> str:
     """Return why a Store could not be read at all and what to do about it; empty for an error that may be of a file."""
     found = _find_meaning(error)
-    return "" if found is None or found[0] is _FULL_DISK else _in_words(*found, is_reading=True)
+    if found is not None:
+        return "" if found[0] is FULL_DISK else _in_words(*found, is_reading=True)
+    if not _is_of_plugin(error):
+        return ""
+    return (
+        f"its filesystem failed: {type(error).__name__}: {_line(error)} See whether it can be reached from here with "
+        "the credentials that are set."
+    )
 
 
 def describe_reading_words(words: str) -> str:
     """Return what :func:`describe_reading_failure` does of an error that is known only by its class and message."""
     meaning = _meaning_of_words(words)
-    if meaning is None or meaning is _FULL_DISK:
+    if meaning is None or meaning is FULL_DISK:
         return ""
     return f"{meaning.text}: {_one_line(words)} {meaning.reading_remedy or meaning.remedy}"
 
@@ -135,7 +103,7 @@ def reading_from(url: str) -> Iterator[None]:
         raise StoreAccessError(f"{url} cannot be read: {why}") from error
 
 
-def _find_meaning(error: BaseException) -> tuple[_Meaning, BaseException] | None:
+def _find_meaning(error: BaseException) -> tuple[Meaning, BaseException] | None:
     seen: BaseException | None = error
     while seen is not None:
         meaning = _meaning(seen)
@@ -145,18 +113,28 @@ def _find_meaning(error: BaseException) -> tuple[_Meaning, BaseException] | None
     return None
 
 
-def _meaning(error: BaseException) -> _Meaning | None:
+def _meaning(error: BaseException) -> Meaning | None:
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return _FULL_DISK
+        return FULL_DISK
     meaning = _meaning_of_words(f"{type(error).__name__} {_said(error)}")
     if isinstance(error, FileNotFoundError):  # its text may be a bare path
-        return meaning if meaning is _NO_BUCKET else None
+        return meaning if meaning is NO_BUCKET else None
     return meaning
 
 
-def _meaning_of_words(text: str) -> _Meaning | None:
+def _meaning_of_words(text: str) -> Meaning | None:
     text = without_paths(text).lower()
-    return next((meaning for meaning in _MEANINGS if any(word in text for word in meaning.words)), None)
+    return next((meaning for meaning in MEANINGS if any(word in text for word in meaning.words)), None)
+
+
+def _is_of_plugin(error: BaseException) -> bool:
+    """Whether an error is of one of fsspec's filesystems, and tells no more than that."""
+    if isinstance(error, FileNotFoundError):
+        return False
+    if isinstance(error, OSError) and type(error).__module__ == "builtins":
+        return type(error) is not OSError and error.errno is None
+    response = getattr(error, "response", None)  # what a server says of a single file
+    return type(error).__module__.partition(".")[0] in _PLUGINS and not isinstance(response, dict)
 
 
 def _said(error: BaseException) -> str:
@@ -170,7 +148,7 @@ def _said(error: BaseException) -> str:
     return str(error)
 
 
-def _in_words(meaning: _Meaning, error: BaseException, *, is_reading: bool = False) -> str:
+def _in_words(meaning: Meaning, error: BaseException, *, is_reading: bool = False) -> str:
     remedy = (meaning.reading_remedy if is_reading else "") or meaning.remedy
     return f"{meaning.text}: {type(error).__name__}: {_line(error)} {remedy}"
 

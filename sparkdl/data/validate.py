@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.spark_columns import quoted
-from sparkdl.errors import DataError
+from sparkdl.errors import ColumnMismatchError, DataError, EmptyDatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,7 +59,7 @@ def check_shapes(
 
 def no_rows_error() -> DataError:
     """The error for a DataFrame without rows."""
-    return DataError("The DataFrame has no rows; there is nothing to train on.")
+    return EmptyDatasetError("The DataFrame has no rows; there is nothing to train on.")
 
 
 def check_census(census: Mapping[str, ColumnCensus], num_rows: int) -> None:
@@ -152,7 +152,7 @@ def common_length(
     if least is None or greatest is None:
         raise DataError(f"Column {name!r} is null in every row.")
     if least != greatest:
-        raise DataError(
+        raise ColumnMismatchError(
             f"Column {name!r} has arrays of {least} to {greatest} elements; all must have the same length. "
             "Set paddingValue, or pad or cut them before."
         )

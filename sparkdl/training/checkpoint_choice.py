@@ -13,6 +13,7 @@ from sparkdl.errors import CheckpointError
 from sparkdl.training.checkpoint_files import DamagedFileError
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from sparkdl.training.fit_identity import check_identity, fit_identity
+from sparkdl.training.reading_deadline import read_timeout_s
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -55,7 +56,7 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
     if spec.checkpoints is None:
         return choice
     if communicator.rank == 0:
-        identity = fit_identity(spec, dataset)
+        identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
         name, manifest, damaged = choose_checkpoint(
             CheckpointFolder(spec.checkpoints.url), identity, spec.epochs
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.cleanup import list_folders
 from sparkdl.data.filesystems import Location, absolute_url, open_location
-from sparkdl.data.store_failures import explain_failure
+from sparkdl.data.store_failures import explain_failure, store_error
 from sparkdl.errors import SparkdlError, StoreError
 from sparkdl.training.checkpoint import (
     FILES,
@@ -129,7 +129,7 @@ class CheckpointFolder:
             why = explain_failure(
                 error, "Choose a checkpointDir that the driver and every executor can write."
             )
-            raise StoreError(f"The checkpoint {self.url}/{name} cannot be written: {why}") from error
+            raise store_error(f"The checkpoint {self.url}/{name} cannot be written: {why}") from error
         return name
 
     def mark_best(self, name: str) -> None:

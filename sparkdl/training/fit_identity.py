@@ -39,11 +39,13 @@ _PARAM_OF_FIELD = {
 """How users spell fields whose Params are not their names in camelCase."""
 
 
-def fit_identity(spec: TrainingSpec, dataset: ParquetDataset) -> dict[str, Any]:
-    """Return the identity of a fit as JSON holds it; reads the first rows of the dataset."""
+def fit_identity(
+    spec: TrainingSpec, dataset: ParquetDataset, *, read_timeout_s: float = 600.0
+) -> dict[str, Any]:
+    """Return the identity of a fit as JSON holds it; reads the first rows of the dataset, in that time."""
     return {
         "tensors": _tensors(spec.model),
-        "dataset": _dataset(dataset, spec),
+        "dataset": _dataset(dataset, spec, read_timeout_s),
         "settings": {
             "model": type(spec.model).__name__,
             "loss": ", ".join(_name(head.loss) for head in spec.heads)
@@ -100,7 +102,7 @@ def _shape(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _dataset(dataset: ParquetDataset, spec: TrainingSpec) -> dict[str, Any]:
+def _dataset(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s: float) -> dict[str, Any]:
     names = spec.columns()
     chosen = None if spec.training_rows is None else spec.training_rows.counts
     return {
@@ -108,7 +110,7 @@ def _dataset(dataset: ParquetDataset, spec: TrainingSpec) -> dict[str, Any]:
         **{f"column {name!r}": _column(dataset, name) for name in names},
         "row groups": _digest(dataset.row_counts),
         "training rows": _digest(chosen or dataset.row_counts),
-        "first rows": _first_rows(dataset, names),
+        "first rows": _first_rows(dataset, names, read_timeout_s),
     }
 
 
@@ -128,10 +130,14 @@ def _column(dataset: ParquetDataset, name: str) -> str:
     return f"{column.kind} {column.dtype} {tuple(column.shape)}"
 
 
-def _first_rows(dataset: ParquetDataset, names: tuple[str, ...]) -> str:
+def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str:
     digest = hashlib.sha256()
     with ParquetFeed(
-        dataset, columns=names, batch_size=min(_FIRST_ROWS, dataset.num_rows), shuffle=False
+        dataset,
+        columns=names,
+        batch_size=min(_FIRST_ROWS, dataset.num_rows),
+        shuffle=False,
+        read_timeout_s=read_timeout_s,
     ) as feed:
         for name, values in next(feed.epoch(0)).items():
             digest.update(name.encode())

@@ -31,6 +31,7 @@ from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
 from sparkdl.training.progress import ProgressReporter, Report
 from sparkdl.training.rank_device import choose_device, cores_per_rank
+from sparkdl.training.reading_deadline import read_timeout_s
 from sparkdl.training.seeds import refuse_what_varies, seed_rank
 from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
@@ -114,6 +115,7 @@ def _train(
         num_threads=spec.num_reader_threads,
         row_filter=spec.training_rows,
         cache=spec.cache,
+        read_timeout_s=read_timeout_s(communicator),
     )
     with feed, single_rows_allowed(module), ExitStack() as stack:
         if spec.sync_batch_norm:

@@ -13,6 +13,7 @@ from torch import nn
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.training.device_batches import batches_for
 from sparkdl.training.metrics import EpochMetrics
+from sparkdl.training.reading_deadline import read_timeout_s
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -69,6 +70,7 @@ class Validation:
                 num_threads=spec.num_reader_threads,
                 row_filter=spec.validation_rows,
                 cache=spec.cache or "memory",
+                read_timeout_s=read_timeout_s(communicator),
                 cache_limit_bytes=_CACHE_LIMIT_BYTES if spec.cache else _UNASKED_CACHE_LIMIT_BYTES,
             )
 

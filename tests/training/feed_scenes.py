@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkdl.data import ParquetFeed, RowFilter
 from sparkdl.errors import DataError
+from tests.training.faulty_files import register
 
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
@@ -36,18 +37,20 @@ def read_filtered(environment: RankEnvironment, folder: str) -> tuple[list[int],
         return [int(row) for batch in feed for row in batch["id"]], counted
 
 
-def fail_to_count_on_one_rank(environment: RankEnvironment, folder: str) -> str:
-    """What the feed says on this rank when rank 1's filter fails."""
+def fail_to_count(environment: RankEnvironment, source: Any, fails: str) -> tuple[str, str]:
+    """Type and words of what the feed raises on this rank when rank 1 cannot count: by its filter, or its file."""
+    if fails in ("silent", "expired"):
+        register(fails)
 
     def keep(values: dict[str, np.ndarray]) -> np.ndarray:
-        if environment.rank == 1:
+        if fails == "filter" and environment.rank == 1:
             raise ValueError("no such luck")
         return values["id"] >= 0
 
-    with environment.communicator() as communicator:
+    with environment.communicator(timeout_s=4.0) as communicator:
         try:
             ParquetFeed(
-                folder,
+                source,
                 rank=communicator.rank,
                 world_size=communicator.world_size,
                 batch_size=4,
@@ -55,5 +58,5 @@ def fail_to_count_on_one_rank(environment: RankEnvironment, folder: str) -> str:
                 communicator=communicator,
             )
         except DataError as error:
-            return str(error)
-    return "no error"
+            return type(error).__name__, str(error)
+    return "", "no error"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,14 @@ from sparkdl.data import ParquetDataset
 from sparkdl.training.loop import train
 from sparkdl.training.spec import TrainingSpec
 from tests.run_ranks import run_ranks
+from tests.training.faulty_files import BAD_FILE, register
 from tests.training.training_scenes import make_spec, write_dataset
 
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
 DEADLINE_S = 20.0
+SHORT_DEADLINE_S = 4.0
 
 
 def failures_of_training(
@@ -28,7 +31,11 @@ def failures_of_training(
     """How training on each dataset ends on this rank: type, message, seconds."""
     failures = []
     for number, dataset in enumerate(datasets):
-        with environment.open(name=f"training-{number}", timeout_s=DEADLINE_S) as communicator:
+        timeout_s = DEADLINE_S
+        if dataset.url.startswith("faulty:"):
+            register("expired" if number % 2 else "silent")
+            timeout_s = SHORT_DEADLINE_S
+        with environment.open(name=f"training-{number}", timeout_s=timeout_s) as communicator:
             communicator.barrier()
             started = time.monotonic()
             try:
@@ -70,8 +77,11 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
     expected = {
         damaged: ("CorruptFileError", r"part-1.parquet, row group 5, column 'x' failed"),
         vanished: ("FileVanishedError", "part-1.parquet, row group 0 failed: the file is no longer there"),
-        retyped: ("DataError", "part-1.parquet, row group 0 failed: Column 'x' holds"),
-        lengthened: ("DataError", "part-1.parquet, row group 0 failed: Column 'x' has arrays of 5 elements"),
+        retyped: ("ColumnMismatchError", "part-1.parquet, row group 0 failed: Column 'x' holds"),
+        lengthened: (
+            "ColumnMismatchError",
+            "part-1.parquet, row group 0 failed: Column 'x' has arrays of 5 elements",
+        ),
         shortened: ("FileChangedError", "part-1.parquet, row group 4 failed: it has 3 rows now, but had 5"),
     }
     datasets = []
@@ -90,3 +100,17 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
         assert kind in told
         assert message in told
         assert waited_s < DEADLINE_S
+
+
+def test_a_rank_whose_file_cannot_be_had_names_it_before_the_others_give_up(tmp_path: Path) -> None:
+    write_dataset(tmp_path, 30)
+    (tmp_path / "part-0.parquet").rename(tmp_path / BAD_FILE)
+    dataset = replace(write_dataset(tmp_path, 30), url=f"faulty://{tmp_path}")
+    expected = (
+        ("DataError", f"{BAD_FILE}, row group 0 took longer than {SHORT_DEADLINE_S / 2:g} s"),
+        ("StoreAccessError", f"{BAD_FILE}, row group 0 failed: the credentials have expired"),
+    )
+    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), [dataset] * 2, timeout_s=60)
+    for (kind, message), (waiting, told, _), (reading, said, _) in zip(expected, *failures, strict=True):
+        assert (reading, message in said) == (kind, True), said
+        assert (waiting, message in told) == ("CommunicatorAbortedError", True), told

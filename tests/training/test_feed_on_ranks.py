@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkdl.data import scan_dataset
 from tests.run_ranks import run_ranks
-from tests.training.feed_scenes import fail_to_count_on_one_rank, read_filtered
+from tests.training.feed_scenes import fail_to_count, read_filtered
 
 
 @pytest.fixture
@@ -24,7 +26,32 @@ def test_ranks_count_filtered_rows_together_and_share_them_exactly(folder: str) 
     assert sorted(row for rows, _ in found for row in rows) == list(range(0, 100, 3))
 
 
-def test_a_filter_that_fails_on_one_rank_is_an_error_on_all(folder: str) -> None:
-    first, second = run_ranks(2, fail_to_count_on_one_rank, folder)
-    assert "could not be counted on rank 1; its error says why" in first
-    assert "row group 1 failed: the row filter failed: ValueError: no such luck" in second
+@pytest.mark.parametrize(
+    ("fails", "kind", "words"),
+    [
+        (
+            "filter",
+            "DataError",
+            "part-1.parquet, row group 0 failed: the row filter failed: ValueError: no such luck",
+        ),
+        ("damage", "CorruptFileError", "part-1.parquet, row group 0, column 'id' failed"),
+        ("expired", "StoreAccessError", "part-1.parquet, row group 0 failed: the credentials have expired"),
+        ("silent", "DataError", "part-1.parquet, row group 0 took longer than 2 s"),
+    ],
+)
+def test_every_rank_tells_why_one_could_not_count_in_time(
+    tmp_path: Path, fails: str, kind: str, words: str
+) -> None:
+    for number in range(2):  # one row group for each rank
+        path = tmp_path / f"part-{number}.parquet"
+        pq.write_table(pa.table({"id": np.arange(100)}), path, write_page_checksum=True)
+    dataset = scan_dataset(str(tmp_path))
+    if fails == "damage":
+        content = path.read_bytes()
+        path.write_bytes(b"PAR1" + b"\xff" * 200 + content[204:])
+    elif fails != "filter":
+        dataset = replace(dataset, url=f"faulty://{tmp_path}")
+    (waiting, told), (counting, said) = run_ranks(2, fail_to_count, dataset, fails)
+    assert (waiting, counting) == (kind, kind)
+    assert words in said
+    assert told == f"The rows that pass the filter could not be counted on rank 1: {said}"

@@ -34,6 +34,8 @@ def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:
                 decoded.append(None)
             elif is_image:
                 decoded.append(_decode_image(value))
+            elif isinstance(value, str) and field.numpy_dtype is np.bool_:  # of a folder
+                decoded.append(np.bool_(value == "true"))
             else:
                 decoded.append(decode_row({name: value}, schema)[name])
         except DataError:

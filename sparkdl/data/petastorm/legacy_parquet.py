@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from sparkdl.data.petastorm.partition_filters import accepts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PartitionKeys = list[tuple[str, int]]
 
@@ -101,7 +102,13 @@ class ParquetPartitions:
 
 
 class ParquetDatasetPiece:
-    """One file, or one of its row groups."""
+    """One file, or one of its row groups.
+
+    Attributes:
+        folder_values: by name the values of columns that :meth:`read` adds, as they stand in the names of folders.
+    """
+
+    folder_values: Mapping[str, str | None] = MappingProxyType({})
 
     def __init__(
         self,

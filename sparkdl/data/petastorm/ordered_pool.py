@@ -35,6 +35,7 @@ class OrderedThreadPool:
         budget_bytes: what all results take at most that are being made, wait, or were taken last. One result
             is always made, whatever it takes.
         bytes_of: what the result of a request takes while it is made; once it is made, half of that.
+        name_of: what a row group, by its number in the dataset, is called in errors.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class OrderedThreadPool:
         timeout_s: float,
         budget_bytes: int,
         bytes_of: Callable[[dict[str, Any]], int],
+        name_of: Callable[[int], str],
     ) -> None:
         self.workers_count = num_threads
         self._budget = _ByteBudget(budget_bytes)
-        self._bytes_of = bytes_of
+        self._bytes_of, self._name_of = bytes_of, name_of
         self._bytes_taken = 0
         self._timeout_s = timeout_s
         self._threads = DaemonThreads(num_threads, "sparkdl-reader")
@@ -128,7 +130,7 @@ class OrderedThreadPool:
         while not wait([future], timeout=_LIVENESS_S).done:
             self._check_running()
             if time.monotonic() > deadline:
-                raise timeout_error(_row_group(request["piece_index"]), self._timeout_s)
+                raise timeout_error(self._name_of(request["piece_index"]), self._timeout_s)
         if future.cancelled():
             self._check_running()
         return future.result()
@@ -139,9 +141,21 @@ class OrderedThreadPool:
 
 
 def results_in_order(
-    function: Callable[[int], int], row_groups: Iterable[int], *, num_threads: int, timeout_s: float
+    function: Callable[[int], int],
+    row_groups: Iterable[int],
+    *,
+    num_threads: int,
+    timeout_s: float,
+    name_of: Callable[[int], str],
 ) -> Iterator[int]:
     """Call a function for row groups in reader threads, and yield its results in their order.
+
+    Args:
+        function: takes the number of a row group in the dataset.
+        row_groups: the numbers.
+        num_threads: threads that call it.
+        timeout_s: seconds to wait for one result.
+        name_of: what a row group is called in errors.
 
     Raises:
         DataError: if one takes longer than the timeout; whatever the function raises is raised as it is.
@@ -151,7 +165,7 @@ def results_in_order(
         futures = [(row_group, threads.submit(function, row_group)) for row_group in row_groups]
         for row_group, future in futures:
             if not wait([future], timeout=timeout_s).done:
-                raise timeout_error(_row_group(row_group), timeout_s)
+                raise timeout_error(name_of(row_group), timeout_s)
             yield future.result()
     finally:
         threads.stop()
@@ -163,10 +177,6 @@ def timeout_error(what: str, timeout_s: float) -> DataError:
         f"Reading {what} took longer than {timeout_s:g} s. See whether the Store can be reached, or raise "
         "read_timeout_s."
     )
-
-
-def _row_group(number: int) -> str:
-    return f"row group {number} of the dataset"
 
 
 class _ByteBudget:

@@ -6,6 +6,7 @@ shard plan, so that no folder is listed and no footer read again in every epoch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from sparkdl.data.filesystems import Location, open_location
 from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
 from sparkdl.data.petastorm.containment import install
+from sparkdl.data.petastorm.folder_values import folder_values
 from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool, results_in_order
 from sparkdl.data.petastorm.planned_piece import PlannedPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
@@ -95,6 +97,7 @@ class ShardReader(Reader):
             timeout_s,
             read_ahead_bytes,
             lambda request: row_bytes * int(request["expected_rows"]),
+            partial(_name_of, dataset, location),
         )
         watched = WatchedFiles(location.open_file) if files is None else files
         pieces = {
@@ -186,8 +189,17 @@ def kept_rows_counter(
             raise reading_error(error, piece, row_choice.columns, location.name_of(piece.path)) from error
 
     return lambda row_groups: results_in_order(
-        count, row_groups, num_threads=num_threads, timeout_s=timeout_s
+        count,
+        row_groups,
+        num_threads=num_threads,
+        timeout_s=timeout_s,
+        name_of=partial(_name_of, dataset, location),
     )
+
+
+def _name_of(dataset: ParquetDataset, location: Location, row_group: int) -> str:
+    group = dataset.row_groups[row_group]
+    return f"{location.name_of(f'{location.path}/{group.path}')}, row group {group.index}"
 
 
 def _piece(
@@ -198,7 +210,8 @@ def _piece(
     footers: FooterCache,
 ) -> PlannedPiece:
     group = dataset.row_groups[row_group]
-    return PlannedPiece(f"{location.path}/{group.path}", open_file, group.index, footers)
+    path, values = f"{location.path}/{group.path}", folder_values(group.path)
+    return PlannedPiece(path, open_file, group.index, footers, values)
 
 
 def _bytes_beside(

@@ -21,9 +21,12 @@ from sparkdl.data.arrow_from_numpy import to_arrow
 from sparkdl.data.dataset import ParquetDataset, missing_column_error
 from sparkdl.data.filesystems import Location, open_location
 from sparkdl.data.footers import scan_dataset
+from sparkdl.data.object_sizes import bytes_of
+from sparkdl.data.parquet_files import find_parquet_files
 from sparkdl.data.petastorm.codecs import decode_values
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of
+from sparkdl.data.petastorm.folder_values import folder_values
 from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
 from sparkdl.data.preparation import Preparation
 from sparkdl.data.row_filter import RowFilter, Values
@@ -119,15 +122,30 @@ def find_unischema_dataset(url: str) -> UnischemaDataset | None:
     if pickled is None:
         return None
     columns, _ = columns_of(_unpickle(pickled, url))
+    paths = find_parquet_files(open_location(url), url)
     # What a decoded object takes is not known before; as it lies in the files is near enough for a bound of bytes.
-    plain = scan_dataset(url, [column.name for column in columns if column.dtype == "object"])
-    sizes = {column.name: column.object_bytes for column in plain.columns}
+    sizes = _bytes_in_folders(paths)
+    objects = [column.name for column in columns if column.dtype == "object" and column.name not in sizes]
+    plain = scan_dataset(url, objects, paths=paths)
+    sizes |= {column.name: column.object_bytes for column in plain.columns}
     return UnischemaDataset(
         url=plain.url,
-        columns=tuple(replace(column, object_bytes=sizes.get(column.name, 0)) for column in columns),
+        columns=tuple(
+            replace(column, object_bytes=sizes.get(column.name, 0)) if column.dtype == "object" else column
+            for column in columns
+        ),
         row_groups=plain.row_groups,
         pickled_schema=pickled,
     )
+
+
+def _bytes_in_folders(paths: Sequence[str]) -> dict[str, int]:
+    """Return by name of a column that stands in the names of folders what its largest value takes as an object."""
+    sizes: dict[str, int] = {}
+    for path in paths:
+        for name, value in folder_values(path).items():
+            sizes[name] = max(sizes.get(name, 0), bytes_of(value))
+    return sizes
 
 
 def _decoded(schema: Any, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

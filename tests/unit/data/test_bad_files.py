@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
 from sparkdl.data.petastorm.watched_files import WatchedFiles
-from sparkdl.errors import CorruptFileError, DataError, FileChangedError, FileVanishedError
+from sparkdl.errors import (
+    ColumnMismatchError,
+    CorruptFileError,
+    DataError,
+    EmptyDatasetError,
+    FileChangedError,
+    FileVanishedError,
+)
 
 ROWS = 400  # of each of two files with two row groups
 FIRST, SECOND = "part-0.parquet", "part-1.parquet"
@@ -184,8 +191,16 @@ def other_length(table: pa.Table) -> pa.Table:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (other_type, DataError, "row group 0 failed: Column 'x' holds float here, but float64 elsewhere"),
-        (other_length, DataError, "row group 0 failed: Column 'v' has arrays of 3 elements; all must have 2"),
+        (
+            other_type,
+            ColumnMismatchError,
+            "row group 0 failed: Column 'x' holds float here, but float64 elsewhere",
+        ),
+        (
+            other_length,
+            ColumnMismatchError,
+            "row group 0 failed: Column 'v' has arrays of 3 elements; all must have 2",
+        ),
         (
             lambda table: table.drop_columns(["x"]),
             FileChangedError,
@@ -220,12 +235,38 @@ def test_columns_that_differ_between_files_are_named_with_both_files(dataset: Pa
     path = Path(dataset.url) / SECOND
     write(path, other_type(table_of(ROWS)))
     with pytest.raises(
-        DataError, match=r"'x' has the type double in part-0\.parquet and float in part-1\.parquet"
+        ColumnMismatchError,
+        match=r"'x' has the type double in /\S+/part-0\.parquet and float in /\S+/part-1\.parquet",
     ):
         scan_dataset(dataset.url)
     write(path, table_of(ROWS).drop_columns(["x"]))
-    with pytest.raises(DataError, match=r"'x' is in part-0\.parquet, but not in part-1\.parquet"):
+    with pytest.raises(
+        ColumnMismatchError, match=r"'x' is in /\S+/part-0\.parquet, but not in /\S+/part-1\.par"
+    ):
         scan_dataset(dataset.url)
+
+
+def test_a_type_that_cannot_be_fed_is_named_with_file_and_column(dataset: ParquetDataset) -> None:
+    struct = pa.array([{"a": 1}] * ROWS, pa.struct([("a", pa.int32())]))
+    for name in (FIRST, SECOND):
+        write(Path(dataset.url) / name, table_of(0).set_column(1, "x", struct))
+    with pytest.raises(
+        DataError, match=r"/part-0\.parquet cannot be fed: Column 'x' has the Arrow type struct"
+    ):
+        scan_dataset(dataset.url)
+
+
+def test_a_dataset_without_rows_is_an_error_of_its_own(dataset: ParquetDataset, tmp_path: Path) -> None:
+    with pytest.raises(EmptyDatasetError, match="None of the 800 rows passes the row filter"):
+        ParquetFeed(dataset, batch_size=64, row_filter=RowFilter(["x"], lambda values: values["x"] > 2))
+    for name in (FIRST, SECOND):
+        write(tmp_path / name, table_of(0).slice(0, 0))
+    with pytest.raises(EmptyDatasetError, match="have no rows"):
+        ParquetFeed(dataset.url, batch_size=64)
+    for name in (FIRST, SECOND):
+        (tmp_path / name).unlink()
+    with pytest.raises(EmptyDatasetError, match="There are no Parquet files"):
+        ParquetFeed(dataset.url, batch_size=64)
 
 
 def test_counting_for_a_row_filter_names_the_damaged_column_too(dataset: ParquetDataset) -> None:

@@ -45,7 +45,7 @@ def test_a_process_ends_though_reads_and_counts_of_a_store_never_do() -> None:
         check=False,
     )
     assert (finished.returncode, finished.stderr) == (0, "")
-    told = "Reading row group 0 of the dataset took longer than 0.2 s."
+    told = "Reading silent://a/a.parquet, row group 0 took longer than 0.2 s."
     assert [line[: len(told)] for line in finished.stdout.splitlines()] == [told, told]
 
 

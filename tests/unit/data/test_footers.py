@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetDataset, check_labels, scan_dataset
-from sparkdl.errors import DataError
+from sparkdl.errors import ColumnMismatchError, DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,9 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 def test_a_type_that_differs_between_files_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"'x' has the type int64 in a\.parquet and double in b\.parquet"):
+    with pytest.raises(
+        ColumnMismatchError, match=r"'x' has the type int64 in /\S+/a\.parquet and double in /\S+/b\.parquet"
+    ):
         scan_dataset(str(tmp_path))
 
 

@@ -16,12 +16,14 @@ import pytest
 
 from sparkdl.data import Column, ParquetFeed
 from sparkdl.data.sources import find_dataset
-from sparkdl.errors import DataError
+from sparkdl.errors import CorruptFileError, DataError
 from tests.unit.data.unischema_folders import SCHEMA, scene, write_scenes
 
 from petastorm import make_reader  # isort: skip - after the containment
 from petastorm.predicates import in_lambda, in_pseudorandom_split, in_set  # isort: skip
 from petastorm.transform import TransformSpec, edit_field  # isort: skip
+from petastorm.etl.dataset_metadata import UNISCHEMA_KEY  # isort: skip
+from petastorm.unischema import Unischema, UnischemaField  # isort: skip
 
 FED = ["id", "score", "matrix", "packed", "image"]
 OBJECTS = ["points", "name"]
@@ -225,3 +227,58 @@ def test_the_description_of_a_dataset_travels_to_the_ranks(scenes: str) -> None:
     dataset = pickle.loads(pickle.dumps(find_dataset(scenes, None)))
     np.testing.assert_array_equal(read(dataset, columns=["id"])["id"], np.arange(12))
     assert list(SCHEMA.fields) == [*FED[:5], "points", "name"]
+
+
+@pytest.fixture
+def partitioned(scenes: str) -> str:
+    """Scenes whose names, ids and flags stand in the names of folders, as ``partitionBy`` writes them."""
+    for path in sorted(Path(scenes).glob("*.parquet")):
+        table = pq.read_table(path)
+        path.unlink()
+        for row in range(table.num_rows):
+            number = table.column("id")[row].as_py()
+            folder = (
+                Path(scenes)
+                / f"id={number}"
+                / f"name=scene%3A {number}"
+                / f"is_even={number % 2 == 0}".lower()
+            )
+            folder.mkdir(parents=True)
+            pq.write_table(table.slice(row, 1).drop_columns(["id", "name"]), folder / "part-0.parquet")
+    flagged = Unischema(
+        "Flagged", [*SCHEMA.fields.values(), UnischemaField("is_even", np.bool_, (), None, False)]
+    )
+    pickled = pickle.dumps(flagged)
+    stored = pq.read_schema(Path(scenes) / "_common_metadata").with_metadata({UNISCHEMA_KEY: pickled})
+    pq.write_metadata(stored, Path(scenes) / "_common_metadata")
+    return scenes
+
+
+def test_partition_columns_are_decoded_from_the_names_of_their_folders(partitioned: str) -> None:
+    rows = read(partitioned, columns=["id", "matrix", "name", "is_even"])
+    numbers = np.arange(12)
+    np.testing.assert_array_equal(rows["id"], numbers)
+    assert rows["id"].dtype == np.int32
+    assert rows["name"].tolist() == [f"scene: {number}" for number in numbers]
+    np.testing.assert_array_equal(rows["is_even"], numbers % 2 == 0)
+    np.testing.assert_array_equal(rows["matrix"], [scene(number)["matrix"] for number in numbers])
+    kept = read(partitioned, row_filter=in_set(["scene: 3", "scene: 7"], "name"))
+    assert kept["id"].tolist() == [3, 7]
+
+    def change(row: dict[str, Any]) -> dict[str, Any]:
+        return {"length": np.int64(len(row["name"]))}
+
+    spec = TransformSpec(change, edit_fields=[("length", np.int64, (), False)], selected_fields=["length"])
+    assert sorted(read(partitioned, columns=["name"], transform=spec)["length"]) == [8] * 10 + [9] * 2
+
+
+def test_a_partition_column_hides_no_damage_of_others(partitioned: str) -> None:
+    path = next(Path(partitioned).glob("id=5/*/*/part-0.parquet"))
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    with ParquetFeed(partitioned, columns=["name", "score"], batch_size=4) as feed:
+        path.write_bytes(bytes(content))
+        with pytest.raises(CorruptFileError, match=r"name=scene%3A 5/.*row group 0, column 'score' failed"):
+            list(feed)

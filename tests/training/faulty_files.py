@@ -1,0 +1,36 @@
+"""A filesystem of local files whose second file fails in a way that is chosen. Runs on *ranks*."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+BAD_FILE = "part-1.parquet"
+
+
+class FaultyFiles(LocalFileSystem):
+    """Local files, of which ``part-1.parquet`` cannot be opened."""
+
+    protocol = "faulty"
+    cachable = False
+    fault = "silent"
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if path.endswith(BAD_FILE):
+            if FaultyFiles.fault == "silent":
+                threading.Event().wait()
+            raise PermissionError("The provided token has expired.")
+        return super().open(path, mode, **options)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("faulty://"))
+
+
+def register(fault: str) -> None:
+    """Have ``faulty:///folder`` name a local folder whose second file is ``"silent"`` or ``"expired"``."""
+    FaultyFiles.fault = fault
+    fsspec.register_implementation("faulty", FaultyFiles, clobber=True)

@@ -12,7 +12,8 @@ from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.errors import CheckpointError
 from sparkdl.training.checkpoint_files import DamagedFileError
 from sparkdl.training.checkpoint_folder import CheckpointFolder
-from sparkdl.training.fit_identity import check_identity, fit_identity
+from sparkdl.training.fit_identity import fit_identity
+from sparkdl.training.identity_check import check_identity
 from sparkdl.training.reading_deadline import read_timeout_s
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """What makes two fits one fit: the model's structure, the dataset, and what else the course of the weights hangs on.
 
-A checkpoint holds the identity of its fit, and only a fit with the same one goes on from it. Not part of it are the
+A checkpoint holds the identity of its fit, and only a fit with the same one goes on from it
+(:mod:`sparkdl.training.identity_check`). Not part of it are the
 first weights, which a checkpoint replaces, the number of ranks, and what changes no number. Runs on the *driver* and
 on a *rank*.
 """
@@ -9,13 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkdl.data import ParquetFeed
-from sparkdl.errors import CheckpointError
+from sparkdl.training.descriptions import (
+    checksum,
+    described,
+    described_modules,
+    described_optimizer,
+    is_plain,
+)
 from sparkdl.training.optimizer import make_optimizer
 
 if TYPE_CHECKING:
@@ -28,9 +35,38 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 64
 
 _WITHOUT_EFFECT = frozenset(
-    {"epochs", "cache", "device", "compile", "num_threads", "num_reader_threads", "has_unused_parameters"}
+    {
+        "epochs",
+        "cache",
+        "device",
+        "compile",
+        "num_threads",
+        "num_reader_threads",
+        "has_unused_parameters",
+        "validation_rows",  # what is not trained on
+        "callbacks",
+        "checkpoints",
+    }
 )
 """Fields of the spec that may be others when a fit goes on."""
+
+_DESCRIBED = frozenset(
+    {
+        "model",
+        "inputs",
+        "heads",
+        "user_step",
+        "augment",
+        "optimizer",
+        "scheduler",
+        "training_rows",
+        "metrics",
+        "best",
+        "patience",
+        "watched",
+    }
+)
+"""Fields that are no plain values, and are compared by descriptions of them."""
 
 _PARAM_OF_FIELD = {
     "accumulated_batches": "gradientAccumulationSteps",
@@ -45,47 +81,32 @@ def fit_identity(
     """Return the identity of a fit as JSON holds it; reads the first rows of the dataset, in that time."""
     return {
         "tensors": _tensors(spec.model),
+        "modules": described_modules(spec.model),
         "dataset": _dataset(dataset, spec, read_timeout_s),
         "settings": {
-            "model": type(spec.model).__name__,
-            "loss": ", ".join(_name(head.loss) for head in spec.heads)
-            if spec.user_step is None
-            else "trainStep",
+            "loss": "trainStep"
+            if spec.user_step is not None
+            else ", ".join(str(described(head.loss)) for head in spec.heads),
             "lossWeights": [head.weight for head in spec.heads],
             "labelCol": list(spec.label_names),
+            **{f"labels {head.label.name!r}": described(head.label) for head in spec.heads},
+            "trainStep": described(spec.user_step),
             "featuresCol": list(spec.inputs.names),
-            "optimizer": _optimizer(spec),
+            "passFeaturesBy": "name" if spec.inputs.by_name else "position",
+            "paddingValue": described(spec.inputs.padding_value),
+            "prepareFeatures": described(spec.inputs.prepare),
+            "inputs of the model": [f"{each.name} as {each.dtype}" for each in spec.inputs.inputs],
+            "augment": described(spec.augment),
+            **described_optimizer(make_optimizer(spec.optimizer, spec.model), spec.model),
             # A schedule is made for a number of epochs.
             "scheduler": None
             if spec.scheduler is None
-            else f"{_name(spec.scheduler)} for {spec.epochs} epochs",
+            else f"{described(spec.scheduler)} for {spec.epochs} epochs",
             "rows to train on": _rows(spec.training_rows),
+            **_goals(spec),
             **_plain_fields(spec),
         },
     }
-
-
-def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) -> None:
-    """Check that a fit may go on from the checkpoints at a URL.
-
-    Args:
-        then: identity of the fit that wrote them.
-        now: identity of the fit that reads them.
-        url: of the folder, for the error.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    differences = [
-        *_differing_tensors(then.get("tensors", {}), now["tensors"]),
-        *_differing("the dataset's ", then.get("dataset", {}), now["dataset"]),
-        *_differing("", then.get("settings", {}), now["settings"]),
-    ]
-    if differences:
-        raise CheckpointError(
-            f"checkpointDir {url} holds checkpoints of another fit: {'; '.join(differences)}. Choose another "
-            "checkpointDir, make these as they were, or remove the checkpoints."
-        )
 
 
 def _tensors(module: nn.Module) -> dict[str, str]:
@@ -103,7 +124,8 @@ def _shape(tensor: Any) -> str:
 
 
 def _dataset(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s: float) -> dict[str, Any]:
-    names = spec.columns()
+    marks = () if spec.training_rows is None else tuple(spec.training_rows.columns)
+    names = tuple(dict.fromkeys((*spec.columns(), *marks)))
     chosen = None if spec.training_rows is None else spec.training_rows.counts
     return {
         "number of rows": dataset.num_rows,
@@ -115,14 +137,15 @@ def _dataset(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s: float)
 
 
 def _digest(counts: Sequence[int]) -> str:
-    return hashlib.sha256(np.array(counts, dtype=np.int64).tobytes()).hexdigest()[:16]
+    return checksum(np.array(counts, dtype=np.int64).tobytes())
 
 
 def _rows(choice: RowChoice | None) -> str:
     if choice is None:
         return "all"
-    counts = np.array(choice.counts, dtype=np.int64)
-    return f"{counts.sum()} in {hashlib.sha256(counts.tobytes()).hexdigest()[:16]}"
+    assert choice.counts is not None, "the rows to train on were counted before the fit"
+    marked = f" by {', '.join(choice.columns)}" if choice.columns else ""
+    return f"{sum(choice.counts)} in {_digest(choice.counts)}{marked}"
 
 
 def _column(dataset: ParquetDataset, name: str) -> str:
@@ -148,55 +171,30 @@ def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s:
     return digest.hexdigest()[:16]
 
 
-def _name(value: object) -> str:
-    return str(getattr(value, "__qualname__", type(value).__qualname__))
-
-
-def _optimizer(spec: TrainingSpec) -> str:
-    optimizer = make_optimizer(spec.optimizer, spec.model)
-    options = ", ".join(
-        f"{name}={value}"
-        for name, value in sorted(optimizer.defaults.items())
-        if isinstance(value, (bool, int, float, str, tuple))
-    )
-    return f"{type(optimizer).__name__}({options})"
+def _goals(spec: TrainingSpec) -> dict[str, Any]:
+    """What decides on the epoch that the model is from and on the end of the fit."""
+    watched = spec.watched if spec.patience is not None else None
+    deciding = {goal.metric.removeprefix("val_") for goal in (spec.best, watched) if goal is not None}
+    return {
+        "bestMetric": None if spec.best is None else spec.best.metric,
+        "bestMode": None if spec.best is None else spec.best.mode,
+        "earlyStoppingPatience": None if spec.patience is None else spec.patience.epochs,
+        "earlyStoppingMinDelta": None if spec.patience is None else spec.patience.min_delta,
+        "metric to stop early by": None if watched is None else f"{watched.metric}, {watched.mode}",
+        **{f"metric {name!r}": described(spec.metrics[name]) for name in deciding if name in spec.metrics},
+    }
 
 
 def _plain_fields(spec: TrainingSpec) -> dict[str, Any]:
     fields = {}
-    for each in dataclasses.fields(spec):
-        value = getattr(spec, each.name)
-        if each.name not in _WITHOUT_EFFECT and _is_plain(value):
-            fields[_param_name(each.name)] = list(value) if isinstance(value, tuple) else value
+    for name in (field.name for field in dataclasses.fields(spec)):
+        if name not in _WITHOUT_EFFECT | _DESCRIBED:
+            value = getattr(spec, name)
+            assert is_plain(value), f"{name} has to be described"
+            fields[_param_name(name)] = value
     return fields
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
 
 
 def _param_name(field: str) -> str:
     first, *others = field.split("_")
     return _PARAM_OF_FIELD.get(field, first + "".join(map(str.capitalize, others)))
-
-
-def _differing_tensors(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    for name in {**then, **now}:
-        if then.get(name) != now.get(name):
-            was, is_ = (tensors.get(name, "not there") for tensors in (then, now))
-            return [f"the model's {name} was {was} and is {is_}"]
-    return []
-
-
-def _differing(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    differences = []
-    for name in now:
-        # An older version of sparkdl may not have had it.
-        if name in then and then[name] != now[name]:
-            hidden = name in ("row groups", "training rows", "first rows")
-            values = "were others" if hidden else f"was {then[name]!r} and is {now[name]!r}"
-            differences.append(f"{what}{name} {values}")
-    missing = [name for name in then if name not in now and name.startswith("column ")]
-    return [*differences, *(f"{what}{name} is not there" for name in missing)]

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from sparkdl.data import scan_dataset
 from sparkdl.errors import CheckpointError, StoreError
 from sparkdl.training.checkpoint import FILES, FORMAT_VERSION, MANIFEST, Content, Manifest
 from sparkdl.training.checkpoint_choice import choose_checkpoint
 from sparkdl.training.checkpoint_files import load_file
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from sparkdl.training.checkpoint_writer import CheckpointWriter
-from sparkdl.training.fit_identity import check_identity, fit_identity
 from sparkdl.training.host_copy import copy_to_host
-from tests.training.training_scenes import make_model, make_spec, write_dataset
 
 IDENTITY: dict[str, Any] = {"tensors": {}, "dataset": {}, "settings": {}}
 
@@ -149,53 +143,6 @@ def test_a_fit_of_fewer_epochs_is_an_error(folder):
     write(folder, 3)
     with pytest.raises(CheckpointError, match="come to the end of epoch 3, and epochs is 2. Raise epochs"):
         choose_checkpoint(folder, IDENTITY, epochs=2)
-
-
-CHANGES = {
-    "another layer": (
-        {"model": make_model(5)},
-        "the model's 2.weight was float32 .3, 8. and is float32 .5, 8.",
-    ),
-    "another batch size": ({"batch_size": 4}, "batchSize was 8 and is 4"),
-    "another learning rate": (
-        {"optimizer": partial(torch.optim.SGD, lr=0.2, momentum=0.9)},
-        r"optimizer was 'SGD\(.*lr=0.1.* and is 'SGD\(.*lr=0.2",
-    ),
-    "another optimizer": ({"optimizer": torch.optim.Adam}, "optimizer was 'SGD.* and is 'Adam"),
-    "another loss": ({"loss": nn.MultiMarginLoss()}, "loss was 'CrossEntropyLoss' and is 'MultiMarginLoss'"),
-    "another seed": ({"seed": 8}, "seed was 7 and is 8"),
-    "accumulation": ({"accumulated_batches": 2}, "gradientAccumulationSteps was 1 and is 2"),
-    "weighted rows": ({"weight": "w"}, "weightCol was None and is 'w'"),
-}
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), 33)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_checkpoints_of_another_fit_are_an_error_that_says_what_differs(dataset, change):
-    changes, said = CHANGES[change]
-    then = json.loads(json.dumps(fit_identity(make_spec(), dataset)))
-    check_identity(then, fit_identity(make_spec(), dataset), "/there")
-    now = fit_identity(make_spec(**changes), dataset)
-    with pytest.raises(CheckpointError, match=f"/there holds checkpoints of another fit: .*{said}"):
-        check_identity(then, now, "/there")
-
-
-def test_checkpoints_of_another_dataset_are_an_error(dataset, tmp_path):
-    then = fit_identity(make_spec(), dataset)
-    others = {"number of rows was 33 and is 34": write_dataset(tmp_path / "longer", 34)}
-    others["row groups were others"] = write_dataset(tmp_path / "cut", 33, rows_per_group=7)
-    for said, other in others.items():
-        with pytest.raises(CheckpointError, match=f"the dataset's {said}"):
-            check_identity(then, fit_identity(make_spec(), other), "/there")
-    same = write_dataset(tmp_path / "copied", 33)
-    os.rename(tmp_path / "copied" / "part-0.parquet", tmp_path / "copied" / "part-1.parquet")
-    check_identity(then, fit_identity(make_spec(), scan_dataset(same.url)), "/there")
-    with pytest.raises(CheckpointError, match="column 'y' is not there"):
-        check_identity(then, fit_identity(make_spec(label="target"), dataset), "/there")
 
 
 def test_what_no_checkpoint_can_hold_is_named_when_it_is_written():

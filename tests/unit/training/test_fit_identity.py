@@ -1,0 +1,285 @@
+"""Which fits go on from the checkpoints of a fit, and what is said to the others."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics.classification import BinaryAccuracy
+
+from sparkdl.data import scan_dataset
+from sparkdl.data.row_filter import RowFilter
+from sparkdl.errors import CheckpointError
+from sparkdl.training.callbacks import Callback
+from sparkdl.training.early_stopping import Patience
+from sparkdl.training.fit_identity import fit_identity
+from sparkdl.training.goal import Goal
+from sparkdl.training.identity_check import check_identity
+from sparkdl.training.model_inputs import ModelInput
+from tests.training.training_scenes import make_model, make_spec, write_dataset
+
+
+def halve(columns: Any) -> Any:
+    return columns
+
+
+def in_two_groups(rate: float) -> Any:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        weight, bias, *others = parameters
+        groups = [{"params": [weight, bias], "lr": rate}, {"params": others}]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    return make
+
+
+def reversed_parameters(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(parameters)[::-1], lr=0.1, momentum=0.9)
+
+
+def with_inputs(**changes: Any) -> dict[str, Any]:
+    return {"inputs": replace(make_spec().inputs, **changes)}
+
+
+def with_classes(*classes: str) -> dict[str, Any]:
+    (head,) = make_spec().heads
+    return {"heads": (replace(head, label=replace(head.label, classes=classes)),)}
+
+
+def stepwise(gamma: float) -> Any:
+    return partial(scheduler_of, gamma=gamma)
+
+
+def scheduler_of(optimizer: torch.optim.Optimizer, steps: int, gamma: float) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, steps, gamma)
+
+
+def right(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == labels).float()
+
+
+def wrong(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return 1 - right(outputs, labels)
+
+
+BY_LOSS, BY_RIGHT = Goal(metric="val_loss"), Goal(metric="val_right", mode="max")
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "another layer": (
+        {},
+        {"model": make_model(5)},
+        "the model's 2.weight was float32 .3, 8. and is float32 .5, 8.",
+    ),
+    "another function between layers": (
+        {},
+        {"model": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
+        r"the model's 1 was Tanh\(\) and is ReLU",
+    ),
+    "another dropout": (
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1))},
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2))},
+        r"the model's 1 was Dropout\(inplace=False, p=0.1\) and is Dropout\(inplace=False, p=0.2\)",
+    ),
+    "another batch size": ({}, {"batch_size": 4}, "batchSize was 8 and is 4"),
+    "another learning rate": (
+        {},
+        {"optimizer": partial(torch.optim.SGD, lr=0.2, momentum=0.9)},
+        r"optimizer was 'SGD\(.*lr=0.1.* and is 'SGD\(.*lr=0.2",
+    ),
+    "another optimizer": ({}, {"optimizer": torch.optim.Adam}, "optimizer was 'SGD.* and is 'Adam"),
+    "another learning rate of some layers": (
+        {"optimizer": in_two_groups(0.1)},
+        {"optimizer": in_two_groups(0.2)},
+        r"optimizer was 'SGD\(.*lr=0.1.*; .*lr=0.1.* and is 'SGD\(.*lr=0.2.*; .*lr=0.1",
+    ),
+    "parameters in another order": (
+        {},
+        {"optimizer": reversed_parameters},
+        "parameters of the optimizer were others",
+    ),
+    "another loss": (
+        {},
+        {"loss": nn.MultiMarginLoss()},
+        "loss was .CrossEntropyLoss.* and is .MultiMarginLoss",
+    ),
+    "another option of the loss": (
+        {"loss": nn.HuberLoss()},
+        {"loss": nn.HuberLoss(delta=2.0)},
+        r"loss was .HuberLoss\(delta=1.0.* and is .HuberLoss\(delta=2.0",
+    ),
+    "smoothed labels": (
+        {},
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+        "label_smoothing=0.0.* and is .*label_smoothing=0.1",
+    ),
+    "weighted classes": (
+        {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, 1.0]))},
+        {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, 2.0]))},
+        r"loss was .*weight=\(3,\) .* and is .*weight=\(3,\)",
+    ),
+    "another seed": ({}, {"seed": 8}, "seed was 7 and is 8"),
+    "accumulation": ({}, {"accumulated_batches": 2}, "gradientAccumulationSteps was 1 and is 2"),
+    "weighted rows": ({}, {"weight": "w"}, "weightCol was None and is 'w'"),
+    "rows that are no longer weighted": ({"weight": "w"}, {}, "weightCol was 'w' and is None"),
+    "clipping": ({"max_grad_norm": 1.0}, {}, "maxGradNorm was 1.0 and is None"),
+    "a scheduler": ({}, {"scheduler": stepwise(0.1)}, "scheduler was None and is 'scheduler_of"),
+    "no scheduler": ({"scheduler": stepwise(0.1)}, {}, "scheduler was 'scheduler_of.* and is None"),
+    "another option of the scheduler": (
+        {"scheduler": stepwise(0.1)},
+        {"scheduler": stepwise(0.2)},
+        r"scheduler was 'scheduler_of\(gamma=0.1\) for 2 epochs' and is 'scheduler_of\(gamma=0.2\)",
+    ),
+    "a schedule of another length": (
+        {"scheduler": stepwise(0.1)},
+        {"scheduler": stepwise(0.1), "epochs": 3},
+        "scheduler was '.* for 2 epochs' and is '.* for 3 epochs'",
+    ),
+    "prepared features": ({}, with_inputs(prepare=halve), "prepareFeatures was None and is 'halve'"),
+    "features no longer prepared": (
+        with_inputs(prepare=halve),
+        {},
+        "prepareFeatures was 'halve' and is None",
+    ),
+    "features passed by name": (
+        {},
+        with_inputs(by_name=True),
+        "passFeaturesBy was 'position' and is 'name'",
+    ),
+    "another padding": (
+        with_inputs(padding_value=0.0),
+        with_inputs(padding_value=-1.0),
+        "paddingValue was '0.0' and is '-1.0'",
+    ),
+    "inputs of another type": (
+        {},
+        with_inputs(inputs=(ModelInput(name="x", dtype="float64"),)),
+        "inputs of the model was .'x as float32'. and is .'x as float64'",
+    ),
+    "other classes": (
+        with_classes("a", "b", "c"),
+        with_classes("a", "b", "d"),
+        "labels 'y' was .*'a', 'b', 'c'",
+    ),
+    "augmented rows": ({}, {"augment": halve}, "augment was None and is 'halve'"),
+    "another function that augments": (
+        {"augment": halve},
+        {"augment": right},
+        "augment was 'halve' and is 'right'",
+    ),
+    "a step of the user's": ({}, {"user_step": halve}, "trainStep was None and is 'halve'"),
+    "another step of the user's": (
+        {"user_step": halve},
+        {"user_step": right},
+        "trainStep was 'halve' and is 'right'",
+    ),
+    "another best metric": (
+        {"best": BY_LOSS},
+        {"best": BY_RIGHT, "metrics": {"right": right}},
+        "bestMetric was 'val_loss' and is 'val_right'; bestMode was 'min' and is 'max'",
+    ),
+    "no best metric": ({"best": BY_LOSS}, {}, "bestMetric was 'val_loss' and is None"),
+    "another best mode": (
+        {"best": BY_RIGHT, "metrics": {"right": right}},
+        {"best": replace(BY_RIGHT, mode="min"), "metrics": {"right": right}},
+        "bestMode was 'max' and is 'min'",
+    ),
+    "another metric of that name": (
+        {"best": BY_RIGHT, "metrics": {"right": right}},
+        {"best": BY_RIGHT, "metrics": {"right": wrong}},
+        "metric 'right' was 'right' and is 'wrong'",
+    ),
+    "another option of a metric": (
+        {"best": BY_RIGHT, "metrics": {"right": BinaryAccuracy(threshold=0.5)}},
+        {"best": BY_RIGHT, "metrics": {"right": BinaryAccuracy(threshold=0.6)}},
+        "metric 'right' was .BinaryAccuracy.*threshold=0.5.* and is .*threshold=0.6",
+    ),
+    "another patience": (
+        {"patience": Patience(epochs=2), "watched": BY_LOSS},
+        {"patience": Patience(epochs=3), "watched": BY_LOSS},
+        "earlyStoppingPatience was 2 and is 3",
+    ),
+    "another metric to stop by": (
+        {"patience": Patience(epochs=2), "watched": BY_LOSS},
+        {"patience": Patience(epochs=2), "watched": Goal(metric="loss")},
+        "metric to stop early by was 'val_loss, min' and is 'loss, min'",
+    ),
+    "rows set aside": (
+        {},
+        {"training_rows": RowFilter("validates", halve, (1,) * 7)},
+        "rows to train on was 'all' and is '7 in .* by validates'",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), 33)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_checkpoints_of_another_fit_are_an_error_that_says_what_differs(dataset, change):
+    before, after, said = CHANGES[change]
+    then = json.loads(json.dumps(fit_identity(make_spec(**before), dataset)))
+    check_identity(then, fit_identity(make_spec(**before), dataset), "/there")
+    now = fit_identity(make_spec(**after), dataset)
+    with pytest.raises(CheckpointError, match=f"/there holds checkpoints of another fit: .*{said}"):
+        check_identity(then, now, "/there")
+
+
+class CountingLoss(nn.Module):
+    """A loss of the user's own that remembers its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(()))
+
+
+def test_what_changes_no_number_may_be_another(dataset):
+    then = fit_identity(make_spec(metrics={"right": right}, loss=CountingLoss()), dataset)
+    called = CountingLoss()
+    called.calls, called.seen = 7, torch.ones(())
+    changes = {
+        "loss": called,
+        "metrics": {"wrong": wrong},
+        "epochs": 9,
+        "num_threads": 2,
+        "cache": "memory",
+        "callbacks": (Callback(),),
+        "watched": BY_RIGHT,  # without patience
+        "validation_rows": RowFilter("never", halve, (0,)),
+    }
+    check_identity(then, fit_identity(make_spec(**changes), dataset), "/there")
+
+
+def test_every_field_of_a_fit_is_compared_or_known_to_change_nothing(dataset):
+    """One that is new and no plain value cannot be forgotten: it is an AssertionError."""
+    settings = fit_identity(make_spec(), dataset)["settings"]
+    assert {
+        "deterministic",
+        "precision",
+        "shuffle",
+        "syncBatchNorm",
+        "learningRateScaling",
+    } <= settings.keys()
+    with pytest.raises(AssertionError, match="batch_size has to be described"):
+        fit_identity(make_spec(batch_size=object()), dataset)
+
+
+def test_checkpoints_of_another_dataset_are_an_error(dataset, tmp_path):
+    then = fit_identity(make_spec(), dataset)
+    others = {"number of rows was 33 and is 34": write_dataset(tmp_path / "longer", 34)}
+    others["row groups were others"] = write_dataset(tmp_path / "cut", 33, rows_per_group=7)
+    for said, other in others.items():
+        with pytest.raises(CheckpointError, match=f"the dataset's {said}"):
+            check_identity(then, fit_identity(make_spec(), other), "/there")
+    same = write_dataset(tmp_path / "copied", 33)
+    os.rename(tmp_path / "copied" / "part-0.parquet", tmp_path / "copied" / "part-1.parquet")
+    check_identity(then, fit_identity(make_spec(), scan_dataset(same.url)), "/there")
+    with pytest.raises(CheckpointError, match="column 'y' is not there"):
+        check_identity(then, fit_identity(make_spec(label="target"), dataset), "/there")

@@ -1,6 +1,7 @@
 """Batch normalization with the statistics of all ranks' rows. Runs on the *rank*, on tensors of any device.
 
-One sum over the ranks for the means, one for the variances, and one back, of two numbers per channel.
+One sum over the ranks for the means, one for the variances, and one back, of two numbers per channel; in training
+alone, so that ranks may look at different numbers of batches elsewhere.
 """
 
 from __future__ import annotations
@@ -41,15 +42,21 @@ class SyncBatchNorm(_BatchNorm):
         return tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize; in training with the statistics of all ranks, which also move the running ones."""
+        """Normalize; in training with the statistics of all ranks, which also move the running ones.
+
+        Outside of training no rank waits for another, also where there are no running statistics: like torch's layers
+        it then takes those of its own rows. In training one value per channel, on all ranks together, has no variance:
+        the running statistics normalize it and stay as they are.
+        """
         self._check_input_dim(input)
-        if self._num_ranks() == 1 or not (self.training or not self.track_running_stats):
+        if self._num_ranks() == 1 or not self.training:
             return super().forward(input)
+        running = (self.running_mean, self.running_var) if self.track_running_stats else None
         normalized, mean, variance, count = _Normalize.apply(
-            input, self.weight, self.bias, self.eps, self._add_up, float(self.counts_rows)
+            input, self.weight, self.bias, self.eps, self._add_up, float(self.counts_rows), running
         )
-        if self.training and self.track_running_stats:
-            self._move_running_statistics(mean, variance * (count / (count - 1)) if count > 1 else variance)
+        if self.track_running_stats and count > 1:
+            self._move_running_statistics(mean, variance * (count / (count - 1)))
         return normalized  # type: ignore[no-any-return]  # torch does not type it
 
     def _move_running_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
@@ -98,10 +105,14 @@ class _Normalize(torch.autograd.Function):
         eps: float,
         add_up: AddUp,
         share: float,
+        running: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> Any:
         wide = _widen(input)
         axes = _all_but_channels(wide)
         count, mean, variance = _joint_statistics(wide, axes, add_up, share)
+        ctx.has_statistics = count > 1 or running is None
+        if running is not None and count == 1:
+            mean, variance = (each.to(wide.dtype, copy=True) for each in running)
         scale = (variance + eps).rsqrt()
         centred = wide - _along_channels(mean, wide)
         normalized = centred * _along_channels(scale, wide)
@@ -122,16 +133,19 @@ class _Normalize(torch.autograd.Function):
         grad = _widen(grads[0])
         axes = _all_but_channels(grad)
         grad_bias, grad_weight = grad.sum(axes), (grad * normalized).sum(axes)
-        sums = ctx.add_up(torch.stack([grad_bias, grad_weight])) / ctx.count
-        # Rows that did not count have moved neither mean nor variance.
-        through_statistics = _along_channels(sums[0], grad) + normalized * _along_channels(sums[1], grad)
-        centred = (grad - ctx.share * through_statistics) * _along_channels(
-            scale if weight is None else scale * weight, grad
-        )
+        centred = grad
+        if ctx.has_statistics:  # or not, on all ranks alike
+            sums = ctx.add_up(torch.stack([grad_bias, grad_weight])) / ctx.count
+            # Rows that did not count have moved neither mean nor variance.
+            centred = grad - ctx.share * (
+                _along_channels(sums[0], grad) + normalized * _along_channels(sums[1], grad)
+            )
+        centred = centred * _along_channels(scale if weight is None else scale * weight, grad)
         return (
             centred.to(ctx.dtype),
             None if weight is None else grad_weight.to(weight.dtype),
             grad_bias.to(ctx.dtype if weight is None else weight.dtype) if ctx.has_bias else None,
+            None,
             None,
             None,
             None,

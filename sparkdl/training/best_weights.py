@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sparkdl.training.fit_state import load_module_state, module_state
+
 if TYPE_CHECKING:
     from sparkdl.training.goal import Goal
     from sparkdl.training.history import EpochRecord
@@ -31,7 +33,8 @@ class BestWeights:
 
     def __init__(self, goal: Goal, module: nn.Module, *, is_keeper: bool) -> None:
         self._goal, self._module, self._is_keeper = goal, module, is_keeper
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, dict[str, Any]] = {}
+        """What :func:`~sparkdl.training.fit_state.module_state` says, copied."""
         self._best: float | None = None
         self.epoch: int | None = None
 
@@ -43,7 +46,8 @@ class BestWeights:
         self._best, self.epoch = value, record.epoch
         if self._is_keeper:
             self._kept = {
-                name: _kept(part, self._kept.get(name)) for name, part in self._module.state_dict().items()
+                kind: {name: _kept(part, self._kept.get(kind, {}).get(name)) for name, part in parts.items()}
+                for kind, parts in module_state(self._module).items()
             }
 
     def restore(self) -> int | None:
@@ -59,7 +63,7 @@ class BestWeights:
                 )
             return None
         if self._is_keeper:
-            self._module.load_state_dict(self._kept)
+            load_module_state(self._module, self._kept)
         return self.epoch
 
     def state_dict(self) -> dict[str, Any]:

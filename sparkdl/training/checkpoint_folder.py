@@ -133,16 +133,31 @@ class CheckpointFolder:
         return name
 
     def mark_best(self, name: str) -> None:
-        """Have a checkpoint kept, in the place of the one that was the best before."""
-        _commit(self._location, _BEST, json.dumps({"checkpoint": name}) + "\n")
+        """Have a checkpoint kept, in the place of the one that was the best before.
+
+        Raises:
+            StoreError: if that cannot be written.
+        """
+        try:
+            _commit(self._location, _BEST, json.dumps({"checkpoint": name}) + "\n")
+        except Exception as error:
+            raise StoreError(
+                f"{self.url}/{_BEST}, which names the best checkpoint, cannot be written: {explain_failure(error)}"
+            ) from error
 
     def best(self) -> str | None:
-        """Return the name of the best checkpoint, if one was marked."""
+        """Return the name of the best checkpoint, if one was marked.
+
+        Raises:
+            StoreError: if that cannot be read.
+        """
         try:
             with self._location.filesystem.open(f"{self._location.path}/{_BEST}", "rb") as file:
                 content: Any = json.loads(file.read())
         except (FileNotFoundError, ValueError):
             return None
+        except OSError as error:
+            raise StoreError(f"{self.url}/{_BEST} cannot be read: {explain_failure(error)}") from error
         return str(content["checkpoint"]) if isinstance(content, dict) and "checkpoint" in content else None
 
     def remove(self, name: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import TimeoutError as FutureTimeoutError
+import logging
+from concurrent.futures import wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkdl.data.daemon_threads import DaemonThreads
-from sparkdl.errors import StoreError
+from sparkdl.errors import SparkdlError, StoreError
 from sparkdl.training.checkpoint import Manifest
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from sparkdl.training.checkpoint import Content
     from sparkdl.training.checkpoint_folder import CheckpointFolder
+
+logger = logging.getLogger(__name__)
 
 EARLIER_TIMEOUT_S = 240.0
 """How long a checkpoint waits for the one before it: less than other ranks wait for this one in a collective."""
@@ -64,13 +67,13 @@ class CheckpointWriter:
         """
         if self._writing is None:
             return
-        try:
-            self._writing.result(timeout_s)
-        except FutureTimeoutError:
+        # A store's own timeout, which ends the writing, is a TimeoutError too.
+        if wait([self._writing], timeout_s).not_done:
             raise StoreError(
                 f"A checkpoint was still being written to {self._folder.url} after {timeout_s:g} s. Choose a "
                 "checkpointDir on a faster store, or a larger checkpointEverySteps."
-            ) from None
+            )
+        self._writing.result()
         self._writing = None
 
     def close(self, *, failed: bool) -> None:
@@ -88,7 +91,10 @@ class CheckpointWriter:
         name = self._folder.write(content)
         if is_best:
             self._folder.mark_best(name)
-        self._remove_old(name)
+        try:
+            self._remove_old(name)
+        except SparkdlError as error:  # training does not depend on it
+            logger.warning("Checkpoints that are no longer kept could not be removed: %s", error)
 
     def _remove_old(self, newest: str) -> None:
         found = list(self._folder.newest_first())

@@ -118,7 +118,7 @@ def _train(
         read_timeout_s=read_timeout_s(communicator),
     )
     with feed, single_rows_allowed(module), ExitStack() as stack:
-        if spec.sync_batch_norm:
+        if spec.sync_batch_norm and communicator.world_size > 1:
             stack.enter_context(synchronized_batch_norms(module))
         if spec.compile:
             module.compile()

@@ -31,20 +31,25 @@ def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetr
     """Return a metric of torchmetrics as one of this pass; None for a function of ``(outputs, targets)``.
 
     Raises:
-        ParamError: if what is there to make a metric fails, or makes something else.
+        ParamError: if what is there to make a metric fails, or makes something else; or the metric holds others.
     """
-    if not _is_metric(metric):
+    if not _is_metric(metric) and not _is_collection(metric):
         if not is_factory(metric):
             return None
         try:
             metric = metric()
         except Exception as error:
             raise ParamError(f"Metric {name!r} cannot be made: {type(error).__name__}: {error}") from error
-        if not _is_metric(metric):
+        if not _is_metric(metric) and not _is_collection(metric):
             raise ParamError(
                 f"Metric {name!r} is a function without arguments that returned a {type(metric).__name__}. Give a "
                 "function of (outputs, targets), or one that makes a metric of torchmetrics."
             )
+    if _holds_metrics(metric):
+        raise ParamError(
+            f"Metric {name!r} is a {type(metric).__name__}, which holds other metrics, whose states ranks cannot put "
+            "together. Give each of those under a name of its own."
+        )
     return StateMetric(name, metric, device)
 
 
@@ -80,6 +85,8 @@ class StateMetric:
         self._metric.sync_on_compute = self._metric._to_sync = False
         self._metric.dist_sync_on_step = False
         self._device = device
+        self._earlier: list[dict[str, Any]] = []
+        """States of ranks that a fit goes on without. A metric may take joined states to compute, but not to update."""
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
         """Take in a batch; a metric of classification gets labels as integers."""
@@ -91,24 +98,30 @@ class StateMetric:
     def pack(self) -> bytes:
         """Return this rank's states."""
         states = {name: getattr(self._metric, name) for name in self._metric._reductions}
-        content = {**states, _UPDATES: self._metric._update_count}
+        content = [{**states, _UPDATES: self._metric._update_count}, *self._earlier]
         buffer = io.BytesIO()
         torch.save(_on_cpu(content), buffer)
         return buffer.getvalue()
 
-    def take(self, packed: list[bytes]) -> bool:
-        """Take the joined states of ranks for its own; return whether any of them had seen rows."""
-        ranks = [
+    def take(self, packed: list[bytes]) -> None:
+        """Go on with what ranks packed: with the first one's states for its own, and the others' until they merge."""
+        ranks = self._unpacked(packed)
+        if ranks:
+            self._earlier = ranks[1:]
+            self._set(ranks[:1])
+
+    def _unpacked(self, packed: list[bytes]) -> list[dict[str, Any]]:
+        """The states of those that saw rows."""
+        contents = (
             torch.load(io.BytesIO(each), map_location=self._device, weights_only=True) for each in packed
-        ]
-        ranks = [each for each in ranks if each[_UPDATES]]
-        if not ranks:
-            return False
+        )
+        return [rank for content in contents for rank in content if rank[_UPDATES]]
+
+    def _set(self, ranks: list[dict[str, Any]]) -> None:
         for name, reduction in self._metric._reductions.items():
             states = [each[name] for each in ranks]
             setattr(self._metric, name, states[0] if len(states) == 1 else _joined(states, reduction))
         self._metric._update_count, self._metric._computed = sum(each[_UPDATES] for each in ranks), None
-        return True
 
     def merge(self, packed: list[bytes]) -> float:
         """Return the metric over the states of all ranks; of those that saw rows, if any did.
@@ -116,8 +129,10 @@ class StateMetric:
         Raises:
             TrainingError: if it cannot be computed, or is not one number.
         """
-        if not self.take(packed):
+        ranks = self._unpacked(packed)
+        if not ranks:
             return float("nan")
+        self._set(ranks)
         try:
             value = self._metric.compute()
         except Exception as error:
@@ -165,6 +180,16 @@ def _joined(states: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
 def _is_metric(value: Any) -> bool:
     library = sys.modules.get("torchmetrics")  # nobody has a metric of a library that was not imported
     return library is not None and isinstance(value, library.Metric)
+
+
+def _is_collection(value: Any) -> bool:
+    library = sys.modules.get("torchmetrics")
+    return library is not None and isinstance(value, library.MetricCollection)
+
+
+def _holds_metrics(metric: Any) -> bool:
+    """Whether a metric is computed from others, as a sum of two is, or the metric of each of several outputs."""
+    return any(_is_metric(part) for part in metric.modules() if part is not metric)
 
 
 def _wants_integers(metric: Any) -> bool:

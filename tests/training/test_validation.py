@@ -168,3 +168,24 @@ def test_validation_changes_nothing_of_the_training(dataset):
         assert [record.loss for record in validated.history] == [record.loss for record in alone.history]
         for name in parameters if rank else alone.weights:  # the others are given rank 0's buffers
             np.testing.assert_array_equal(validated.weights[name], alone.weights[name])
+
+
+class ModelWithoutRunningStatistics(nn.Module):
+    """Normalizes each batch by its own statistics, in ``eval()`` mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(2, track_running_stats=False)
+        self.inner = nn.Sequential(
+            nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), norm, nn.Flatten(), nn.Linear(8, 3)
+        )
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.inner(rows)
+
+
+def test_ranks_with_unlike_numbers_of_validation_batches_do_not_wait_for_each_other(dataset):
+    """One of them has the only validation row, which a synchronized BatchNorm normalizes by itself."""
+    spec = make_spec(model=ModelWithoutRunningStatistics(), sync_batch_norm=True, epochs=1)
+    for (outcome,) in run_ranks(2, train_all, [(with_split(spec, dataset, 1 / NUM_ROWS), dataset)]):
+        assert np.isfinite(outcome.history[0].metrics["val_loss"])

@@ -130,6 +130,28 @@ def test_a_failing_write_is_an_error_with_path_and_remedy(folder, tmp_path):
     writer.close(failed=True)
 
 
+def test_the_best_one_that_cannot_be_marked_is_an_error_with_its_path(folder):
+    Path(folder.url, "best.json.tmp").mkdir(parents=True)
+    writer = CheckpointWriter(folder, num_kept=2)
+    writer.write(make_content(1), is_best=True)
+    with pytest.raises(
+        StoreError, match=r"best.json, which names the best checkpoint, cannot be written: IsADir"
+    ):
+        writer.close(failed=False)
+
+
+def test_a_checkpoint_is_written_also_where_old_ones_cannot_be_removed_and_that_is_said(folder, caplog):
+    Path(folder.url, "best.json").mkdir(parents=True)  # it cannot be known which one is the best
+    writer = CheckpointWriter(folder, num_kept=1)
+    for epoch in (1, 2):
+        writer.write(make_content(epoch))
+    with caplog.at_level(logging.WARNING):
+        writer.close(failed=False)
+    assert [folder.manifest(name).epoch for name in folder.names()] == [1, 2]
+    assert "no longer kept could not be removed: " in caplog.text
+    assert "best.json cannot be read: IsADirectoryError" in caplog.text
+
+
 def test_a_checkpoint_of_a_newer_version_is_an_error(folder):
     (path,) = write(folder, 1)
     content = json.loads((path / MANIFEST).read_text())

@@ -39,10 +39,12 @@ def first_best(values, mode):
 @given(values=VALUES, mode=st.sampled_from(["min", "max"]), is_keeper=st.booleans())
 def test_the_best_weights_are_those_of_the_first_best_epoch(values, mode, is_keeper):
     module = nn.BatchNorm1d(2)
+    module.register_buffer("average", torch.zeros(()), persistent=False)
     best = BestWeights(Goal(metric="val_f1", mode=mode), module, is_keeper=is_keeper)
     for epoch, value in enumerate(values, start=1):
         module.weight.data.fill_(epoch)
         module.num_batches_tracked.fill_(epoch)
+        module.average.fill_(epoch)
         best.offer(record_of(epoch, value))
         again = BestWeights(Goal(metric="val_f1", mode=mode), module, is_keeper=is_keeper)
         again.load_state_dict(best.state_dict())
@@ -51,7 +53,7 @@ def test_the_best_weights_are_those_of_the_first_best_epoch(values, mode, is_kee
     assert best.restore() == expected
     kept = len(values) if expected is None or not is_keeper else expected
     assert module.weight.tolist() == [kept, kept]
-    assert int(module.num_batches_tracked) == kept
+    assert int(module.num_batches_tracked) == int(module.average) == kept
 
 
 def test_no_best_epoch_is_said(caplog):

@@ -10,7 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchmetrics import AUROC, MeanSquaredError, PearsonCorrCoef
+from torchmetrics import (
+    AUROC,
+    MeanSquaredError,
+    MetricCollection,
+    MultioutputWrapper,
+    PearsonCorrCoef,
+    SpearmanCorrCoef,
+)
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from sparkdl.errors import ParamError, TrainingError
@@ -69,6 +76,43 @@ def test_a_pass_without_rows_has_no_value():
     assert np.isnan(list(found.values())).all()
 
 
+STATES = {
+    "mse": MeanSquaredError,  # sums
+    "r": PearsonCorrCoef,  # states that only the metric itself puts together
+    "rho": SpearmanCorrCoef,  # lists of all values
+    "error": absolute_errors,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Metric `Spearman")
+@given(
+    cuts=st.lists(st.integers(1, 11), min_size=3, max_size=3, unique=True).map(sorted),
+    again=st.booleans(),
+)
+def test_metrics_go_on_on_one_rank_with_what_two_had_seen(cuts, again):
+    """Also from a checkpoint that is taken after that, in the same epoch."""
+    rng = np.random.default_rng(cuts)
+    outputs, targets = (torch.from_numpy(rng.normal(size=12)) for _ in range(2))
+
+    def add(metrics, start, stop):
+        rows = slice(start, stop)
+        metrics.add(SimpleNamespace(outputs=outputs[rows], targets=targets[rows]), stop - start)
+
+    first, second, whole = (EpochMetrics(STATES, CPU) for _ in range(3))
+    add(first, 0, cuts[0])
+    add(second, cuts[0], cuts[1])
+    alone = EpochMetrics(STATES, CPU)
+    alone.load_state_dicts([first.state_dict(), second.state_dict()])
+    add(alone, cuts[1], cuts[2])
+    if again:
+        states = [alone.state_dict()]
+        alone = EpochMetrics(STATES, CPU)
+        alone.load_state_dicts(states)
+    add(alone, cuts[2], 12)
+    add(whole, 0, 12)
+    assert alone.close(ALONE)[0] == pytest.approx(whole.close(ALONE)[0], rel=1e-4)
+
+
 def failing(outputs, targets):
     raise KeyError("no such key")
 
@@ -87,6 +131,21 @@ def makes_a_number():
         (failing, TrainingError, "Metric 'm' failed: KeyError: 'no such key'"),
         (two_values, ParamError, r"Metric 'm' returned shape \(2,\) for 3 rows. Return one value per row"),
         (makes_a_number, ParamError, "Metric 'm' is a function without arguments that returned a int"),
+        (
+            MeanSquaredError() + PearsonCorrCoef(),
+            ParamError,
+            "Metric 'm' is a CompositionalMetric, which holds other metrics, .* Give each of those under a name",
+        ),
+        (
+            MultioutputWrapper(MeanSquaredError(), 2),
+            ParamError,
+            "is a MultioutputWrapper, which holds other metrics",
+        ),
+        (
+            MetricCollection([MeanSquaredError()]),
+            ParamError,
+            "is a MetricCollection, which holds other metrics",
+        ),
         (AUROC, ParamError, "Metric 'm' cannot be made: TypeError"),
         (
             partial(MulticlassAccuracy, 2, average=None),

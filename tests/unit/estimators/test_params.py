@@ -59,7 +59,7 @@ def test_how_long_rows_are_kept_comes_with_the_store_or_by_itself(tmp_path):
 
 
 def test_the_constructor_takes_keywords_only_and_knows_its_params():
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match="forces keyword arguments"):
         TorchEstimator(nn.Linear(1, 1))
     with pytest.raises(TypeError, match="batchsize"):
         TorchEstimator(batchsize=3)

@@ -15,7 +15,7 @@ import numpy as np
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkdl.data.preparation import Preparation
     from sparkdl.data.row_filter import RowFilter
@@ -89,11 +89,14 @@ class ParquetDataset:
         url: URL of the folder, as :class:`sparkdl.data.Store` takes it.
         columns: the columns that can be read, in the order of the files.
         row_groups: all row groups, by path and index: the order of the rows when nothing is shuffled.
+        versions: by path what tells a file from one that was written in its place since, as far as the filesystem
+            tells; no part of a dataset's identity. Sets of a Store have none, as they are never written again.
     """
 
     url: str
     columns: tuple[Column, ...]
     row_groups: tuple[RowGroup, ...]
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_rows(self) -> int:

@@ -189,5 +189,8 @@ class EpochReader:
         from sparkdl.data.petastorm.watched_files import WatchedFiles
 
         if self._files is None:
-            self._files = WatchedFiles(open_location(self._dataset.url).open_file)
+            location = open_location(self._dataset.url)
+            versions = self._dataset.versions
+            described = {f"{location.path}/{path}": version for path, version in versions.items()}
+            self._files = WatchedFiles(location.open_file, described)
         return self._files

@@ -7,6 +7,7 @@ another number of ranks. Runs on every *rank*.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class Identity:
         num_row_groups: row groups of the dataset.
         num_rows: rows that are fed: those that pass the row filter.
         digest: digest of the names of the files and of the rows that each row group feeds.
+        versions: digest of what tells the files from others of the same names; empty where the filesystem does not.
         seed: seed of the order.
         shuffle: whether rows are shuffled.
     """
@@ -53,6 +55,7 @@ class Identity:
     num_row_groups: int
     num_rows: int
     digest: str
+    versions: str
     seed: int
     shuffle: bool
 
@@ -67,6 +70,7 @@ class Identity:
             num_row_groups=len(dataset.row_groups),
             num_rows=sum(row_counts),
             digest=digest.hexdigest()[:32],
+            versions=_digest_of(dataset.versions),
             seed=seed,
             shuffle=shuffle,
         )
@@ -90,11 +94,20 @@ class Identity:
         ]
         if not differences and other.get("digest") != self.digest:
             differences = ["files have other names, or row groups feed other numbers of rows"]
+        then = other.get("versions")
+        if not differences and then and self.versions and then != self.versions:
+            differences = ["files were written again, or copied, under the same names"]
         if differences:
             raise DataError(
                 "The feed cannot go on from this state, as it was taken on something else: "
                 f"{'; '.join(differences)}. Give the feed the dataset and the options that it had."
             )
+
+
+def _digest_of(versions: Mapping[str, str]) -> str:
+    if not versions:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()[:32]
 
 
 def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:

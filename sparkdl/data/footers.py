@@ -21,6 +21,7 @@ from sparkdl.data.object_sizes import with_object_sizes
 from sparkdl.data.parquet_files import find_parquet_files
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.reading_errors import is_damage, reading_error
+from sparkdl.data.petastorm.watched_files import version_of
 from sparkdl.data.store_failures import describe_reading_failure
 from sparkdl.errors import (
     ColumnMismatchError,
@@ -47,6 +48,7 @@ class _Footer:
     """The path as users know it."""
     metadata: Any
     schema: pa.Schema
+    version: str | None
     leaves: Mapping[str, int]
     """By column name the number of its leaf; the columns described here have one each."""
 
@@ -100,13 +102,15 @@ def scan_dataset(
         raise EmptyDatasetError(f"The Parquet files in {url} have no rows.")
     names = list(footers[0].schema.names if columns is None else columns)
     described = _describe_columns(location, footers, row_groups[0], names, shapes or {})
-    return ParquetDataset(url=absolute_url(url), columns=described, row_groups=row_groups)
+    versions = {footer.path: footer.version for footer in footers if footer.version is not None}
+    return ParquetDataset(url=absolute_url(url), columns=described, row_groups=row_groups, versions=versions)
 
 
 def _read_footer(location: Location, path: str) -> _Footer:
     where = location.name_of(f"{location.path}/{path}")
     try:
         with location.open_file(f"{location.path}/{path}") as file:
+            version = version_of(file)
             metadata = pq.read_metadata(file)
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError as error:
@@ -131,7 +135,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
         leaves[name] = next(inside)
         if f"{name}.data" in paths:  # of an image
             leaves[name] = paths.index(f"{name}.data")
-    return _Footer(path, where, metadata, schema, leaves)
+    return _Footer(path, where, metadata, schema, version, leaves)
 
 
 def _describe_columns(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -285,7 +285,8 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     with spark_failures_named(df.sparkSession):
         files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)
-    return scan_dataset(staged.url, names, shapes, [file.path for file in files])
+    described = scan_dataset(staged.url, names, shapes, [file.path for file in files])
+    return replace(described, versions={})  # as those have it who find the set there
 
 
 def _shapes(request: _Request, census: dict[str, ColumnCensus]) -> dict[str, tuple[int | None, ...]]:

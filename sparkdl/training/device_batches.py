@@ -1,20 +1,21 @@
 """Moves batches to a GPU ahead of the training loop: through pinned memory, on a CUDA stream of its own.
 
 Runs on a *rank*. A thread takes batches from the feed, copies them to pinned memory and starts their copy to the
-device, while the loop computes on earlier ones; at most two batches wait there. On the CPU batches stay as they are:
-tensors can lie over their memory.
+device, while the loop computes on earlier ones; what waits there is bounded in bytes. On the CPU batches stay as they
+are: tensors can lie over their memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparkdl.data.feed import READ_AHEAD_BYTES
 from sparkdl.data.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
     from sparkdl.training.objective import Batch
 
 Arrays = Mapping[str, "npt.NDArray[Any]"]
+Copy: TypeAlias = tuple[dict[str, Tensor], Any]
+"""A batch on the device, and the event after which it is there."""
 
-_BATCHES_AHEAD = 2
+_MAX_BATCHES_AHEAD = 8
+_AHEAD_BYTES = READ_AHEAD_BYTES // 4
+"""What batches take at most in pinned memory, and as much on the device, that wait there or are being copied."""
 
 
 def batches_for(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
@@ -34,9 +39,20 @@ def batches_for(device: torch.device, batches: Generator[Arrays, None, None]) ->
     return _on_gpu(device, batches) if device.type == "cuda" else batches
 
 
+def copied_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BYTES) -> ReadAhead[Copy]:
+    """Have batches copied in a thread of their own: as many ahead as fit, one at least."""
+    return ReadAhead(
+        copies,
+        _MAX_BATCHES_AHEAD,
+        "sparkdl-device-copies",
+        max_bytes=max_bytes,
+        bytes_of=lambda copy: sum(tensor.nbytes for tensor in copy[0].values()),
+    )
+
+
 def _on_gpu(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
     stream = torch.cuda.Stream(device)
-    ahead = ReadAhead(_copies(device, stream, batches), _BATCHES_AHEAD, "sparkdl-device-copies")
+    ahead = copied_ahead(_copies(device, stream, batches))
     try:
         for tensors, copied in ahead:
             current = torch.cuda.current_stream(device)
@@ -51,7 +67,7 @@ def _on_gpu(device: torch.device, batches: Generator[Arrays, None, None]) -> Gen
 
 def _copies(
     device: torch.device, stream: torch.cuda.Stream, batches: Generator[Arrays, None, None]
-) -> Generator[tuple[dict[str, Tensor], torch.cuda.Event], None, None]:
+) -> Generator[Copy, None, None]:
     with closing(batches):
         for batch in batches:
             with torch.cuda.device(device), torch.cuda.stream(stream):

@@ -73,6 +73,11 @@ def shortened(dataset: ParquetDataset, path: Path) -> None:
     pq.write_table(pq.read_table(path).slice(0, 23), path, row_group_size=5)
 
 
+def rewritten(dataset: ParquetDataset, path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(1, "y", pa.array([0] * 30)), path, row_group_size=5)
+
+
 def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_path: Path) -> None:
     expected = {
         damaged: ("CorruptFileError", r"part-1.parquet, row group 5, column 'x' failed"),
@@ -81,6 +86,10 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
         lengthened: (
             "ColumnMismatchError",
             "part-1.parquet, row group 0 failed: Column 'x' has arrays of 5 elements",
+        ),
+        rewritten: (
+            "FileChangedError",
+            "part-1.parquet, row group 0 failed: it was written again since the dataset was described",
         ),
         shortened: ("FileChangedError", "part-1.parquet, row group 4 failed: it has 3 rows now, but had 5"),
     }
@@ -91,7 +100,8 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
         (folder / "part-0.parquet").rename(folder / "part-1.parquet")
         dataset = write_dataset(folder, 30)  # 60 rows: rank 0 has the first file, rank 1 the second
         spoil(dataset, folder / "part-1.parquet")
-        datasets.append(dataset)
+        # As where a filesystem does not tell that a file was written again, which would be the error otherwise.
+        datasets.append(dataset if spoil is rewritten else replace(dataset, versions={}))
     failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), datasets, timeout_s=90)
     for number, (kind, message) in enumerate(expected.values()):
         (waiting, told, waited_s), (reading, said, _) = failures[0][number], failures[1][number]

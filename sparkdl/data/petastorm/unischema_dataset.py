@@ -135,6 +135,7 @@ def find_unischema_dataset(url: str) -> UnischemaDataset | None:
             for column in columns
         ),
         row_groups=plain.row_groups,
+        versions=plain.versions,
         pickled_schema=pickled,
     )
 

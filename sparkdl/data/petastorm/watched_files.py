@@ -12,58 +12,57 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import FileChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-_DETAILS = (
-    "size",
-    "ETag",
-    "etag",
-    "md5Hash",
-    "generation",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "updated",
-)
-"""What fsspec's filesystems call that by which versions of a file differ."""
+_TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "updated")
+"""What fsspec's filesystems call that by which versions of a file differ, the surest first."""
+
+
+def version_of(file: Any) -> str | None:
+    """Return what the filesystem tells of an open file that is another once it was written again; None if nothing.
+
+    It is the same on every machine: of several tags one is taken, as servers give times in other precision where they
+    list files than where they tell of one.
+    """
+    details = getattr(file, "details", None)
+    if isinstance(details, dict):
+        tags = (f"{name} {details[name]}" for name in _TAGS if details.get(name))
+        return f"{details.get('size')} bytes, {next(tags, 'no tag')}".replace('"', "")
+    try:
+        status = os.fstat(file.fileno())
+    except (AttributeError, OSError):
+        return None
+    return f"{status.st_size} bytes, mtime {status.st_mtime_ns}"
 
 
 class WatchedFiles:
-    """Opens files, and compares each with what it was when it was opened first.
+    """Opens files, and compares each with what it was when its dataset was described, or else when it was opened first.
 
     A file that is put in the place of another while that is open does no harm, as the open one stays what it is.
 
     Args:
         open_file: opens a path for reading.
+        described: by path the version that was described, as :func:`version_of` has it, where that is known.
     """
 
-    def __init__(self, open_file: Callable[[str], Any]) -> None:
+    def __init__(self, open_file: Callable[[str], Any], described: Mapping[str, str] | None = None) -> None:
         self._open_file = open_file
-        self._seen: dict[str, Any] = {}
+        self._described = described or {}
+        self._seen: dict[str, str | None] = dict(self._described)
         self._lock = threading.Lock()
 
     def open(self, path: str) -> Any:
         """Open a file.
 
         Raises:
-            FileChangedError: if it is no longer the file that was opened under this path before.
+            FileChangedError: if it is no longer the file that was described or opened under this path before.
         """
         file = self._open_file(path)
-        found = _identity(file)
+        found = version_of(file)
         with self._lock:
             seen = self._seen.setdefault(path, found)
         if seen != found:
             file.close()
-            raise FileChangedError("it was written again since it was first read")
+            since = "the dataset was described" if path in self._described else "it was first read"
+            raise FileChangedError(f"it was written again since {since}")
         return file
-
-
-def _identity(file: Any) -> Any:
-    details = getattr(file, "details", None)
-    if isinstance(details, dict):
-        return tuple(str(details.get(name)) for name in _DETAILS)
-    try:
-        status = os.fstat(file.fileno())
-    except (AttributeError, OSError):
-        return None  # a filesystem that tells nothing
-    return status.st_size, status.st_mtime_ns

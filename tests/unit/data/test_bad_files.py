@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
-from sparkdl.data.petastorm.watched_files import WatchedFiles
+from sparkdl.data.petastorm.watched_files import WatchedFiles, version_of
 from sparkdl.errors import (
     ColumnMismatchError,
     CorruptFileError,
@@ -60,6 +61,11 @@ def read(dataset: ParquetDataset, **options: object) -> int:
         return sum(len(batch["id"]) for batch in feed.epoch(0))
 
 
+def without_versions(dataset: ParquetDataset) -> ParquetDataset:
+    """The dataset as it is described where a filesystem does not tell when files were written."""
+    return replace(dataset, versions={})
+
+
 def damage(path: Path, row_group: int, column: int, where: slice) -> None:
     """Overwrite a part of the pages of one column of one row group."""
     chunk = pq.read_metadata(path).row_group(row_group).column(column)
@@ -68,7 +74,9 @@ def damage(path: Path, row_group: int, column: int, where: slice) -> None:
     pages = content[start : start + chunk.total_compressed_size]
     pages[where] = bytes(byte ^ 0xFF for byte in pages[where])
     content[start : start + chunk.total_compressed_size] = pages
+    status = path.stat()
     path.write_bytes(bytes(content))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # disks tell of damage no more than this
 
 
 @pytest.mark.parametrize("where", [slice(None), slice(100, 140), slice(-1, None)])
@@ -99,7 +107,7 @@ def test_no_flipped_bit_of_a_page_is_read_as_a_number(dataset: ParquetDataset, d
     content[position] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(bytes(content))
     with pytest.raises(CorruptFileError, match=r"part-1\.parquet, row group 1, column 'id'"):
-        read(dataset)
+        read(without_versions(dataset))
 
 
 @pytest.mark.parametrize("length", [0, 3, 1000, -1, -60])
@@ -109,7 +117,7 @@ def test_a_file_that_was_cut_off_is_damaged(dataset: ParquetDataset, length: int
     with pytest.raises(
         CorruptFileError, match=r"part-1\.parquet, row group 0 failed: .*end of the file is damaged"
     ):
-        read(dataset)
+        read(without_versions(dataset))
     with pytest.raises(CorruptFileError, match=r"part-1\.parquet cannot be read: .*Write it again"):
         scan_dataset(dataset.url)
 
@@ -228,7 +236,45 @@ def test_a_file_that_was_replaced_after_it_was_described_is_an_error_of_what_dif
 ) -> None:
     write(Path(dataset.url) / SECOND, change(table_of(ROWS)))
     with pytest.raises(error, match=rf"part-1\.parquet, {message}"):
+        read(without_versions(dataset))
+    with pytest.raises(FileChangedError, match=r"part-1\.parquet, row group 0 failed: it was written again"):
         read(dataset)
+
+
+def test_a_file_that_was_replaced_by_one_like_it_before_it_was_opened_is_noticed(
+    dataset: ParquetDataset,
+) -> None:
+    with ParquetFeed(dataset, batch_size=64) as feed:
+        state = feed.state()
+    path = Path(dataset.url) / SECOND
+    write(path, table_of(7 * ROWS))  # as many rows of equal types
+    path.touch()
+    with pytest.raises(
+        FileChangedError,
+        match=r"part-1\.parquet, row group 0 failed: it was written again since the dataset was described",
+    ):
+        read(dataset)
+    with (
+        ParquetFeed(dataset.url, batch_size=64) as feed,
+        pytest.raises(DataError, match="files were written again, or copied, under the same names"),
+    ):
+        feed.resume(state)
+    with ParquetFeed(without_versions(dataset), batch_size=64) as feed:
+        feed.resume(state)  # where nobody can tell
+        assert feed.state() == {**state, "of": {**state["of"], "versions": ""}}
+
+
+def test_versions_are_the_same_wherever_a_server_was_asked_for_them() -> None:
+    class Opened:
+        def __init__(self, **details: object) -> None:
+            self.details = details
+
+    listed = Opened(size=9, ETag='"abc"', LastModified="2026-01-01 00:00:00.123000+00:00")
+    asked = Opened(size=9, ETag="abc", LastModified="2026-01-01 00:00:00+00:00")
+    assert version_of(listed) == version_of(asked) != version_of(Opened(size=9, ETag="abd"))
+    assert version_of(Opened(size=9, mtime=1.5)) != version_of(Opened(size=9, mtime=2.5))
+    assert version_of(Opened(size=9)) != version_of(Opened(size=8))
+    assert version_of(object()) is None
 
 
 def test_columns_that_differ_between_files_are_named_with_both_files(dataset: ParquetDataset) -> None:

@@ -61,3 +61,23 @@ def test_closing_ends_a_thread_that_waits_for_room() -> None:
     with pytest.raises(DataError, match="closed while an epoch was being read"):
         list(ahead)
     assert not any(thread.name == "reader under test" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("max_bytes", "most"), [(40, 4), (39, 3), (10, 1), (1, 1)])
+def test_what_waits_and_is_being_made_takes_no_more_bytes_than_it_may(max_bytes: int, most: int) -> None:
+    taken, ahead_of_taken, begun = 0, [], threading.Semaphore(0)
+
+    def items() -> Generator[int, None, None]:
+        for number in range(20):
+            ahead_of_taken.append(number + 1 - taken)  # with this one, which is being made
+            begun.release()
+            yield number
+
+    ahead = ReadAhead(items(), 100, "test", max_bytes=max_bytes, bytes_of=lambda _: 10)
+    for number in range(20):
+        for _ in range(most if not number else number + most <= 20):
+            assert begun.acquire(timeout=10), "it runs ahead as far as it may"
+        taken += 1  # before it is: the thread may go on at once
+        assert next(ahead) == number
+    assert max(ahead_of_taken) <= most
+    ahead.close()

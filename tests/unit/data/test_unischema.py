@@ -279,6 +279,8 @@ def test_a_partition_column_hides_no_damage_of_others(partitioned: str) -> None:
     content = bytearray(path.read_bytes())
     content[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
     with ParquetFeed(partitioned, columns=["name", "score"], batch_size=4) as feed:
+        status = path.stat()
         path.write_bytes(bytes(content))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         with pytest.raises(CorruptFileError, match=r"name=scene%3A 5/.*row group 0, column 'score' failed"):
             list(feed)

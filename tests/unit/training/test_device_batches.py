@@ -1,0 +1,29 @@
+"""How far copies to a GPU run ahead; what needs one is in ``tests/gpu``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+
+import pytest
+import torch
+
+from sparkdl.training.device_batches import Copy, copied_ahead
+
+
+@pytest.mark.parametrize(("rows", "most"), [(256, 4), (1024, 1), (5000, 1), (1, 9)])
+def test_as_many_batches_are_copied_ahead_as_fit_in_bytes_and_one_at_least(rows: int, most: int) -> None:
+    made, begun = 0, threading.Semaphore(0)
+
+    def copies() -> Generator[Copy, None, None]:
+        nonlocal made
+        while True:
+            made += 1
+            begun.release()
+            yield {"x": torch.zeros(rows, 3), "y": torch.zeros(rows)}, None
+
+    ahead = copied_ahead(copies(), max_bytes=16 * 1024)
+    for _ in range(most):
+        assert begun.acquire(timeout=10)
+    ahead.close()
+    assert made == most

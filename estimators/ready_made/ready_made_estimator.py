@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,10 +37,12 @@ class MadeModel:
     Attributes:
         network: to train.
         prepare: makes its inputs of the feature columns; None where it takes the columns as they are.
+        loss: that it is trained with.
     """
 
     network: nn.Module
     prepare: PrepareFunction | None
+    loss: nn.Module
 
 
 class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
@@ -61,10 +63,6 @@ class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
         Raises:
             DataError: if the columns cannot be used.
         """
-
-    @abstractmethod
-    def make_loss(self) -> nn.Module:
-        """Return the loss that the network is trained with."""
 
     @abstractmethod
     def model_class(self) -> type[TorchModel]:
@@ -128,7 +126,7 @@ class _LearningEstimator(TorchEstimator):
             model=nn.Linear(1, 1),
             prepareFeatures=_not_learned,
             optimizer=AdamW(of.getLearningRate(), of.getWeightDecay()),
-            loss=cast("Callable[..., Any]", of.make_loss()),
+            loss=nn.Identity(),
         )
         of._copyValues(self)
         self._resetUid(of.uid)
@@ -137,7 +135,7 @@ class _LearningEstimator(TorchEstimator):
     def learn(self, dataset: ParquetDataset) -> None:
         training, _ = split_rows(self, dataset)
         made = self._of.make(dataset, training)
-        self._set(model=made.network, prepareFeatures=made.prepare)
+        self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss)
 
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()

@@ -18,6 +18,7 @@ from sparkdl.estimators.ready_made.ready_made_estimator import MadeModel, ReadyM
 from sparkdl.estimators.ready_made.shared_arguments import SharedArguments, with_shared_arguments
 from sparkdl.estimators.ready_made.table import Table, learn_table
 from sparkdl.training.ready_made.first_weights import seeded
+from sparkdl.training.ready_made.standardized_loss import StandardizedMSELoss
 from sparkdl.training.ready_made.tabular_network import TabularNetwork
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class _TableEstimator(ReadyMadeEstimator, HasTable):
 
     def _network(self, table: Table, *, num_outputs: int) -> MadeModel:
         labels = table.label_scale
+        is_regression = labels.num_rows > 0
+        mean = labels.mean.item() if is_regression else 0.0
+        deviation = labels.deviation.item() if is_regression else 1.0
         with seeded(self.getSeed()):
             network = TabularNetwork(
                 mean=table.scales.mean,
@@ -59,10 +63,11 @@ class _TableEstimator(ReadyMadeEstimator, HasTable):
                 hidden_sizes=self.getHiddenSizes(),
                 dropout=self.getDropout(),
                 num_outputs=num_outputs,
-                output_mean=labels.mean.item() if labels.num_rows else 0.0,
-                output_deviation=labels.deviation.item() if labels.num_rows else 1.0,
+                output_mean=mean,
+                output_deviation=deviation,
             )
-        return MadeModel(network, None if table.is_plain else table.inputs)
+        loss = StandardizedMSELoss(deviation) if is_regression else nn.CrossEntropyLoss()
+        return MadeModel(network, None if table.is_plain else table.inputs, loss)
 
 
 @with_shared_arguments
@@ -71,8 +76,8 @@ class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[To
 
     Numbers are standardized by the mean and the deviation of the rows that are trained on, categories are embedded;
     one that was not there in training, at ``transform``, counts as none. ``fit`` reads the rows once on the driver to
-    learn all that, and returns a :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer``
-    fills them.
+    learn all that, and the labels again to count and check the classes; it returns a
+    :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
 
     Args:
         featuresCol: column of numbers or vectors, or a list of columns of numbers, vectors and strings; default
@@ -121,10 +126,6 @@ class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[To
         num_classes = count_classes(dataset, self.getLabelCol())
         return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
 
-    def make_loss(self) -> nn.Module:
-        """Return the loss."""
-        return nn.CrossEntropyLoss()
-
     def model_class(self) -> type[TorchClassificationModel]:
         """Return the class of the models that fits return."""
         return TorchClassificationModel
@@ -134,9 +135,9 @@ class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[To
 class TorchRegressor(_TableEstimator, Regressor[TorchRegressionModel]):
     """Tells a number by the columns of a table, with a multilayer perceptron.
 
-    Columns are taken as :class:`TorchClassifier` takes them. The layers learn standardized labels, whose mean and
-    deviation the model holds, by the mean squared error, which losses tell in the labels' own unit. ``fit`` returns a
-    :class:`TorchRegressionModel`.
+    Columns are taken as :class:`TorchClassifier` takes them; ``fit`` reads the rows once on the driver. The layers
+    learn standardized labels, whose mean and deviation the model holds, by the mean squared error: the unit of the
+    labels changes nothing but the losses that are told in it. ``fit`` returns a :class:`TorchRegressionModel`.
 
     Args:
         featuresCol: column of numbers or vectors, or a list of columns of numbers, vectors and strings; default
@@ -180,10 +181,6 @@ class TorchRegressor(_TableEstimator, Regressor[TorchRegressionModel]):
             held = f"arrays of {column.shape}" if column.shape else f"{column.kind} values"
             raise DataError(f"Column {name!r} holds {held}, and TorchRegressor tells one number per row.")
         return self._network(self._learn_table(dataset, training, label=name), num_outputs=1)
-
-    def make_loss(self) -> nn.Module:
-        """Return the loss."""
-        return nn.MSELoss()
 
     def model_class(self) -> type[TorchRegressionModel]:
         """Return the class of the models that fits return."""

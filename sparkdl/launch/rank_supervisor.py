@@ -131,13 +131,15 @@ class RankSupervisor:
             return None
         if self._stop_reason is not None:
             return Failure(rank=self._rank, error=self._stop_reason, traceback="", is_consequence=True)
-        assert self._process.status is not None, "it has just been ended"
-        unasked = " before its function returned" if self._process.status >= 0 else ""
+        status = self._process.status
+        assert status is not None, "it has just been ended"
+        unasked = " before its function returned" if status >= 0 else ""
         return Failure(
             rank=self._rank,
-            error=f"its process {how_it_ended(self._process.status)}{unasked}",
+            error=f"its process {how_it_ended(status)}{unasked}",
             traceback="".join(f"{line}\n" for line in self._last_lines),
-            is_loss=True,
+            # It left by itself otherwise, which it would do again.
+            is_loss=status < 0,
         )
 
     def _end(self, *, grace_s: float) -> None:

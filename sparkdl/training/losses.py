@@ -59,8 +59,10 @@ def as_module(loss: LossFunction) -> LossFunction:
 
 
 def is_torch_loss(loss: LossFunction) -> bool:
-    """Return whether the loss is one of :mod:`torch.nn`, whose rules are known."""
-    return isinstance(loss, nn.Module) and type(loss).__module__ == nn.MSELoss.__module__
+    """Return whether the loss is one of :mod:`torch.nn`, whose rules are known, or says that it keeps to them."""
+    return isinstance(loss, nn.Module) and (
+        type(loss).__module__ == nn.MSELoss.__module__ or getattr(type(loss), "has_rules_of_torch", False)
+    )
 
 
 def reduction_of(loss: LossFunction) -> Reduction:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sparkdl.data import Column
 from sparkdl.errors import DataError
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import load_model
+from sparkdl.training.served_columns import as_trained
 
 
 class PyfuncModel:
@@ -29,8 +29,8 @@ class PyfuncModel:
 
         Args:
             model_input: a pandas DataFrame (or a dict of columns) with the feature columns: numbers, strings, bytes, or
-                one list or array per row. A NumPy array of ``(rows, *shape)`` does as well where one column of
-                numbers is all that the model takes.
+                one list or array per row. A NumPy array of ``(rows, *shape)`` does as well where one column is all
+                that the model takes, and one prediction all that it gives.
             params: unused; part of MLflow's protocol.
 
         Returns:
@@ -38,17 +38,13 @@ class PyfuncModel:
             column where there are several; a NumPy array for a NumPy array.
 
         Raises:
-            DataError: if a feature column is missing, holds a null, or rows of another length.
+            DataError: if a feature column is missing, holds a null, rows of another length, or what the dtype that
+                the model was trained on does not hold.
         """
         del params
         columns = self._predictor.signature.inputs.columns
         if isinstance(model_input, np.ndarray):
-            if len(columns) > 1:
-                raise DataError(
-                    f"The model takes {len(columns)} columns: give a DataFrame with "
-                    f"{', '.join(column.name for column in columns)} instead of an array."
-                )
-            return next(iter(self._predictor.predict({columns[0].name: model_input}).values()))
+            return self._predict_array(model_input)
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
         for column in columns:
             if column.name not in frame.columns:
@@ -56,46 +52,28 @@ class PyfuncModel:
                     f"There is no column {column.name!r}. The columns are: {', '.join(map(str, frame.columns))}."
                 )
         found = self._predictor.predict(
-            {column.name: _values(frame[column.name], column) for column in columns}
+            {column.name: as_trained(frame[column.name], column) for column in columns}
         )
         if len(found) == 1:
             found = {"prediction": next(iter(found.values()))}
         return pd.DataFrame({name: _per_row(values) for name, values in found.items()}, index=frame.index)
+
+    def _predict_array(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        columns, outputs = self._predictor.signature.inputs.columns, self._predictor.signature.outputs
+        for what, each in (("takes", columns), ("gives", outputs)):
+            if len(each) > 1:
+                raise DataError(
+                    f"The model {what} {len(each)} columns, {', '.join(one.name for one in each)}: give a DataFrame "
+                    f"with {', '.join(column.name for column in columns)} instead of an array."
+                )
+        (column,) = columns
+        return next(iter(self._predictor.predict({column.name: as_trained(rows, column)}).values()))
 
 
 def _per_row(predictions: npt.NDArray[Any]) -> Any:
     if predictions.ndim == 1:
         return predictions
     return list(predictions.reshape(len(predictions), math.prod(predictions.shape[1:])))
-
-
-def _values(values: Any, column: Column) -> npt.NDArray[Any]:
-    if column.kind == "number":
-        return _stack(values, column)
-    rows = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            raise DataError(f"Row {index} of column {column.name!r} holds a null.")
-        rows[index] = np.asarray(value) if column.kind in ("ragged", "image") else value
-    return rows
-
-
-def _stack(values: Any, column: Column) -> npt.NDArray[np.generic]:
-    size = math.prod(column.shape)
-    rows = [np.asarray(value) for value in values]
-    for index, row in enumerate(rows):
-        if row.dtype == object and any(value is None for value in row.flat):
-            raise DataError(f"Row {index} of column {column.name!r} holds a null.")
-        if row.size != size:
-            raise DataError(
-                f"Row {index} of column {column.name!r} has {row.size} values, and the model takes {size}."
-            )
-    try:
-        dtype = np.int64 if np.issubdtype(np.dtype(column.dtype), np.integer) else np.float64
-        stacked = np.stack(rows).astype(dtype) if rows else np.empty((0, *column.shape), dtype)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"Column {column.name!r} holds values that are not numbers: {error}") from error
-    return stacked.reshape(len(rows), *column.shape)
 
 
 def _load_pyfunc(path: str) -> PyfuncModel:

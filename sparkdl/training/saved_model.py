@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
     from sparkdl.training.model_inputs import PrepareFunction
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_OLDEST_VERSION = 2
+"""Format 1 had another signature; no sparkdl that wrote it was released."""
+
 _MANIFEST = "sparkdl_model.json"
 _WEIGHTS = "weights.safetensors"
 _ARCHITECTURE = "architecture.pkl"
@@ -67,7 +70,7 @@ def load_model(folder: str | os.PathLike[str]) -> SavedModel:
     """Read a trained model from a local folder; the module is on CPU and in ``eval()`` mode.
 
     Raises:
-        SavedModelError: if files are missing or damaged, or were written by a newer version.
+        SavedModelError: if files are missing or damaged, or were written by a newer version or one that is too old.
     """
     module, signature = load_module(folder)
     if signature is None:
@@ -159,6 +162,11 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
             f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
             f"this sparkdl ({sparkdl_version()}) reads up to format {FORMAT_VERSION}. Install a newer "
             "sparkdl."
+        )
+    if version < _OLDEST_VERSION:
+        raise SavedModelError(
+            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and this sparkdl "
+            f"({sparkdl_version()}) reads from format {_OLDEST_VERSION} on. Fit and save the model again."
         )
     try:
         found = manifest["files"]

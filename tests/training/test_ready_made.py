@@ -56,14 +56,15 @@ def split(case):
     return train_test_split(features.astype(np.float32), labels, test_size=0.25, random_state=0)
 
 
-def make_fit(case, folder):
+def make_fit(case, folder, *, unit=1, **params):
     """The spec of a fit with nothing but column names and the rows that it reads; and its signature."""
     features, _, labels, _ = split(case)
     folder.mkdir()
-    table = pa.table({"features": pa.array(features.tolist(), pa.list_(pa.float32())), "label": labels})
+    vectors = pa.array(features.tolist(), pa.list_(pa.float32()))
+    table = pa.table({"features": vectors, "label": labels * unit})
     pq.write_table(table, folder / "part-0.parquet", row_group_size=100)
     dataset = scan_dataset(str(folder))
-    learning = case.estimator(numWorkers=NUM_RANKS).as_torch_estimator()
+    learning = case.estimator(**{"numWorkers": NUM_RANKS, **params}).as_torch_estimator()
     learning.learn(dataset)
     inputs = prepare_fit(learning, dataset)
     return inputs.spec, dataset, inputs.signature
@@ -122,3 +123,21 @@ def test_a_ready_made_network_is_as_good_as_the_same_layers_in_plain_torch(tmp_p
     print(f"{name}: {metric:.4f}, plain torch {np.mean(plain):.4f} +- {np.std(plain, ddof=1):.4f}")
     assert metric > case.least
     assert abs(metric - np.mean(plain)) <= case.tolerated
+
+
+def test_a_regression_learns_the_same_in_any_unit_of_its_labels(tmp_path, one_thread):
+    """To the bit, where units differ by powers of two: as much as 1 and a millionth."""
+    units = (1.0, 2.0**-20, 2.0**20)
+    fits = [
+        make_fit(CASES["diabetes"], tmp_path / str(unit), unit=unit, numWorkers=1, epochs=3) for unit in units
+    ]
+    (outcomes,) = run_ranks(1, train_all, [(spec, dataset) for spec, dataset, _ in fits], timeout_s=60)
+    ours = outcomes[0]
+    for unit, outcome in zip(units, outcomes, strict=True):
+        layers = [name for name in outcome.weights if name.startswith("layers")]
+        assert len(layers) == 6
+        for name in layers:
+            np.testing.assert_array_equal(outcome.weights[name], ours.weights[name], err_msg=f"{unit} {name}")
+        assert [record.loss for record in outcome.history] == pytest.approx(
+            [record.loss * unit**2 for record in ours.history], rel=1e-6
+        )

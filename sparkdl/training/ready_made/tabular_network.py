@@ -71,7 +71,8 @@ class TabularNetwork(nn.Module):
         if self.embeddings:
             codes = inputs[-1]
             parts += [embed(codes[:, place]) for place, embed in enumerate(self.embeddings)]
-        outputs: Tensor = self.layers(torch.cat(parts, dim=1))
+        # In a lower precision labels of 100,000 would be infinite, and those of 0.00001 nothing.
+        outputs: Tensor = self.layers(torch.cat(parts, dim=1)).to(self.output_mean.dtype)
         return outputs * self.output_deviation + self.output_mean
 
 

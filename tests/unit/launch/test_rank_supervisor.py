@@ -212,7 +212,7 @@ def test_value_that_cannot_be_pickled_is_a_failure() -> None:
     assert "cannot pickle" in failure.error
 
 
-def test_exit_without_a_value_is_a_failure_with_the_last_lines() -> None:
+def test_exit_without_a_value_is_a_failure_with_the_last_lines_and_no_loss() -> None:
     def leave(context: Any) -> None:
         print("last words", flush=True)
         os._exit(3)
@@ -222,14 +222,16 @@ def test_exit_without_a_value_is_a_failure_with_the_last_lines() -> None:
     assert failure is not None
     assert "exited with status 3" in failure.error
     assert failure.traceback == "last words\n"
+    assert not failure.is_loss
 
 
-def test_native_crash_is_told_with_its_signal_and_python_stack() -> None:
+def test_native_crash_is_a_loss_told_with_its_signal_and_python_stack() -> None:
     with supervised(lambda context: os.kill(os.getpid(), signal.SIGSEGV)) as (supervisor, _, _):
         failure = supervisor.wait()
     assert failure is not None
     assert "SIGSEGV" in failure.error
     assert "Segmentation fault" in failure.traceback
+    assert failure.is_loss
 
 
 def test_stopped_rank_ends_with_its_children_and_the_reason() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdl.training.ready_made.first_weights import seeded
 from sparkdl.training.ready_made.moments import Moments
+from sparkdl.training.ready_made.standardized_loss import StandardizedMSELoss
 from sparkdl.training.ready_made.tabular_inputs import CODES, NUMBERS, TabularInputs, category_codes
 from sparkdl.training.ready_made.tabular_network import TabularNetwork
 
@@ -112,3 +113,33 @@ def test_first_weights_depend_on_the_seed_alone_and_disturb_nobody():
     with seeded(4):
         other = TabularNetwork(mean=[0.0], deviation=[1.0], hidden_sizes=[], dropout=0.0, num_outputs=2)
     assert not torch.equal(other.layers[0].weight, one.layers[0].weight[:2, :1])
+
+
+@pytest.mark.parametrize("deviation", [1e-6, 1.0, 1e6])
+def test_a_standardized_loss_has_the_value_of_the_unit_and_the_gradient_of_standardized_labels(deviation):
+    labels = deviation * torch.tensor([[1.0], [2.0], [4.0]])
+    layers = torch.tensor([[0.5], [2.5], [3.0]], requires_grad=True)
+    loss = StandardizedMSELoss(deviation)(layers * deviation, labels)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.5 * deviation**2, rel=1e-5)
+    np.testing.assert_allclose(layers.grad, 2 / 3 * np.array([[-0.5], [0.5], [-1.0]]), rtol=1e-5)
+    per_row = StandardizedMSELoss(deviation, reduction="none")(layers * deviation, labels)
+    np.testing.assert_allclose(per_row.detach(), deviation**2 * np.array([[0.25], [0.25], [1.0]]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("output_mean", [1e5, 0.0])
+def test_outputs_have_full_precision_when_layers_have_not(output_mean):
+    network = TabularNetwork(
+        mean=np.zeros(1),
+        deviation=np.ones(1),
+        hidden_sizes=[],
+        dropout=0.0,
+        num_outputs=1,
+        output_mean=output_mean,
+        output_deviation=1e-3,
+    )
+    rows = torch.tensor([[-1.0], [1.0]])
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = network(rows)
+    assert outputs.dtype == torch.float32
+    np.testing.assert_allclose(outputs.detach(), network(rows).detach(), atol=1e-2 if output_mean else 1e-5)

@@ -115,8 +115,8 @@ def test_a_missing_or_damaged_manifest_is_named(saved, tmp_path):
         "{",
         "[]",
         "{}",
-        '{"format_version": 1}',
-        '{"format_version": 1, "signature": {"features": 1}}',
+        '{"format_version": 2}',
+        '{"format_version": 2, "signature": {"features": 1}}',
     ):
         manifest.write_text(text)
         with pytest.raises(SavedModelError, match="is damaged"):
@@ -126,8 +126,16 @@ def test_a_missing_or_damaged_manifest_is_named(saved, tmp_path):
 def test_a_model_of_a_newer_format_says_what_to_install(saved):
     path = saved[1] / "sparkdl_model.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "format_version": 2, "sparkdl_version": "9.1"}))
-    with pytest.raises(SavedModelError, match=r"format 2 by sparkdl 9\.1.*Install a newer sparkdl"):
+    path.write_text(json.dumps({**manifest, "format_version": 3, "sparkdl_version": "9.1"}))
+    with pytest.raises(SavedModelError, match=r"format 3 by sparkdl 9\.1.*Install a newer sparkdl"):
+        load_model(saved[1])
+
+
+def test_a_model_of_a_format_that_is_no_longer_read_says_to_save_it_again(saved):
+    path = saved[1] / "sparkdl_model.json"
+    old = {"format_version": 1, "sparkdl_version": "0.1", "signature": {"features": []}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **old}))
+    with pytest.raises(SavedModelError, match=r"format 1 by sparkdl 0\.1, .* from format 2 on. Fit and save"):
         load_model(saved[1])
 
 

@@ -13,6 +13,7 @@ from sparkdl.training.checkpoint_folder import CheckpointFolder
 from sparkdl.training.checkpoint_writer import CheckpointWriter
 from sparkdl.training.fit_state import FitState, load_module_state, set_buffers
 from sparkdl.training.history import EpochRecord, join_meter_states
+from sparkdl.training.objective import Place
 from sparkdl.training.random_state import set_random_state
 from sparkdl.training.rank_state import gather_rank_states, loss_buffers, read_rank_state
 from sparkdl.training.seeds import seed_rank
@@ -219,4 +220,5 @@ class Checkpoints:
         twin = self._feed.twin()
         twin.seek(epoch - 1, index)
         with closing(twin.epoch(epoch - 1)) as batches:
-            return self._step.objective.prepare(next(batches))
+            place = Place(self._communicator.rank, epoch, index + 1)
+            return self._step.objective.prepare(next(batches), place=place)

@@ -1,13 +1,13 @@
 """Moves batches to a GPU ahead of the training loop: through pinned memory, on a CUDA stream of its own.
 
 Runs on a *rank*. A thread takes batches from the feed, copies them to pinned memory and starts their copy to the
-device, while the loop computes on earlier ones; at most two batches wait there. On the CPU batches stay as they are:
+device, while the loop computes on earlier ones; at most two batches wait there. Batches that may not be made on another
+thread take the same way without it. On the CPU batches stay as they are:
 tensors can lie over their memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +22,31 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from sparkdl.training.model_inputs import Arrays
     from sparkdl.training.objective import Batch
-
-Arrays = Mapping[str, "npt.NDArray[Any]"]
 
 _BATCHES_AHEAD = 2
 
 
-def batches_for(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
-    """Return the batches as a step on the device takes them, in their order; whoever leaves off closes them."""
-    return _on_gpu(device, batches) if device.type == "cuda" else batches
+def batches_for(
+    device: torch.device, batches: Generator[Arrays, None, None], *, ahead: bool = True
+) -> Generator[Batch, None, None]:
+    """Return the batches as a step on the device takes them, in their order; whoever leaves off closes them.
+
+    Args:
+        device: of the module.
+        batches: as arrays of numbers.
+        ahead: whether they may be made on a thread beside the training, before it asks for them.
+    """
+    if device.type != "cuda":
+        return batches
+    return _on_gpu(device, batches) if ahead else _one_by_one(device, batches)
+
+
+def _one_by_one(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
+    with closing(batches):
+        for batch in batches:
+            yield {name: _pinned(array).to(device, non_blocking=True) for name, array in batch.items()}
 
 
 def _on_gpu(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:

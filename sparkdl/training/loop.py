@@ -155,13 +155,14 @@ def _train(
                 step=step,
                 updates=plan,
                 feed=feed,
+                course=course,
                 communicator=communicator,
             )
         )
         position = checkpoints.resume()
         progress.resume(epoch=position.epoch, steps=position.step)
         history = list(position.history)
-        course.begin(history)
+        course.begin(history, in_epoch=position.step > 0)
         for epoch in range(position.epoch, spec.epochs + 1):
             if not course.goes_on:
                 break

@@ -14,7 +14,7 @@ import torch
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import ParamError, SparkdlError, TrainingError
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Objective
+from sparkdl.training.objective import Objective, Place
 from sparkdl.training.precision import Precision
 from sparkdl.training.validation import evaluating
 
@@ -44,7 +44,7 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> None:
     with ParquetFeed(dataset, columns=spec.columns(), batch_size=1, shuffle=False) as feed:
         row = next(iter(feed.epoch(0)))
     with evaluating(model):
-        batch = _try("augment", lambda: objective.prepare(row))
+        batch = _try("augment", lambda: objective.prepare(row, place=Place(0, 1, 1)))
         found = _try("trainStep" if spec.user_step else "loss", lambda: objective.evaluate(model, batch))
         if spec.metrics and found.outputs is None:
             raise ParamError(

@@ -123,6 +123,10 @@ class Callbacks:
         """Whether one of them has asked for the end of the fit on this rank."""
         return self._request.is_made
 
+    @want_to_stop.setter
+    def want_to_stop(self, wish: bool) -> None:
+        self._request.is_made = wish
+
     def call(self, method: str, **where: Any) -> None:
         """Call a method of all callbacks.
 
@@ -144,15 +148,11 @@ class Callbacks:
                 ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all of them, and whether one has asked for the end of the fit."""
-        return {
-            "states": [callback.state_dict() for callback in self._callbacks],
-            "want_to_stop": self._request.is_made,
-        }
+        """Return the states of all of them; what one has asked for is the rank's own."""
+        return {"states": [callback.state_dict() for callback in self._callbacks]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give back what :meth:`state_dict` returned; another number of callbacks begins anew."""
-        self._request.is_made = state["want_to_stop"]
         if len(state["states"]) == len(self._callbacks):
             for callback, own in zip(self._callbacks, state["states"], strict=True):
                 callback.load_state_dict(own)

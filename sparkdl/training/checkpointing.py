@@ -13,6 +13,7 @@ from sparkdl.training.checkpoint_folder import CheckpointFolder
 from sparkdl.training.checkpoint_writer import CheckpointWriter
 from sparkdl.training.fit_state import FitState, load_module_state, set_buffers
 from sparkdl.training.history import EpochRecord, join_meter_states
+from sparkdl.training.objective import Place
 from sparkdl.training.random_state import set_random_state
 from sparkdl.training.rank_state import gather_rank_states, loss_buffers, read_rank_state
 from sparkdl.training.seeds import seed_rank
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetFeed
     from sparkdl.training.checkpoint_choice import Choice
+    from sparkdl.training.fit_course import FitCourse
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.step import TrainingStep
@@ -57,6 +59,7 @@ class Checkpoints:
         step: of the training.
         updates: says which steps update the weights.
         feed: of the rows.
+        course: of the fit, whose end a callback of this rank may have asked for.
         communicator: of all ranks.
     """
 
@@ -69,9 +72,10 @@ class Checkpoints:
         step: TrainingStep,
         updates: UpdatePlan,
         feed: ParquetFeed,
+        course: FitCourse,
         communicator: Communicator,
     ) -> None:
-        self._choice, self._plan = choice, spec.checkpoints
+        self._choice, self._plan, self._course = choice, spec.checkpoints, course
         self._spec, self._state, self._step = spec, state, step
         self._updates, self._feed, self._communicator = updates, feed, communicator
         self._writer: CheckpointWriter | None = None
@@ -155,6 +159,7 @@ class Checkpoints:
         is_best: bool = False,
     ) -> None:
         module = self._state.module
+        own = {**own, "wants_to_stop": self._course.wants_to_stop}
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
         if self._writer is None:
             return
@@ -198,15 +203,16 @@ class Checkpoints:
         self, ranks: Sequence[bytes], place: tuple[int, int], *, is_as_many: bool
     ) -> dict[str, Any]:
         """Give this rank what it had of its own, and return the state of its meter, if an epoch is under way."""
-        rank = self._communicator.rank
+        rank, module = self._communicator.rank, self._state.module
+        states = [read_rank_state(state) for state in ([ranks[rank]] if is_as_many else ranks)]
+        own = states[0]  # as the model's, the buffers of losses are otherwise those of rank 0
+        set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
+        self._course.wants_to_stop = any(state["wants_to_stop"] for state in states)
         if not is_as_many:
             seed_rank(self._spec.seed, rank, *place)
-            meters = [read_rank_state(state).get("meter") for state in ranks]
+            meters = [state.get("meter") for state in states]
             return join_meter_states([meter for meter in meters if meter], rank) if all(meters) else {}
-        own = read_rank_state(ranks[rank])
-        module = self._state.module
         set_buffers(dict(module.named_buffers()), own["buffers"])
-        set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
         set_random_state(own["random"], self._step.device)
         meter: dict[str, Any] = own.get("meter", {})
         return meter
@@ -219,4 +225,5 @@ class Checkpoints:
         twin = self._feed.twin()
         twin.seek(epoch - 1, index)
         with closing(twin.epoch(epoch - 1)) as batches:
-            return self._step.objective.prepare(next(batches))
+            place = Place(self._communicator.rank, epoch, index + 1)
+            return self._step.objective.prepare(next(batches), place=place)

@@ -1,13 +1,12 @@
 """Moves batches to a GPU ahead of the training loop: through pinned memory, on a CUDA stream of its own.
 
 Runs on a *rank*. A thread takes batches from the feed, copies them to pinned memory and starts their copy to the
-device, while the loop computes on earlier ones; what waits there is bounded in bytes. On the CPU batches stay as they
-are: tensors can lie over their memory.
+device, while the loop computes on earlier ones; what waits there is bounded in bytes. Batches that may not be made on
+another thread take the same way without it. On the CPU batches stay as they are: tensors can lie over their memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from sparkdl.training.model_inputs import Arrays
     from sparkdl.training.objective import Batch
 
-Arrays = Mapping[str, "npt.NDArray[Any]"]
 Copy: TypeAlias = tuple[dict[str, Tensor], Any]
 """A batch on the device, and the event after which it is there."""
 
@@ -34,9 +33,25 @@ _AHEAD_BYTES = READ_AHEAD_BYTES // 4
 """What batches take at most in pinned memory, and as much on the device, that wait there or are being copied."""
 
 
-def batches_for(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
-    """Return the batches as a step on the device takes them, in their order; whoever leaves off closes them."""
-    return _on_gpu(device, batches) if device.type == "cuda" else batches
+def batches_for(
+    device: torch.device, batches: Generator[Arrays, None, None], *, ahead: bool = True
+) -> Generator[Batch, None, None]:
+    """Return the batches as a step on the device takes them, in their order; whoever leaves off closes them.
+
+    Args:
+        device: of the module.
+        batches: as arrays of numbers.
+        ahead: whether they may be made on a thread beside the training, before it asks for them.
+    """
+    if device.type != "cuda":
+        return batches
+    return _on_gpu(device, batches) if ahead else _one_by_one(device, batches)
+
+
+def _one_by_one(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
+    with closing(batches):
+        for batch in batches:
+            yield {name: _pinned(array).to(device, non_blocking=True) for name, array in batch.items()}
 
 
 def copied_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BYTES) -> ReadAhead[Copy]:

@@ -70,11 +70,25 @@ class FitCourse:
         """The best epoch so far, where the best weights are kept."""
         return None if self._best is None else self._best.epoch
 
-    def begin(self, history: Sequence[EpochRecord] = ()) -> None:
-        """Begin the fit, or go on after the epochs of a history. Collective where a fit may end early."""
+    @property
+    def wants_to_stop(self) -> bool:
+        """Whether a callback has asked for the end of the fit on this rank, which is what one of them needs."""
+        return self._callbacks.want_to_stop
+
+    @wants_to_stop.setter
+    def wants_to_stop(self, wish: bool) -> None:
+        self._callbacks.want_to_stop = wish
+
+    def begin(self, history: Sequence[EpochRecord] = (), *, in_epoch: bool = False) -> None:
+        """Begin the fit, or go on after the epochs of a history. Collective where a fit may end early.
+
+        Args:
+            history: records of the epochs that are done.
+            in_epoch: whether the next one is under way, at whose end wishes to stop count.
+        """
         if history:
             self._last = history[-1]
-            self._has_ended = self._agreed_to_stop()
+            self._has_ended = not in_epoch and self._agreed_to_stop()
         self._callbacks.call("on_fit_start")
 
     def begin_epoch(self, epoch: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from sparkdl.training.checkpoint import FIT, MODEL, OPTIMIZER
 from sparkdl.training.host_copy import copy_to_host
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -115,6 +116,18 @@ def set_buffers(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> 
     with torch.no_grad():
         for name, value in values.items():
             buffers[name].copy_(value)
+
+
+@contextmanager
+def buffers_kept(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Give buffers what they held, after this block, whatever was done to them in it."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    try:
+        yield [buffer for buffer, _ in kept]
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 def _other_buffers(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from sparkdl.training.fit_state import FitState
 from sparkdl.training.history import EpochMeter, EpochRecord
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Objective
+from sparkdl.training.objective import Objective, Place
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
 from sparkdl.training.progress import ProgressReporter, Report
@@ -155,20 +155,22 @@ def _train(
                 step=step,
                 updates=plan,
                 feed=feed,
+                course=course,
                 communicator=communicator,
             )
         )
         position = checkpoints.resume()
         progress.resume(epoch=position.epoch, steps=position.step)
         history = list(position.history)
-        course.begin(history)
+        course.begin(history, in_epoch=position.step > 0)
         for epoch in range(position.epoch, spec.epochs + 1):
             if not course.goes_on:
                 break
             meter = EpochMeter(epoch, device, communicator, EpochMetrics(spec.metrics, device))
             checkpoints.begin_epoch(epoch, meter)
             course.begin_epoch(epoch)
-            record = _run_epoch(epoch, feed, step, plan, meter, progress, learning_rate, course, checkpoints)
+            place = Place(communicator.rank, epoch, plan.steps_before + 1)
+            record = _run_epoch(place, feed, step, plan, meter, progress, learning_rate, course, checkpoints)
             if validation is not None:
                 record = record.with_validation(*validation.run(module))
             update.end_epoch(epoch)
@@ -221,7 +223,7 @@ def _prepare_step(
 
 
 def _run_epoch(
-    epoch: int,
+    first: Place,
     feed: ParquetFeed,
     step: TrainingStep,
     plan: UpdatePlan,
@@ -232,9 +234,10 @@ def _run_epoch(
     checkpoints: Checkpoints,
 ) -> EpochRecord:
     # A step that fails leaves them to its traceback, with the threads that make them.
-    prepared = step.objective.prepare_all(feed.epoch(epoch - 1))
-    with closing(batches_for(step.device, prepared)) as batches:
-        for index, batch in enumerate(meter.time_waits(batches), start=plan.steps_before + 1):
+    epoch = first.epoch
+    prepared = step.objective.prepare_all(feed.epoch(epoch - 1), first)
+    with closing(batches_for(step.device, prepared, ahead=not step.objective.draws)) as batches:
+        for index, batch in enumerate(meter.time_waits(batches), start=first.step):
             result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
             course.end_step(epoch, index, result.loss_mean)

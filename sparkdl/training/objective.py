@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from sparkdl.training.losses import (
     reduction_of,
 )
 from sparkdl.training.model_inputs import Arrays
+from sparkdl.training.random_state import random_numbers_apart
+from sparkdl.training.seeds import rank_seed
 from sparkdl.training.user_step import run_user_step
 
 if TYPE_CHECKING:
@@ -31,6 +33,19 @@ if TYPE_CHECKING:
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
 """Columns by name: arrays, or tensors that are on the device already."""
+
+
+_CPU = torch.device("cpu")
+_OF_AUGMENT = 1
+"""Tells the random numbers of augment from others of the same place."""
+
+
+class Place(NamedTuple):
+    """A step of one rank."""
+
+    rank: int
+    epoch: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,8 @@ class Objective:
     Attributes:
         sums: whether the loss is a sum over the rows, not their mean.
         finds_weight: whether the weight of a batch depends on what is in it, not on the number of its rows alone.
+        draws: whether preparing a batch may draw from the process's random numbers, which is then no work for a thread
+            beside the training.
     """
 
     def __init__(self, spec: TrainingSpec, *, precision: Precision, device: torch.device) -> None:
@@ -73,6 +90,7 @@ class Objective:
         ]
         self._precision = precision
         self._device = device
+        self.draws = spec.augment is not None
         self.sums = any(reduction_of(loss) == "sum" for loss in self._losses)
         self.finds_weight = not self.sums and any(
             needs_global_weight(
@@ -81,22 +99,32 @@ class Objective:
             for head, loss in zip(spec.heads, self._losses, strict=False)
         )
 
+    def loss_buffers(self) -> Iterator[Tensor]:
+        """Yield the buffers of the losses, those of the model among them where a loss has these too."""
+        for loss in self._losses:
+            if isinstance(loss, nn.Module):
+                yield from loss.buffers()
+
     def num_rows(self, batch: Batch) -> int:
         """How many rows a batch has."""
         return len(next(iter(batch.values())))
 
-    def prepare(self, batch: Mapping[str, npt.NDArray[Any]], *, trains: bool = True) -> Arrays:
+    def prepare(self, batch: Mapping[str, npt.NDArray[Any]], *, place: Place | None = None) -> Arrays:
         """Return a batch of the feed as arrays of numbers: the model's inputs, labels and weights by name.
+
+        Of a batch without rows, whose columns may hold anything, it is one array without rows.
 
         Args:
             batch: columns as they lie in the files.
-            trains: whether the user's changes for training are made.
+            place: at which the model is trained on it, where the user's changes for training are to be made. The random
+                numbers that they draw hang on it and on nothing before.
 
         Raises:
             DataError: if it holds what the model or the loss cannot take.
+            ParamError: if the user's changes are no such arrays.
         """
         if not self.num_rows(batch):
-            return batch
+            return {"rows": np.empty(0, np.float32)}
         spec = self._spec
         arrays = spec.inputs.prepared(batch)
         for head in spec.heads:
@@ -104,13 +132,14 @@ class Objective:
                 arrays[head.label.name] = head.label.encoded(batch[head.label.name])
         if spec.weight is not None:
             arrays[spec.weight] = batch[spec.weight]
-        if trains and spec.augment is not None:
-            return self._augmented(spec.augment, arrays)
+        if place is not None and spec.augment is not None:
+            return self._augmented(spec.augment, arrays, place)
         return arrays
 
-    def _augmented(self, augment: AugmentFunction, arrays: dict[str, Any]) -> Arrays:
+    def _augmented(self, augment: AugmentFunction, arrays: dict[str, Any], place: Place) -> Arrays:
         num_rows = self.num_rows(arrays)
-        changed = augment(dict(arrays))
+        with random_numbers_apart(_CPU, rank_seed(self._spec.seed, *place, _OF_AUGMENT)):
+            changed = augment(dict(arrays))
         if not isinstance(changed, Mapping) or changed.keys() != arrays.keys():
             found = ", ".join(map(str, changed)) if isinstance(changed, Mapping) else type(changed).__name__
             raise ParamError(
@@ -126,12 +155,18 @@ class Objective:
         return changed
 
     def prepare_all(
-        self, batches: Generator[dict[str, npt.NDArray[Any]], None, None], *, trains: bool = True
+        self, batches: Generator[dict[str, npt.NDArray[Any]], None, None], first: Place | None = None
     ) -> Generator[Arrays, None, None]:
-        """Yield what :meth:`prepare` makes of batches; whoever leaves off closes them."""
+        """Yield what :meth:`prepare` makes of batches; whoever leaves off closes them.
+
+        Args:
+            batches: of the feed.
+            first: place of the first of them, where they are to train on.
+        """
         with closing(batches):
-            for batch in batches:
-                yield self.prepare(batch, trains=trains)
+            for index, batch in enumerate(batches):
+                place = None if first is None else first._replace(step=first.step + index)
+                yield self.prepare(batch, place=place)
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluation:
         """Apply the module, wrapped or not and in whichever mode it is, to a prepared batch of one row at least."""

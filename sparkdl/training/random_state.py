@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,3 +31,22 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextmanager
+def random_numbers_apart(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Have the generators stand after this block where they stood before it.
+
+    Args:
+        device: whose generators they are, beside those of Python, NumPy and torch on the CPU.
+        seed: from which those three begin in the block; None to go on from where they are.
+    """
+    before = random_state(device)
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFF_FFFF)
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        set_random_state(before, device)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparkdl.torch import DataParallel, SyncBatchNorm
 from sparkdl.training.finite import FiniteLossCheck
+from sparkdl.training.fit_state import buffers_kept
 from sparkdl.training.losses import LossTerm
 from sparkdl.training.objective import Batch, Objective
 
@@ -150,19 +151,16 @@ class TrainingStep:
         """Take part in a step without rows, as the others wait for this rank's gradients.
 
         The last batch that had rows goes through the model once more and counts nothing. Zero rows would do
-        for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers is put back, but for
-        the statistics of all ranks' rows.
+        for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers of the model and of
+        the losses is put back, but for the statistics of all ranks' rows.
         """
         assert self._last_batch is not None, "every rank has a row in its first step"
         shared = {id(buffer) for layer in _synchronized(self._module) for buffer in layer.buffers()}
-        own = [buffer for buffer in self._module.buffers() if id(buffer) not in shared]
-        kept = [buffer.detach().clone() for buffer in own]
-        with _rows_not_counted(self._module):
+        buffers = (*self._module.buffers(), *self.objective.loss_buffers())
+        own = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
+        with buffers_kept(own.values()), _rows_not_counted(self._module):
             term = self.objective.evaluate(self._module, self._last_batch).term
             self._backward(term.mean, 0.0, 1)
-        with torch.no_grad():
-            for buffer, before in zip(own, kept, strict=True):
-                buffer.copy_(before)
         return LossTerm(mean=term.mean, weight=0.0)
 
 

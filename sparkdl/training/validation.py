@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.training.device_batches import batches_for
+from sparkdl.training.fit_state import buffers_kept
 from sparkdl.training.metrics import EpochMetrics
+from sparkdl.training.random_state import random_numbers_apart
+from sparkdl.training.rank_state import loss_buffers
 from sparkdl.training.reading_deadline import read_timeout_s
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ class Validation:
     ) -> None:
         assert spec.validation_rows is not None, "made where there is something to validate on"
         self._communicator, self._objective, self._device = communicator, objective, device
-        self._metrics = spec.metrics
+        self._metrics, self._losses = spec.metrics, spec.losses
         num_rows = sum(spec.validation_rows.counts or ())
         # A feed has a row for each rank at least.
         num_readers = min(communicator.world_size, num_rows)
@@ -79,23 +82,27 @@ class Validation:
 
         All of it is the same on every rank: the seconds are the mean over the ranks.
 
-        The module is in ``eval()`` mode and without gradients meanwhile, and has rank 0's buffers, as what a fit
-        returns has them; neither its modes nor the random numbers of the training are others afterwards.
+        Module and losses are in ``eval()`` mode and without gradients meanwhile. The module has rank 0's buffers from
+        now on, as what a fit returns has them; losses have rank 0's as long. Modes, buffers of losses and the random
+        numbers of Python, NumPy and torch are afterwards what they were.
 
         Raises:
             TrainingError: if a metric fails.
             DataError: if rows cannot be read.
         """
         started = time.perf_counter()
-        if self._communicator.world_size > 1:
-            for buffer in module.buffers():
-                torch.distributed.broadcast(buffer, 0)
+        self._share(module.buffers())
         metrics = EpochMetrics(self._metrics, self._device)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         weight = 0.0
-        with evaluating(module), _own_random_numbers(self._device):
+        with (
+            evaluating(module),
+            evaluating(self._losses),
+            self._shared_for_now(loss_buffers(self._losses, module).values()),
+            random_numbers_apart(self._device),
+        ):
             if self._feed is not None:
-                prepared = self._objective.prepare_all(self._feed.epoch(0), trains=False)
+                prepared = self._objective.prepare_all(self._feed.epoch(0))
                 with closing(batches_for(self._device, prepared)) as batches:
                     for batch in batches:
                         rows = self._objective.num_rows(batch)
@@ -112,6 +119,19 @@ class Validation:
         )
         loss = total / all_weight if all_weight else float("nan")
         return {f"{PREFIX}loss": loss, **prefixed(values)}, seconds / self._communicator.world_size
+
+    def _share(self, buffers: Iterable[Tensor]) -> None:
+        """Give all ranks what is in rank 0's buffers. Collective."""
+        if self._communicator.world_size > 1:
+            for buffer in buffers:
+                torch.distributed.broadcast(buffer, 0)
+
+    @contextmanager
+    def _shared_for_now(self, buffers: Iterable[Tensor]) -> Iterator[None]:
+        """Inside, all ranks have what is in rank 0's buffers; whatever is done to them does not last. Collective."""
+        with buffers_kept(buffers) as kept:
+            self._share(kept)
+            yield
 
     def close(self) -> None:
         """End the feed's threads."""
@@ -135,9 +155,3 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, is_training in modes.items():
             part.training = is_training
-
-
-@contextmanager
-def _own_random_numbers(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield

@@ -15,13 +15,14 @@ from tests.gpu.gpu_scenes import needs_gpu
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
-def test_batches_arrive_on_the_gpu_in_order_and_whole() -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_batches_arrive_on_the_gpu_in_order_and_whole(ahead: bool) -> None:
     def arrays() -> Generator[dict[str, np.ndarray], None, None]:
         for number in range(50):
             yield {"x": np.full((1000, 64), number, np.float32), "y": np.full(1000, number)}
 
     device = torch.device("cuda", 0)
-    for number, batch in enumerate(batches_for(device, arrays())):
+    for number, batch in enumerate(batches_for(device, arrays(), ahead=ahead)):
         assert batch["x"].device == device
         assert (batch["x"] == number).all()
         assert (batch["y"] == number).all()
@@ -44,3 +45,21 @@ def test_closing_batches_early_ends_the_thread_that_copies_and_what_it_copies_fr
     batches.close()
     assert closed.is_set()
     assert not any(thread.name == "sparkdl-device-copies" for thread in threading.enumerate())
+
+
+def test_batches_that_draw_random_numbers_are_made_when_training_asks_for_them() -> None:
+    made: list[str] = []
+
+    def arrays() -> Generator[dict[str, np.ndarray], None, None]:
+        for _ in range(3):
+            made.append(threading.current_thread().name)
+            yield {"x": np.zeros(1, np.float32)}
+
+    device = torch.device("cuda", 0)
+    for number, _ in enumerate(batches_for(device, arrays(), ahead=False), start=1):
+        assert made == [threading.current_thread().name] * number
+
+
+def test_a_batch_without_rows_arrives() -> None:
+    (batch,) = batches_for(torch.device("cuda", 0), (each for each in [{"rows": np.empty(0, np.float32)}]))
+    assert batch["rows"].shape == (0,)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,21 +16,31 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
+from torchmetrics import PearsonCorrCoef
 
+from sparkdl.data.drawn_rows import draw_rows
+from sparkdl.training.callbacks import Callback
 from sparkdl.training.checkpoint import MANIFEST, manifest_from_json
 from sparkdl.training.checkpoint_folder import CheckpointFolder
+from sparkdl.training.early_stopping import Patience
+from sparkdl.training.goal import Goal
+from sparkdl.training.heads import Head, LabelColumn
 from sparkdl.training.loop import train
 from sparkdl.training.spec import CheckpointPlan
 from tests.training.training_scenes import Outcome, make_spec
 
 if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset
+    from sparkdl.training.callbacks import FitContext
     from sparkdl.training.spec import TrainingSpec
     from tests.run_ranks import RankEnvironment
 
 
+VALIDATION_ROWS = 12
+
+
 class LossThatEndsItsRank(nn.Module):
-    """Cross entropy that ends its process in one of its calls, as the kernel does; its count is a buffer."""
+    """Cross entropy per row that ends its process in one of its calls, as the kernel does; its count is a buffer."""
 
     def __init__(self, at_call: int) -> None:
         super().__init__()
@@ -41,24 +53,82 @@ class LossThatEndsItsRank(nn.Module):
         self.seen += 1
         if self.calls == self.at_call:
             os.kill(os.getpid(), signal.SIGKILL)
-        return nn.functional.cross_entropy(outputs, labels) * (1 + self.seen / 1000)
+        return nn.functional.cross_entropy(outputs, labels, reduction="none") * (1 + self.seen / 1000)
+
+
+class RandomModel(nn.Module):
+    """Two heads over dropout, a BatchNorm, noise of Python and NumPy, and a count that no state dict holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3))
+        self.classes, self.value = nn.Linear(8, 3), nn.Linear(8, 1)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = torch.zeros(())
+        if self.training:
+            self.calls += 1
+            # Behind the BatchNorm, which takes out what all rows have alike.
+            noise = noise + 0.1 * random.random() + 0.1 * np.random.random() + self.calls / 1000
+        found = self.body(rows) + noise
+        return self.classes(found), self.value(found)
+
+
+class StopsOnOneRank(Callback):
+    """Asks for the end of the fit early in the second epoch."""
+
+    def on_step_end(self, context: FitContext) -> None:
+        if (context.rank, context.epoch, context.step) == (1, 2, 2):
+            context.stop()
+
+
+class PearsonOfValues(PearsonCorrCoef):
+    """Of the second head; its states have no reduction."""
+
+    def update(self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> None:
+        super().update(outputs["target"].reshape(-1).double(), labels["target"].reshape(-1).double())
+
+
+def is_right(outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> torch.Tensor:
+    return outputs["y"].argmax(dim=1) == labels["y"]
+
+
+noted_rows: defaultdict[int, list[list[float]]] = defaultdict(list)
+"""Of each epoch the batches of this rank, each row by its target, which no other row has."""
+
+
+def note_rows(outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> float:
+    noted_rows[NotesEpoch.epoch].append(labels["target"].reshape(-1).tolist())
+    return 0.0
+
+
+class NotesEpoch(Callback):
+    """Tells metrics which epoch it is."""
+
+    epoch = 0
+
+    def on_epoch_start(self, context: FitContext) -> None:
+        NotesEpoch.epoch = context.epoch
+
+
+def jitter(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Change a row by numbers of all three generators."""
+    rows = arrays["x"].copy()
+    rows[0] += np.float32(0.1 * (random.random() + np.random.random() + float(torch.rand(()))))
+    return {**arrays, "x": rows}
 
 
 def one_cycle(optimizer, num_steps):
     return OneCycleLR(optimizer, max_lr=0.05, total_steps=num_steps)
 
 
-def make_random_model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
-
-
-def interrupted_spec(folder: Path | None, *, ends_at: int = 0, **changes: Any) -> TrainingSpec:
-    """Dropout, BatchNorm, momentum, a schedule per step, warm-up and accumulation; a checkpoint after each update."""
+def scheduled_spec(folder: Path | None, **changes: Any) -> TrainingSpec:
+    """Momentum, a schedule per step, warm-up, accumulation and clipping; a checkpoint after each update."""
     plan = None if folder is None else CheckpointPlan(url=str(folder), every_updates=1, num_kept=99)
     fields: dict[str, Any] = {
-        "model": make_random_model(),
-        "loss": LossThatEndsItsRank(ends_at),
+        "loss": LossThatEndsItsRank(0),
         "optimizer": partial(torch.optim.AdamW, lr=0.05),
         "scheduler": one_cycle,
         "scheduler_interval": "step",
@@ -69,6 +139,34 @@ def interrupted_spec(folder: Path | None, *, ends_at: int = 0, **changes: Any) -
         "checkpoints": plan,
     }
     return make_spec(**{**fields, **changes})
+
+
+def interrupted_spec(
+    dataset: ParquetDataset, folder: Path | None, *, ends_at: int = 0, **changes: Any
+) -> TrainingSpec:
+    """All that a checkpoint has to bring back; patience ends the fit after two epochs, and the first one is the best.
+
+    Of the rows ``VALIDATION_ROWS`` are to validate on.
+    """
+    validation = draw_rows(dataset.row_counts, VALIDATION_ROWS / dataset.num_rows, seed=3)
+    worst = Goal(metric="val_loss", mode="max")
+    fields: dict[str, Any] = {
+        "model": RandomModel(),
+        "heads": (
+            Head(label=LabelColumn(name="y", dtype="int64"), loss=LossThatEndsItsRank(ends_at)),
+            Head(label=LabelColumn(name="target"), loss=nn.MSELoss(), weight=0.1),
+        ),
+        "weight": "w",
+        "augment": jitter,
+        "metrics": {"right": is_right, "r": PearsonOfValues},
+        "training_rows": validation.rest(),
+        "validation_rows": validation,
+        "epochs": 3,
+        "best": worst,
+        "watched": worst,
+        "patience": Patience(epochs=1),
+    }
+    return scheduled_spec(folder, **{**fields, **changes})
 
 
 def train_through_death(
@@ -86,16 +184,13 @@ def train_through_death(
 
 
 def assert_same_fit(one: Outcome, other: Outcome) -> None:
-    """Weights, buffers and losses are equal to the bit."""
+    """Weights, buffers, losses and metrics are equal to the bit."""
     for name, value in one.weights.items():
         np.testing.assert_array_equal(value, other.weights[name], err_msg=name)
+    assert one.model_epoch == other.model_epoch
+    names = ("epoch", "loss", "rows", "learning_rate", "metrics")
     for mine, theirs in zip(one.history, other.history, strict=True):
-        assert (mine.epoch, mine.loss, mine.rows, mine.learning_rate) == (
-            theirs.epoch,
-            theirs.loss,
-            theirs.rows,
-            theirs.learning_rate,
-        )
+        assert [getattr(mine, name) for name in names] == [getattr(theirs, name) for name in names]
 
 
 def train_each(
@@ -103,6 +198,18 @@ def train_each(
 ) -> list[Outcome]:
     """Train each spec on this rank."""
     return [_train(environment, spec, dataset, str(number)) for number, spec in enumerate(specs)]
+
+
+def train_and_note(
+    environment: RankEnvironment, specs: list[TrainingSpec], dataset: ParquetDataset
+) -> list[tuple[Outcome, dict[int, list[list[float]]]]]:
+    """Train each spec, whose metric is :func:`note_rows`, and return what it noted on this rank."""
+    outcomes = []
+    for number, spec in enumerate(specs):
+        noted_rows.clear()
+        outcome = _train(environment, spec, dataset, str(number))
+        outcomes.append((outcome, dict(noted_rows)))
+    return outcomes
 
 
 def train_from_every_checkpoint(
@@ -120,7 +227,7 @@ def train_from_every_checkpoint(
             url = f"{plan.url}-{name}"
             if environment.rank == 0:
                 shutil.copytree(f"{plan.url}/{name}", f"{url}/{name}")
-            spec_again = replace(spec, model=make_random_model(), checkpoints=replace(plan, url=url))
+            spec_again = replace(spec, model=RandomModel(), checkpoints=replace(plan, url=url))
             outcome = _train(environment, spec_again, dataset, f"{number}-{name}")
             place = manifest_from_json(Path(plan.url, name, MANIFEST).read_text(), url)
             resumed[place.epoch, place.step] = outcome
@@ -135,5 +242,6 @@ def _train(environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDat
     events: list[dict[str, Any]] = []
     with environment.open(name=name) as communicator:
         result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
-    weights = {name: value.numpy().copy() for name, value in result.module.state_dict().items()}
-    return Outcome(weights, result.history, events)
+    tensors = {**result.module.state_dict(), **dict(result.module.named_buffers())}
+    weights = {name: value.numpy().copy() for name, value in tensors.items()}
+    return Outcome(weights, result.history, events, result.model_epoch)

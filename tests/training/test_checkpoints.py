@@ -3,56 +3,67 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from tests.run_ranks import run_ranks
 from tests.training.checkpoint_scenes import (
+    VALIDATION_ROWS,
+    NotesEpoch,
+    StopsOnOneRank,
     assert_same_fit,
     interrupted_spec,
+    note_rows,
+    scheduled_spec,
+    train_and_note,
     train_each,
     train_from_every_checkpoint,
     train_through_death,
 )
-from tests.training.training_scenes import make_model, write_dataset
+from tests.training.training_scenes import write_dataset
 
-NUM_ROWS = 81  # 6 steps of 8 rows on each of 2 ranks: the last one of one row and none
-ACCUMULATED = (1, 2)
+NUM_ROWS = 81  # to train on: 6 steps of 8 rows on each of 2 ranks, the last one of one row and none
+CASES = {
+    1: {"sync_batch_norm": True, "patience": None, "callbacks": (StopsOnOneRank(),)},
+    2: {},
+}
+"""Fits by the number of steps of their updates."""
 TOLERANCE = 2e-6  # float32, sums in another order
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), NUM_ROWS)
+    return write_dataset(tmp_path_factory.mktemp("data"), NUM_ROWS + VALIDATION_ROWS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset):
-    return run_ranks(2, train_through_death, interrupted_spec(None), dataset)
+    return run_ranks(2, train_through_death, interrupted_spec(dataset, None), dataset)
 
 
 @pytest.mark.parametrize(("dying", "call"), [(1, 4), (0, 9)], ids=["rank 1", "rank 0"])
 def test_a_rank_that_was_killed_changes_no_bit(dataset, undisturbed, tmp_path, dying, call):
-    killed = interrupted_spec(tmp_path, ends_at=call)
+    killed = interrupted_spec(dataset, tmp_path, ends_at=call)
     run_ranks(2, train_through_death, killed, dataset, dying, may_die=[dying])
     assert CheckpointFolder(str(tmp_path)).names()
-    again = run_ranks(2, train_through_death, interrupted_spec(tmp_path), dataset)
+    again = run_ranks(2, train_through_death, interrupted_spec(dataset, tmp_path), dataset)
     for one, other in zip(undisturbed, again, strict=True):
         assert_same_fit(one, other)
     assert again[0].events[0]["kind"] == "resumed"
 
 
 def test_a_fit_can_go_on_from_any_of_its_updates(dataset, undisturbed, tmp_path):
-    specs = [interrupted_spec(tmp_path / str(number), accumulated_batches=number) for number in ACCUMULATED]
+    specs = [
+        interrupted_spec(dataset, tmp_path / str(number), accumulated_batches=number, **changes)
+        for number, changes in CASES.items()
+    ]
     ranks = run_ranks(2, train_from_every_checkpoint, specs, dataset, timeout_s=150)
     for rank, outcomes in enumerate(ranks):
-        for accumulated, (whole, resumed) in zip(ACCUMULATED, outcomes, strict=True):
+        for accumulated, (whole, resumed) in zip(CASES, outcomes, strict=True):
             assert list(resumed) == [
                 (epoch, step) for epoch in (1, 2) for step in range(accumulated, 7, accumulated)
             ]
@@ -80,14 +91,11 @@ def copies_of(folder: Path, epoch_and_step: tuple[int, int]) -> list[Path]:
 
 def test_other_numbers_of_ranks_go_on_with_the_same_updates(dataset, tmp_path):
     def full_batches(folder: Path):
-        return interrupted_spec(
+        return scheduled_spec(
             folder,
-            model=make_model(),
-            loss=nn.CrossEntropyLoss(),
-            optimizer=partial(torch.optim.AdamW, lr=0.05),
             accumulated_batches=1,
             learning_rate_scaling="linear",
-            batch_size=41,  # of all rows
+            batch_size=47,  # of all rows
             epochs=4,
         )
 
@@ -102,14 +110,34 @@ def test_other_numbers_of_ranks_go_on_with_the_same_updates(dataset, tmp_path):
 
 
 def test_other_numbers_of_ranks_take_every_row_once_and_the_schedule_to_its_end(dataset, tmp_path):
-    first = interrupted_spec(tmp_path / "2", accumulated_batches=1)
-    whole = run_ranks(2, train_each, [first], dataset)[0][0]
+    first = interrupted_spec(
+        dataset,
+        tmp_path / "2",
+        accumulated_batches=1,
+        epochs=2,
+        validation_rows=None,
+        best=None,
+        patience=None,
+        metrics={"noted": note_rows},
+        callbacks=(NotesEpoch(),),
+    )
+    ranks = run_ranks(2, train_and_note, [first], dataset)
+    whole = ranks[0][0][0]
+    batches = [noted for ((_, noted),) in ranks]
+    every_row = sorted(row for noted in batches for batch in noted[1] for row in batch)
+    assert len(set(every_row)) == NUM_ROWS
     places = [(1, 3), (1, 5), (2, 2)]  # after the 5th step one row is left
     copies = [copies_of(tmp_path / "2", place) for place in places]
     for index, world_size in enumerate((1, 3)):
-        specs = [interrupted_spec(both[index], accumulated_batches=1) for both in copies]
-        for outcome in run_ranks(world_size, train_each, specs, dataset)[0]:
-            assert [record.rows for record in outcome.history] == [NUM_ROWS, NUM_ROWS]
-            last = [record.learning_rate for record in (outcome.history[-1], whole.history[-1])]
-            assert last[0] == pytest.approx(last[1], rel=1e-3)
-            assert outcome.history[-1].loss == pytest.approx(whole.history[-1].loss, rel=0.5)
+        specs = [
+            replace(first, checkpoints=replace(first.checkpoints, url=str(both[index]))) for both in copies
+        ]
+        outcomes = run_ranks(world_size, train_and_note, specs, dataset)
+        for number, (epoch, step) in enumerate(places):
+            before = [row for noted in batches for batch in noted[epoch][:step] for row in batch]
+            after = [row for rank in outcomes for batch in rank[number][1].get(epoch, ()) for row in batch]
+            assert sorted(before + after) == every_row
+            last = outcomes[0][number][0].history[-1]
+            assert last.rows == NUM_ROWS
+            assert last.learning_rate == pytest.approx(whole.history[-1].learning_rate, rel=1e-3)
+            assert last.loss == pytest.approx(whole.history[-1].loss, rel=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -36,6 +37,22 @@ class ModelThatNotes(nn.Module):
         if not self.training:
             torch.rand(1)  # which the training must not notice
         return self.inner(rows)
+
+
+class LossThatCounts(nn.Module):
+    """Grows with the number of its calls, and draws what the training must not notice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        assert torch.is_grad_enabled() == self.training
+        if not self.training:
+            random.random(), np.random.random(), torch.rand(1)
+        self.calls += 1
+        noise = 0.01 * random.random() + 0.01 * np.random.random()
+        return nn.functional.cross_entropy(outputs, labels) * (1 + self.calls / 10 + noise)
 
 
 def is_right(outputs, labels):
@@ -159,9 +176,12 @@ class PearsonOfScores(PearsonCorrCoef):
 
 
 def test_validation_changes_nothing_of_the_training(dataset):
-    """The same rows are trained on with and without validation, by a model that draws random numbers."""
-    split = with_split(make_spec(model=ModelThatNotes(), metrics=METRICS), dataset, 0.4)
-    plain = dataclasses.replace(split, model=ModelThatNotes(), validation_rows=None, metrics={})
+    """The same rows are trained on with and without validation, by a model and a loss that draw and remember."""
+    split = with_split(
+        make_spec(model=ModelThatNotes(), loss=LossThatCounts(), metrics=METRICS), dataset, 0.4
+    )
+    heads = (dataclasses.replace(split.heads[0], loss=LossThatCounts()),)
+    plain = dataclasses.replace(split, model=ModelThatNotes(), heads=heads, validation_rows=None, metrics={})
     ranks = run_ranks(2, train_all, [(split, dataset), (plain, dataset)])
     parameters = [name for name, _ in ModelThatNotes().named_parameters()]
     for rank, (validated, alone) in enumerate(ranks):

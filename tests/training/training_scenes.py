@@ -81,7 +81,7 @@ def make_spec(**changes: Any) -> TrainingSpec:
     given = {**fields, **changes}
     names = given.pop("features")
     label = LabelColumn(name=given.pop("label"), dtype=given.pop("label_dtype"))
-    heads = (Head(label=label, loss=given.pop("loss")),)
+    heads = (Head(label=label, loss=given.pop("loss")),)  # unless they are given
     column = Column(name=names, dtype="float32", shape=(4,))
     return TrainingSpec(**{"inputs": make_inputs(names, **{names: column}), "heads": heads, **given})
 

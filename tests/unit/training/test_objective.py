@@ -1,0 +1,77 @@
+"""Batches on their way to the model: without rows, and changed at random for training."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.training.objective import Objective, Place
+from sparkdl.training.precision import Precision
+from tests.training.training_scenes import make_spec
+
+CPU = torch.device("cpu")
+PLACES = [Place(0, 1, 1), Place(1, 1, 1), Place(0, 2, 1), Place(0, 1, 2)]
+
+
+def draw() -> list[float]:
+    return [random.random(), np.random.random(), float(torch.rand(()))]
+
+
+def put_draws(arrays):
+    arrays["x"][:, :3] = draw()
+    return arrays
+
+
+def make_objective(**changes):
+    return Objective(make_spec(**changes), precision=Precision("float32", CPU), device=CPU)
+
+
+def make_batch():
+    return {"x": np.zeros((2, 4)), "y": np.zeros(2, np.int64)}
+
+
+def seed_all(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def test_what_augment_draws_hangs_on_seed_and_place_alone_and_changes_no_later_number():
+    found = []
+    for seed in (1, 2):
+        seed_all(seed)
+        expected = draw()
+        objective = make_objective(augment=put_draws)
+        seed_all(seed)
+        found.append([tuple(objective.prepare(make_batch(), place=place)["x"][0, :3]) for place in PLACES])
+        assert draw() == expected
+    assert found[0] == found[1]
+    numbers = {number for place in found[0] for number in place}
+    assert len(numbers) == 3 * len(PLACES)
+    other = make_objective(augment=put_draws, seed=8).prepare(make_batch(), place=PLACES[0])
+    assert tuple(other["x"][0, :3]) not in found[0]
+
+
+def test_batches_to_train_on_have_the_places_of_their_steps_and_others_are_not_changed():
+    objective = make_objective(augment=put_draws)
+    batches = (make_batch() for _ in range(2))
+    found = [batch["x"][0, :3].tolist() for batch in objective.prepare_all(batches, Place(0, 1, 1))]
+    assert found == [
+        objective.prepare(make_batch(), place=place)["x"][0, :3].tolist() for place in (PLACES[0], PLACES[3])
+    ]
+    for batch in objective.prepare_all(make_batch() for _ in range(2)):
+        assert not batch["x"].any()
+
+
+@pytest.mark.parametrize("place", [None, PLACES[0]])
+def test_a_batch_without_rows_holds_no_column_that_is_no_number(place):
+    """As those of strings, or of arrays that differ in length, which no device takes."""
+    batch = {"x": np.empty(0, object), "y": np.empty(0, np.int64)}
+    objective = make_objective(augment=put_draws)
+    prepared = objective.prepare(batch, place=place)
+    assert objective.num_rows(prepared) == 0
+    for array in prepared.values():
+        assert torch.from_numpy(array).numel() == 0

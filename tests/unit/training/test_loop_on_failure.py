@@ -15,12 +15,13 @@ import torch
 from sparkdl.data import ParquetFeed
 from sparkdl.training.history import EpochMeter
 from sparkdl.training.loop import _run_epoch
+from sparkdl.training.objective import Place
 from sparkdl.training.progress import ProgressReporter
 from sparkdl.training.update import UpdatePlan
 
 
 class _FailingStep:
-    objective = SimpleNamespace(prepare_all=lambda batches: batches)
+    objective = SimpleNamespace(prepare_all=lambda batches, first: batches, draws=False)
     device = torch.device("cpu")
 
     def run(self, batch: dict[str, Any], **numbers: Any) -> None:
@@ -44,7 +45,7 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
         plan = UpdatePlan(feed, 1)
         meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
         with pytest.raises(ValueError, match="failed in step 1 with 4 rows") as raised:
-            _run_epoch(1, feed, _FailingStep(), plan, meter, progress, None, None, None)
+            _run_epoch(Place(0, 1, 1), feed, _FailingStep(), plan, meter, progress, None, None, None)
         assert raised.value.__traceback__ is not None
         assert feed.ended
         assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

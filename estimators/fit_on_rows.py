@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.estimators.fit_checkpoints import FinishedFit, find_finished, newest_place, with_checkpoints
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
-from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
+from sparkdl.estimators.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
 from sparkdl.estimators.logged_params import params_to_log
 from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.estimators.progress import ProgressLine
@@ -107,6 +107,7 @@ def _train(
             spark=spark,
             transport=params.getTransport(),
             gpus_per_rank=params.getGpusPerWorker(),
+            modules=IMPORTED_FIRST,
             on_event=listener.hear,
             on_log=listener.log,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.estimators.fit_checkpoints import FinishedFit, find_finished, newest_place, with_checkpoints
@@ -15,13 +16,13 @@ from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.restarts import run_with_restarts
 from sparkdl.estimators.stored_spec import store_spec
 from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.launch import check_cluster, run_on_ranks
+from sparkdl.launch import check_cluster, prepare_in_task, run_on_ranks
 from sparkdl.tracking import FitRun, TrackingMode, open_run
 from sparkdl.training.architecture import unpack_module
 from sparkdl.training.saved_model import SavedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -51,7 +52,7 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
         progress.status("Preparing the rows")
         store = params.getStore()
         with (
-            rows.use(lambda: progress.status("Writing the rows to the Store")) as parquet,
+            rows.use(lambda: progress.status("Writing the rows to the Store"), _prepare(params)) as parquet,
             store.scratch_folder("weights") as weights,
             _checkpoint_url(params) as checkpoints,
         ):
@@ -72,6 +73,13 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
                 return FittedModule(
                     saved, _summary(finished, log_model_or_warn(saved, inputs.example, run), run)
                 )
+
+
+def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
+    """What tasks that write the rows do for the ranks that follow."""
+    if params.getGpusPerWorker():
+        return None
+    return partial(prepare_in_task, num_ranks=params.getNumWorkers(), modules=IMPORTED_FIRST)
 
 
 def _summary(finished: FinishedFit, uri: str | None, run: FitRun) -> TrainingSummary:

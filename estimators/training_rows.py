@@ -81,8 +81,14 @@ class TrainingRows:
         self._dataset: ParquetDataset | None = None
 
     @contextmanager
-    def use(self, on_write: Callable[[], None]) -> Iterator[ParquetDataset]:
-        """Give the rows to one fit; ``on_write`` is called before they are written, by the fit that has that done.
+    def use(
+        self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None = None
+    ) -> Iterator[ParquetDataset]:
+        """Give the rows to one fit.
+
+        Args:
+            on_write: is called before they are written, by the fit that has that done.
+            in_tasks: is called then in the tasks that write them, with the number of the partition.
 
         Raises:
             DataError: if the columns cannot be used.
@@ -90,7 +96,7 @@ class TrainingRows:
         """
         with self._lock:
             if self._dataset is None:
-                self._dataset = self._held.enter_context(self._obtain(on_write))
+                self._dataset = self._held.enter_context(self._obtain(on_write, in_tasks))
             dataset = self._dataset
             self._num_open += 1
         try:
@@ -110,7 +116,9 @@ class TrainingRows:
         with self._lock:
             self._let_go()
 
-    def _obtain(self, on_write: Callable[[], None]) -> AbstractContextManager[ParquetDataset]:
+    def _obtain(
+        self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None
+    ) -> AbstractContextManager[ParquetDataset]:
         needed = self._needed
         check_types(self._df.schema, needed.columns)
         if needed.numbers:
@@ -122,6 +130,7 @@ class TrainingRows:
             vector_dtype=needed.vector_dtype,
             allow_ragged=needed.allow_ragged,
             on_write=on_write,
+            in_tasks=in_tasks,
         )
 
     def _let_go(self) -> None:

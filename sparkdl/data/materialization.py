@@ -62,6 +62,7 @@ class _Request:
     row_group_bytes: int
     allow_ragged: bool
     on_write: Callable[[], None]
+    in_tasks: Callable[[int], None] | None
 
     @property
     def key(self) -> str | None:
@@ -156,13 +157,15 @@ def use_materialized(
     allow_ragged: bool = True,
     in_place: bool = True,
     on_write: Callable[[], None] | None = None,
+    in_tasks: Callable[[int], None] | None = None,
 ) -> Iterator[ParquetDataset]:
     """Give what :func:`materialize` returns, safe from every cleanup until the block ends.
 
     Rows that nobody else can ask for, as those of a random sample, are removed at the end of the block, and so is
     everything in a Store that keeps nothing (``keep_for=timedelta(0)``).
 
-    ``on_write`` is called before rows are written; rows that are found, or read where they lie, are not.
+    ``on_write`` is called before rows are written, and ``in_tasks`` on the executors, in each task that does so, with
+    the number of its partition; rows that are found, or read where they lie, are not written.
     """
     store = as_store(store)
     obtained = obtain_dataset(
@@ -174,6 +177,7 @@ def use_materialized(
         allow_ragged=allow_ragged,
         in_place=in_place,
         on_write=on_write,
+        in_tasks=in_tasks,
     )
     try:
         yield obtained.dataset
@@ -194,13 +198,21 @@ def obtain_dataset(
     allow_ragged: bool = True,
     in_place: bool = True,
     on_write: Callable[[], None] | None = None,
+    in_tasks: Callable[[int], None] | None = None,
 ) -> Obtained:
     """Do what :func:`materialize` does, for somebody who reads the rows until they end the use of them."""
     if isinstance(columns, str):
         raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
     fields = check_types(df.schema, columns)
     request = _Request(
-        df, fields, as_store(store), vector_dtype, row_group_bytes, allow_ragged, on_write or _do_nothing
+        df,
+        fields,
+        as_store(store),
+        vector_dtype,
+        row_group_bytes,
+        allow_ragged,
+        on_write or _do_nothing,
+        in_tasks,
     )
     if request.vector_dtype not in {"float32", "float64"}:
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {request.vector_dtype!r}.")
@@ -267,7 +279,13 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
             for index, field in enumerate(request.fields)
         ]
     )
-    task = partial(write_partition, url=staged.url, names=names, row_group_bytes=request.row_group_bytes)
+    task = partial(
+        write_partition,
+        url=staged.url,
+        names=names,
+        row_group_bytes=request.row_group_bytes,
+        begin=request.in_tasks,
+    )
     with spark_failures_named(df.sparkSession):
         reports = [
             WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()

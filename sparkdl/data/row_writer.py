@@ -21,7 +21,7 @@ from sparkdl.data.store_failures import describe_failure
 from sparkdl.data.value_census import ColumnCensus, count_values, has_nulls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 REPORT_SCHEMA = "report string"
 """Schema of what :func:`write_partition` yields, as Spark spells it."""
@@ -60,11 +60,15 @@ class WrittenFile:
 
 
 def write_partition(
-    batches: Iterator[pa.RecordBatch], url: str, names: list[str], row_group_bytes: int
+    batches: Iterator[pa.RecordBatch],
+    url: str,
+    names: list[str],
+    row_group_bytes: int,
+    begin: Callable[[int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of a partition to a new file in the folder at ``url`` and yield one report.
 
-    The columns get the ``names``, in their order.
+    The columns get the ``names``, in their order. ``begin`` is called before that with the partition's number.
 
     An empty partition has no file. A failure of the Store that trying again cannot mend is reported, any other
     one raised, so that Spark tries the task again.
@@ -74,6 +78,8 @@ def write_partition(
     context = TaskContext.get()
     number = 0 if context is None else context.partitionId()
     report = WrittenFile(order=number)
+    if begin is not None:
+        begin(number)
     try:
         with RowGroupWriter(url, number, row_group_bytes) as writer:
             for batch in batches:

@@ -7,7 +7,15 @@ function receives a :class:`RankContext`.
 from __future__ import annotations
 
 from sparkdl.launch.preflight import check_cluster, wait_for_slots
+from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_context import RankContext
 from sparkdl.launch.run import active_session, run_on_ranks
 
-__all__ = ["RankContext", "active_session", "check_cluster", "run_on_ranks", "wait_for_slots"]
+__all__ = [
+    "RankContext",
+    "active_session",
+    "check_cluster",
+    "prepare_in_task",
+    "run_on_ranks",
+    "wait_for_slots",
+]

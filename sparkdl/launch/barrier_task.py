@@ -133,7 +133,8 @@ def _start_rank(
         payload=spec.payload,
         environment=environment,
         more_variables=of_launch,
-        modules=spec.modules,
+        # A process that had touched CUDA could not be forked; what is not imported cannot do that.
+        modules=() if spec.gpus_per_rank else spec.modules,
         inherited=inherited,
         on_line=link.line,
         on_event=link.event,

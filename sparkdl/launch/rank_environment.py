@@ -19,6 +19,16 @@ _SPARK_WORKER_ONLY = (
     "PYTHON_WORKER_FACTORY_SOCK_PATH",
 )
 
+_LEFT_BY_LAUNCHERS = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "NODE_RANK",
+    "RANK",
+    "PYSPARK_TORCH_DISTRIBUTOR_RDZV_ID",
+)
+"""What pyspark's TorchDistributor sets in a Python worker and leaves there for the tasks that follow."""
+
 
 def rank_environment(
     environment: Mapping[str, str], *, gpus: Sequence[str] | None, inherited: Mapping[str, str] = os.environ
@@ -30,7 +40,8 @@ def rank_environment(
         gpus: addresses of this rank's GPUs; none are visible when empty, and the choice is left alone when None.
         inherited: variables to start from.
     """
-    kept = {name: value for name, value in inherited.items() if name not in _SPARK_WORKER_ONLY}
+    dropped = {*_SPARK_WORKER_ONLY, *_LEFT_BY_LAUNCHERS}
+    kept = {name: value for name, value in inherited.items() if name not in dropped}
     variables = {**ARROW_VARIABLES, **kept}
     # Spark adds the files of --py-files to sys.path alone.
     variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)

@@ -170,7 +170,8 @@ class ForkedRank:
         self._is_reaped = True
         if not self._nursery_has_ended:
             self._nursery.ask({"kind": "reap"})
-            _keep(self._nursery)
+            with _choosing:
+                _keep_alone(self._nursery)
 
     def _await_exit(self) -> None:
         while (news := self._nursery.hear()) is not None:
@@ -197,9 +198,8 @@ _choosing = threading.Lock()
 def prepare_rank(environment: Mapping[str, str], modules: Sequence[str]) -> None:
     """Have a process import what the next rank of these variables and modules needs, unless one does already."""
     with _choosing:
-        if not any(nursery.key == (dict(environment), tuple(modules)) for nursery in _idle):
-            nursery = RankNursery(environment, modules)
-            _replace_idle(nursery)
+        if all(nursery.key != (dict(environment), tuple(modules)) for nursery in _idle):
+            _keep_alone(RankNursery(environment, modules))
 
 
 def _ask_any(
@@ -222,13 +222,8 @@ def _ask_any(
     return nursery
 
 
-def _keep(nursery: RankNursery) -> None:
-    with _choosing:
-        _replace_idle(nursery)
-
-
-def _replace_idle(nursery: RankNursery) -> None:
-    """Keep one alone: it holds memory."""
+def _keep_alone(nursery: RankNursery) -> None:
+    """Keep one and no other, as it holds memory."""
     for other in _idle:
         other.close()
     _idle[:] = [nursery]

@@ -69,7 +69,8 @@ def run_on_ranks(
         gpus_per_rank: GPUs that each rank sees.
         environment: variables for the rank processes.
         modules: libraries that the function needs and that take long to import, ``("torch",)`` say. The next launch
-            finds them imported where Spark's Python workers still live, for a minute after their last task.
+            finds them imported where Spark's Python workers still live, for a minute after their last task. Ranks with
+            GPUs import them themselves.
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free; they begin anew
             as long as ranks of another launch of this process run.
         operation_timeout_s: default deadline of a collective in seconds.

@@ -118,8 +118,8 @@ def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -
 class UnreachableChannel(DriverChannel):
     """A driver that executors cannot reach, as a Connect client behind a firewall."""
 
-    def __init__(self, secret: bytes) -> None:
-        super().__init__(secret)
+    def __init__(self, secret: bytes, num_ranks: int) -> None:
+        super().__init__(secret, num_ranks)
         with socket.create_server(("127.0.0.1", 0)) as closed_soon:
             self.address = Address(("127.0.0.1",), closed_soon.getsockname()[1])
 

@@ -90,9 +90,11 @@ def test_tasks_of_another_attempt_are_not_introduced_to_those_of_the_first(spark
         DriverLink(channel.address, secret, rank=1, host="b") as other,
     ):
         met = threading.Event()
+        # Each connection is served by a thread of its own: a line says that what came before it has been taken.
         first.meet({"attempt": 1}, lambda _: met.set())
+        first.line("said")
+        assert channel.next_message(10) is not None
         second.meet({"attempt": 2}, heard.append)
-        # Its connection is served by a thread of its own: a line says that what came before it has been taken.
         second.line("said")
         assert channel.next_message(10) is not None
         other.meet({"attempt": 1}, lambda _: None)

@@ -44,6 +44,12 @@ def test_users_variables_win_and_sparks_worker_secret_stays_behind() -> None:
     assert "PYTHON_WORKER_FACTORY_SECRET" not in variables
 
 
+def test_the_place_of_another_launchers_process_stays_behind_unless_the_user_gives_one() -> None:
+    inherited = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "PATH": "/bin"}
+    assert not {"RANK", "MASTER_ADDR"} & rank_environment({}, gpus=None, inherited=inherited).keys()
+    assert rank_environment({"RANK": "0"}, gpus=None, inherited=inherited)["RANK"] == "0"
+
+
 def test_arrow_takes_the_allocator_that_gives_memory_back_unless_the_user_chose_one() -> None:
     name = "ARROW_DEFAULT_MEMORY_POOL"
     assert rank_environment({}, gpus=None, inherited={})[name] == "jemalloc"

@@ -19,6 +19,7 @@ from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
 from sparkdl.launch import rank_nursery
 from sparkdl.launch.outcome import Failure
+from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
 from tests.processes import wait_until_gone
@@ -165,14 +166,15 @@ def test_a_rank_that_is_ended_while_its_libraries_are_imported_leaves_nothing(tm
     assert wait_until_gone([int((tmp_path / "pid").read_text())], 10) == []
 
 
-def test_what_is_prepared_serves_the_next_rank() -> None:
-    environment = rank_environment({"OF_ALL": "prepared"}, gpus=None)
-    rank_nursery.prepare_rank(environment, ("wave",))
+def test_what_a_task_prepares_serves_the_next_rank_and_later_partitions_prepare_nothing() -> None:
+    rank_nursery._close_idle()
+    prepare_in_task(2, num_ranks=2, modules=("wave",))
+    assert rank_nursery._idle == []
+    prepare_in_task(1, num_ranks=2, modules=("wave",))
     (prepared,) = rank_nursery._idle
-    rank_nursery.prepare_rank(environment, ("wave",))
+    prepare_in_task(0, num_ranks=2, modules=("wave",))
     assert rank_nursery._idle == [prepared]
-    found = value_of(look_around, modules=("wave",), environment={"OF_ALL": "prepared"})
-    assert found["parent"] == prepared._process.pid
+    assert value_of(look_around, modules=("wave",))["parent"] == prepared._process.pid
 
 
 def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_path: Path) -> None:

@@ -128,5 +128,6 @@ def _plain(value: Any, depth: int) -> Any:
         cast = value.astype(np.float64) if value.dtype.kind == "f" else value
         return cast.reshape(-1).tolist() if value.ndim and depth == 1 else cast.tolist()
     if isinstance(value, np.ndarray | list):
-        return [_plain(each, depth - 1) for each in (value.reshape(-1) if depth == 1 else value)]
+        flat = value.reshape(-1) if isinstance(value, np.ndarray) and depth == 1 else value
+        return [_plain(each, depth - 1) for each in flat]
     return value.item() if isinstance(value, np.generic) else value

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from sparkdl.estimators.fit_checkpoints import FinishedFit, find_finished, newest_place, with_checkpoints
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
+from sparkdl.estimators.fit_listener import FitListener
 from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
 from sparkdl.estimators.logged_params import params_to_log
 from sparkdl.estimators.model_logging import log_model_or_warn
@@ -21,7 +22,7 @@ from sparkdl.training.architecture import unpack_module
 from sparkdl.training.saved_model import SavedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
@@ -62,10 +63,12 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
             mode = cast("TrackingMode", params.getTracking())
             with open_run(mode, experiment=params.getExperiment(), run_name=params.getRunName()) as run:
                 run.log_params(params_to_log(params, parquet))
+                listener = FitListener(run, progress)
                 if finished is None:
-                    listener = _Listener(run, progress)
                     finished = _train(params, spark, inputs.spec, parquet, weights, listener)
                 else:
+                    for record in finished.history:
+                        listener.track(asdict(record))
                     progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
                 progress.status("Logging the model to MLflow" if run.run_id else "")
                 saved = SavedModel(finished.module, inputs.signature)
@@ -93,7 +96,7 @@ def _train(
     spec: TrainingSpec,
     parquet: ParquetDataset,
     weights: str,
-    listener: _Listener,
+    listener: FitListener,
 ) -> FinishedFit:
     stored = store_spec(spec, weights)
 
@@ -121,29 +124,6 @@ def _train(
         where=lambda: newest_place(spec),
     )
     return FinishedFit(unpack_module(outcome.module).eval(), outcome.history, outcome.model_epoch)
-
-
-class _Listener:
-    """Hands the events of rank 0 to the progress line and the run.
-
-    Attributes:
-        progress: of the fit.
-    """
-
-    def __init__(self, run: FitRun, progress: ProgressLine) -> None:
-        self._run = run
-        self.progress = progress
-
-    def hear(self, rank: int, event: Mapping[str, Any]) -> None:
-        del rank  # only rank 0 reports
-        self.progress.update(event)
-        if event.get("kind") == "epoch":
-            names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
-            metrics = {name: float(event[name]) for name in names}
-            self._run.log_epoch(int(event["epoch"]), {**metrics, **event["metrics"]})
-
-    def log(self, rank: int, line: str) -> None:
-        self.progress.print(f"[rank {rank}] {line}")
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def _train(
             )
         )
         position = checkpoints.resume()
-        progress.resume(epoch=position.epoch, steps=position.step)
+        progress.resume(epoch=position.epoch, steps=position.step, history=position.history)
         history = list(position.history)
         course.begin(history, in_epoch=position.step > 0)
         for epoch in range(position.epoch, spec.epochs + 1):

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from sparkdl.errors import CheckpointError, LaunchError, RankDiedError, RankError, StoreError
 from sparkdl.estimators.restarts import run_with_restarts
 from sparkdl.training.checkpoint_folder import CheckpointFolder
-from tests.spark.estimator_examples import LossThatSpoils, make_estimator, store_is_empty
+from tests.spark.estimator_examples import (
+    LossThatKillsRankOneOnce,
+    LossThatSpoils,
+    make_estimator,
+    store_is_empty,
+)
 
 EPOCHS = 3
-
-
-class LossThatKillsRankOneOnce(nn.Module):
-    """In its 10th call on rank 1 ends the process as the kernel does, unless that has been done before."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.calls = str(folder), 0
-
-    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        marker = Path(self.folder, "killed")
-        if self.calls == 10 and dist.is_initialized() and dist.get_rank() == 1 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return nn.functional.cross_entropy(outputs, labels)
 
 
 def make_model() -> nn.Module:

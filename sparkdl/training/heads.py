@@ -5,7 +5,7 @@ The same on ranks and when a fit is tried on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 NO_LABEL = "prediction"
-"""What the one output of a model is called that was trained without labels."""
+"""What the output of a model is called that no label column calls for, as a step of the user's own finds the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,26 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
     if len(found) != len(names) or not all(isinstance(each, Tensor) for each in found.values()):
         raise ParamError(f"Param model must return {_wanted(names)}; it returned {_shown(outputs)}.")
     return found
+
+
+def first_output(outputs: Any) -> dict[str, Tensor]:
+    """Return the first tensor that a model returned, as what it predicts where no label column calls for that.
+
+    Raises:
+        ParamError: if there is none.
+    """
+    each: Iterable[Any] = ()
+    if isinstance(outputs, Mapping):
+        each = outputs.values()
+    elif isinstance(outputs, tuple | list | Tensor):
+        each = [outputs] if isinstance(outputs, Tensor) else outputs
+    for found in each:
+        if isinstance(found, Tensor):
+            return {NO_LABEL: found}
+    raise ParamError(
+        "Param model must return a tensor with one entry per row, alone or as the first of several; it returned "
+        f"{_shown(outputs)}."
+    )
 
 
 def _wanted(names: Sequence[str]) -> str:

@@ -14,8 +14,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sparkdl.errors import DataError, ParamError
+from sparkdl.training.columns import dtype_named, to_tensor
 
 if TYPE_CHECKING:
+    import torch
+
     from sparkdl.training.losses import LossFunction
 
 
@@ -49,6 +52,10 @@ class LabelColumn:
         if self.classes is None:
             return values
         return class_numbers(values, self.classes, self.name)
+
+    def tensor(self, batch: Mapping[str, Any], device: torch.device) -> Tensor:
+        """Return the labels of a prepared batch as they enter the loss."""
+        return to_tensor(batch[self.name], dtype_named(self.dtype), device)
 
 
 def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -> npt.NDArray[np.int64]:

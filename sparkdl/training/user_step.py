@@ -60,10 +60,7 @@ def run_user_step(
         each.name: to_features(batch[each.name], dtype_named(each.dtype), device)
         for each in spec.inputs.inputs
     }
-    labels = {
-        head.label.name: to_tensor(batch[head.label.name], dtype_named(head.label.dtype), device)
-        for head in spec.heads
-    }
+    labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
     weight = (
         {} if spec.weight is None else {spec.weight: to_tensor(batch[spec.weight], torch.float32, device)}
     )

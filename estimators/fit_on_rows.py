@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from sparkdl.estimators.fit_checkpoints import FinishedFit, find_finished, newest_place, with_checkpoints
+from sparkdl.estimators.fit_checkpoints import (
+    FinishedFit,
+    checkpoints_of,
+    find_finished,
+    newest_place,
+    with_checkpoints,
+)
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
 from sparkdl.estimators.fit_listener import FitListener
 from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
@@ -54,7 +60,7 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
         with (
             rows.use(lambda: progress.status("Writing the rows to the Store")) as parquet,
             store.scratch_folder("weights") as weights,
-            _checkpoint_url(params) as checkpoints,
+            checkpoints_of(params, progress.status) as checkpoints,
         ):
             params.learn(parquet)
             inputs = prepare_fit(params, parquet)
@@ -81,13 +87,6 @@ def _summary(finished: FinishedFit, uri: str | None, run: FitRun) -> TrainingSum
     return TrainingSummary(
         history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id, model_uri=uri
     )
-
-
-def _checkpoint_url(params: _TorchEstimatorParams) -> AbstractContextManager[str | None]:
-    """Give where checkpoints lie: as the Param says, or in the Store until the fit ends if it may be restarted."""
-    if params.getCheckpointDir() is None and params.getMaxRestarts():
-        return params.getStore().scratch_folder("checkpoints")
-    return nullcontext(params.getCheckpointDir())
 
 
 def _train(

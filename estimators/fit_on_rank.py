@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from sparkdl.launch import RankContext
     from sparkdl.training.history import EpochRecord
 
+IMPORTED_FIRST = (__name__, "torch._dynamo")
+"""Modules that every fit needs; the last one is imported by the first optimizer of a process."""
+
 
 @dataclass(frozen=True)
 class FitOutcome:

@@ -15,7 +15,7 @@ from sparkdl.estimators.fit_checkpoints import (
 )
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
 from sparkdl.estimators.fit_listener import FitListener
-from sparkdl.estimators.fit_on_rank import FitOutcome, fit_on_rank
+from sparkdl.estimators.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
 from sparkdl.estimators.logged_params import params_to_log
 from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.estimators.progress import ProgressLine
@@ -109,6 +109,7 @@ def _train(
             spark=spark,
             transport=params.getTransport(),
             gpus_per_rank=params.getGpusPerWorker(),
+            modules=IMPORTED_FIRST,
             on_event=listener.hear,
             on_log=listener.log,
         )

@@ -1,6 +1,6 @@
 """What a barrier task does: start its rank, meet the others, relay and watch the rank, yield how it ended.
 
-Runs on an executor. The rank imports what it needs while the tasks meet, which takes them half a second.
+Runs on an executor. The rank imports what it needs while the tasks meet.
 
 A failing rank does not fail its Spark task: its failure is a row, which brings the driver more than Spark's exception
 would, and from every rank.
@@ -9,11 +9,10 @@ would, and from every rank.
 from __future__ import annotations
 
 import io
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
@@ -23,6 +22,7 @@ from sparkdl.collective.pmi import PmiServer, pmi_environment
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.failure_board import FailureBoard
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_conflicts
+from sparkdl.launch.meeting import Meeting, Peer
 from sparkdl.launch.messages import CHUNK_BYTES
 from sparkdl.launch.rank_environment import are_gpus_assigned, assigned_gpus, rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
@@ -34,15 +34,6 @@ CONNECT_TIMEOUT_S = 60.0
 
 Row = tuple[str, int, bytes]
 """Kind (``result``, ``failure``, ``error``, ``refused``, ``log``), number of the chunk, body."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """What every task tells the others before any rank is started."""
-
-    host: str
-    conflicts: list[str]
-    coordinator: str
 
 
 def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[Row]:
@@ -57,7 +48,12 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         supervisor = None
         if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
             supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)
-        peers = _meet(spec, context, coordinator)
+        mine = Peer(
+            host=host,
+            conflicts=version_conflicts(spec.versions, installed_versions()),
+            coordinator=coordinator.address.to_bytes().decode() if coordinator is not None else "",
+        )
+        peers = stack.enter_context(Meeting(context, link, mine)).peers()
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return
@@ -94,16 +90,6 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             board.wait_until_finished(spec.num_ranks)
 
 
-def _meet(spec: LaunchSpec, context: BarrierTaskContext, coordinator: Coordinator | None) -> list[Peer]:
-    mine = {
-        "host": socket.gethostname(),
-        "conflicts": version_conflicts(spec.versions, installed_versions()),
-        "coordinator": coordinator.address.to_bytes().decode() if coordinator is not None else "",
-    }
-    gathered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
-    return [Peer(**peer) for peer in gathered]
-
-
 def _conflicts(peers: list[Peer]) -> list[str]:
     return sorted({f"on {peer.host}, {conflict}" for peer in peers for conflict in peer.conflicts})
 
@@ -137,15 +123,18 @@ def _start_rank(
     rank = context.partitionId()
     gpus = assigned_gpus(context, spec.gpus_per_rank, position_on_host)
     environment = rank_environment(dict(spec.environment), gpus=gpus)
-    inherited = []
+    inherited = {}
+    of_launch = {}
     if pmi_sockets is not None:
-        inherited.append(pmi_sockets[1].fileno())
-        environment.update(pmi_environment(inherited[0], rank, spec.num_ranks))
+        inherited["PMI_FD"] = pmi_sockets[1].fileno()
+        of_launch = pmi_environment(inherited["PMI_FD"], rank, spec.num_ranks)
     supervisor = RankSupervisor(
         rank=rank,
         payload=spec.payload,
         environment=environment,
-        pass_fds=inherited,
+        more_variables=of_launch,
+        modules=spec.modules,
+        inherited=inherited,
         on_line=link.line,
         on_event=link.event,
     )

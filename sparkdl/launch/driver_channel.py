@@ -1,7 +1,8 @@
-"""The driver's end of the connections from the barrier tasks: takes log lines, events, failures; cancels.
+"""The driver's end of the connections from the barrier tasks.
 
-Only tasks that prove the job's secret are heard. What they say is handed to the caller's own thread, in order per rank;
-when that thread is slow the tasks wait, so that nothing is dropped and nothing piles up.
+Takes log lines, events and failures; introduces the tasks to each other; cancels. Only tasks that prove the job's
+secret are heard. What they say is handed to the caller's own thread, in order per rank; when that thread is slow the
+tasks wait, so that nothing is dropped and nothing piles up.
 """
 
 from __future__ import annotations
@@ -39,12 +40,20 @@ class _Heard:
     finished: set[int] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
+    peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
+    """What tasks tell each other, by rank."""
 
 
 class DriverChannel:
-    """Listens for the tasks of one job; a context manager."""
+    """Listens for the tasks of one job; a context manager.
 
-    def __init__(self, secret: bytes) -> None:
+    Args:
+        secret: of the job.
+        num_ranks: how many tasks are to meet.
+    """
+
+    def __init__(self, secret: bytes, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
         self._messages: queue.Queue[RankMessage] = queue.Queue(MAX_WAITING_MESSAGES)
         self._lock = threading.Condition()
         self._heard = _Heard()
@@ -94,7 +103,7 @@ class DriverChannel:
             self._cancelled = reason
             connections = list(self._connections)
         for connection in connections:
-            self._send_stop(connection, reason)
+            self._send(connection, {"kind": "stop", "reason": reason})
 
     def __enter__(self) -> DriverChannel:
         return self
@@ -115,7 +124,7 @@ class DriverChannel:
             self._connections.add(connection)
             cancelled = self._cancelled
         if cancelled is not None:
-            self._send_stop(connection, cancelled)
+            self._send(connection, {"kind": "stop", "reason": cancelled})
         threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
 
     def _serve(self, connection: MessageConnection) -> None:
@@ -128,6 +137,8 @@ class DriverChannel:
                 self._hand_over(RankMessage(rank=rank, line=str(body, "utf-8", "replace")))
             elif kind == "event":
                 self._hand_over(RankMessage(rank=rank, event=header["event"]))
+            elif kind == "meet":
+                self._introduce(connection, rank, header["peer"])
             elif kind == "goodbye":
                 said_goodbye = True
             else:
@@ -146,6 +157,19 @@ class DriverChannel:
             self._connections.discard(connection)
             self._lock.notify_all()
 
+    def _introduce(self, connection: MessageConnection, rank: int, peer: Any) -> None:
+        """Note what a task tells the others; the last one has all of them hear it."""
+        with self._lock:
+            there = self._heard.peers
+            if rank in there:
+                return  # of another attempt of the stage, whose tasks are to find each other by Spark alone
+            there[rank] = connection, peer
+            if len(there) < self._num_ranks:
+                return
+        told = [peer for _, (_, peer) in sorted(there.items())]
+        for receiver, _ in there.values():
+            self._send(receiver, {"kind": "peers", "peers": told})
+
     def _hand_over(self, message: RankMessage) -> None:
         while not self._closed:
             try:
@@ -155,8 +179,8 @@ class DriverChannel:
             return
 
     @staticmethod
-    def _send_stop(connection: MessageConnection, reason: str) -> None:
+    def _send(connection: MessageConnection, header: dict[str, Any]) -> None:
         try:
-            connection.send({"kind": "stop", "reason": reason})
+            connection.send(header)
         except OSError:
             pass  # that task is gone already

@@ -1,7 +1,7 @@
-"""A barrier task's connection to the driver: log lines, events and failures go out, the order to stop comes in.
+"""A barrier task's connection to the driver.
 
-On Spark Connect the driver's machine may be out of the executors' reach. Lines are then kept and travel with the
-result.
+Log lines, events and failures go out; what the other tasks tell and the order to stop come in. On Spark Connect the
+driver's machine may be out of the executors' reach. Lines are then kept and travel with the result.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ class DriverLink:
         self._address, self._secret = address, secret
         self._hello = {"kind": "hello", "rank": rank, "host": host}
         self._connection: MessageConnection | None = None
+        self._lock = threading.Lock()
+        self._on_peers: Callable[[list[dict[str, Any]]], None] | None = None
+        self._on_stop: Callable[[str], None] | None = None
+        self._stop_reason: str | None = None
 
     def __enter__(self) -> DriverLink:
         try:
@@ -40,14 +44,28 @@ class DriverLink:
             return self  # out of reach, or another machine has that address here: the lines are kept
         self._connection = MessageConnection(sock)
         self._send(self._hello)
+        threading.Thread(
+            target=self._listen, args=(self._connection,), name="sparkdl-driver-watch", daemon=True
+        ).start()
         return self
+
+    def meet(self, mine: dict[str, Any], on_peers: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Tell the other tasks something by the driver.
+
+        Args:
+            mine: what JSON can hold.
+            on_peers: gets what all told, by rank, from a thread; never, where the driver is out of reach of any task.
+        """
+        with self._lock:
+            self._on_peers = on_peers
+        self._send({"kind": "meet", "peer": mine})
 
     def watch(self, on_stop: Callable[[str], None]) -> None:
         """Call ``on_stop`` with the reason, from a thread, when the driver cancels or is gone."""
-        if self._connection is not None:
-            thread = threading.Thread(target=self._watch, args=(self._connection, on_stop), daemon=True)
-            thread.name = "sparkdl-driver-watch"
-            thread.start()
+        with self._lock:
+            self._on_stop, reason = on_stop, self._stop_reason
+        if reason is not None:
+            on_stop(reason)
 
     def line(self, text: str) -> None:
         """Pass on one line that the rank printed."""
@@ -83,6 +101,19 @@ class DriverLink:
             return False
         return True
 
-    def _watch(self, connection: MessageConnection, on_stop: Callable[[str], None]) -> None:
-        message = connection.receive()
-        on_stop("the driver is gone" if message is None else str(message[0]["reason"]))
+    def _listen(self, connection: MessageConnection) -> None:
+        while (message := connection.receive()) is not None:
+            header, _ = message
+            if header["kind"] == "stop":
+                self._stop(str(header["reason"]))
+            elif self._on_peers is not None:
+                self._on_peers(header["peers"])
+        self._stop("the driver is gone")
+
+    def _stop(self, reason: str) -> None:
+        with self._lock:
+            if self._stop_reason is not None:
+                return
+            self._stop_reason, on_stop = reason, self._on_stop
+        if on_stop is not None:
+            on_stop(reason)

@@ -42,6 +42,9 @@ class LaunchSpec:
     environment: tuple[tuple[str, str], ...]
     """Variables that are set for the rank processes only."""
 
+    modules: tuple[str, ...]
+    """What a process imports that ranks are forked from; see :mod:`sparkdl.launch.rank_nursery`."""
+
     versions: Mapping[str, str]
     """Versions on the driver, compared with those of every executor."""
 

@@ -1,8 +1,8 @@
 """The rank process: takes the function from its barrier task, runs it, sends back its value or its failure.
 
-Started as ``python -m sparkdl.launch.rank_process FD``, where FD is one end of a socket pair held by the barrier task.
-Function, secret and result travel over that pair alone: never as arguments, variables or files. The function comes
-first and is unpickled at once, which imports what it needs; when the barrier tasks have met, the rank learns its place.
+Forked from :mod:`sparkdl.launch.nursery_process`, with one end of a socket pair that its barrier task holds. Function,
+secret and result travel over that pair alone: never as arguments, variables or files. The function comes first and is
+unpickled at once, which imports what it needs; when the barrier tasks have met, the rank learns its place.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_ERROR_CHARS = 1 << 20
 Call: TypeAlias = "Callable[[RankContext], Any]"
 
 
-def main() -> int:
-    """Run one rank; the exit status is 0 if its function returned."""
-    task = MessageConnection(socket.socket(fileno=int(sys.argv[1])))
+def main(task_fd: int) -> int:
+    """Run one rank, whose end of the pair has that descriptor; the exit status is 0 if its function returned."""
+    task = MessageConnection(socket.socket(fileno=task_fd))
     faulthandler.enable()
     call = _receive_call(task)
     order = _next_header(task)
@@ -151,7 +151,3 @@ def _send_failure(task: MessageConnection, error: BaseException) -> None:
         "is_consequence": is_consequence(error),
     }
     task.send({"kind": "failure", "failure": failure})
-
-
-if __name__ == "__main__":
-    sys.exit(main())

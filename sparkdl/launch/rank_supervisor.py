@@ -1,13 +1,12 @@
 """Starts one rank process, relays what it says and ends it when told to. Runs in the barrier task.
 
-The process is started before the tasks have met, with its function, so that it imports what that needs meanwhile; its
-place among the ranks follows.
+The process is started before the tasks have met, with its function, so that it imports what that needs meanwhile, if
+the process that it is forked from has not done so long ago; its place among the ranks follows.
 """
 
 from __future__ import annotations
 
 import socket
-import sys
 import tempfile
 import threading
 import traceback
@@ -16,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any
 
-from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended
+from sparkdl.launch.guarded_process import how_it_ended
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.outcome import Failure
+from sparkdl.launch.rank_nursery import ForkedRank
 
 LAST_LINES = 40
 """How many of a rank's last log lines stand in for a traceback when it died without one."""
@@ -45,7 +45,9 @@ class RankSupervisor:
         rank: number of the rank.
         payload: the pickled function with its arguments.
         environment: variables of the process.
-        pass_fds: further file descriptors that it inherits.
+        more_variables: variables that are those of this launch alone.
+        modules: what the process has imported before it is this rank.
+        inherited: file descriptors that it inherits, by the variables that tell it their numbers.
         on_line: called with each line that it prints, from one thread.
         on_event: called with each event that it reports, from one thread.
     """
@@ -56,13 +58,16 @@ class RankSupervisor:
         rank: int,
         payload: bytes,
         environment: Mapping[str, str],
-        pass_fds: Sequence[int],
+        more_variables: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
+        inherited: Mapping[str, int] | None = None,
         on_line: Callable[[str], None],
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
         self.result: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - outlives this
         self._rank, self._payload = rank, payload
-        self._environment, self._pass_fds = environment, pass_fds
+        self._environment, self._more_variables = environment, more_variables or {}
+        self._modules, self._inherited = modules, inherited or {}
         self._on_line, self._on_event = on_line, on_event
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._error_chunks: list[bytes] = []
@@ -75,10 +80,13 @@ class RankSupervisor:
     def __enter__(self) -> RankSupervisor:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = GuardedProcess(
-                [sys.executable, "-m", "sparkdl.launch.rank_process", str(theirs.fileno())],
+            self._process = ForkedRank(
                 environment=self._environment,
-                pass_fds=(theirs.fileno(), *self._pass_fds),
+                more_variables=self._more_variables,
+                modules=self._modules,
+                name=f"sparkdl-rank-{self._rank}"[:15],
+                task=theirs.fileno(),
+                inherited=self._inherited,
                 on_exit=self._news.set,
             )
         self._connection = MessageConnection(ours)

@@ -7,7 +7,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
@@ -42,6 +42,7 @@ def run_on_ranks(
     wire: str = "float32",
     gpus_per_rank: int = 0,
     environment: Mapping[str, str] | None = None,
+    modules: Sequence[str] = (),
     start_timeout_s: float = 300.0,
     operation_timeout_s: float = 300.0,
     on_log: OnLog | None = None,
@@ -67,6 +68,8 @@ def run_on_ranks(
             as ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
         gpus_per_rank: GPUs that each rank sees.
         environment: variables for the rank processes.
+        modules: libraries that the function needs and that take long to import, ``("torch",)`` say. The next launch
+            finds them imported where Spark's Python workers still live, for a minute after their last task.
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free; they begin anew
             as long as ranks of another launch of this process run.
         operation_timeout_s: default deadline of a collective in seconds.
@@ -90,7 +93,7 @@ def run_on_ranks(
     session = spark or active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank)
     secret = new_secret()
-    with DriverChannel(secret) as channel:
+    with DriverChannel(secret, num_ranks) as channel:
         spec = LaunchSpec(
             job=f"sparkdl-{secrets.token_hex(8)}",
             num_ranks=num_ranks,
@@ -101,6 +104,7 @@ def run_on_ranks(
             wire=wire,
             gpus_per_rank=gpus_per_rank,
             environment=tuple((environment or {}).items()),
+            modules=tuple(modules),
             versions=installed_versions(),
             operation_timeout_s=operation_timeout_s,
         )

@@ -108,22 +108,21 @@ class DataParallel(nn.Module):
     def _take(self, parameter: Tensor) -> None:
         """Autograd has a parameter's gradient."""
         assert isinstance(parameter, nn.Parameter)
-        index = self._bucket_of[parameter]
-        _settle(parameter, self._buckets[index])
         if not self._averages:
             return
         if not self._runs_backward:
             self._runs_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self._num_missing[index] -= 1
-        self._start_what_is_complete()
+        index = self._bucket_of[parameter]
+        if index < len(self._buckets) - 1:
+            self._num_missing[index] -= 1
+            self._start_what_is_complete()
 
     def _start_what_is_complete(self) -> None:
         # In order, which is the same on all ranks, whatever the order of the gradients. Not the last one, as nothing is
         # left then to compute meanwhile: _finish reduces it in its own thread, and spares waking another one.
         while len(self._handles) < len(self._buckets) - 1 and self._num_missing[len(self._handles)] <= 0:
-            bucket = self._buckets[len(self._handles)]
-            bucket.presence.fill_(1)
+            _settle(self._buckets[len(self._handles)])
             self._start_next()
 
     def _start_next(self) -> None:
@@ -135,7 +134,7 @@ class DataParallel(nn.Module):
         lacking: list[Bucket] = []
         for index in range(len(self._handles), len(self._buckets)):
             bucket = self._buckets[index]
-            if not _settle_all(bucket):
+            if not _settle(bucket):
                 lacking.append(bucket)
             if index < len(self._buckets) - 1:
                 self._start_next()
@@ -153,19 +152,27 @@ class DataParallel(nn.Module):
         self._held.clear()
 
 
-def _settle_all(bucket: Bucket) -> bool:
+def _settle(bucket: Bucket) -> bool:
     """Have all gradients lie in their bucket, zeros for those that are not there; whether all are.
 
     A backward pass without averaging may have left some, too.
     """
     has_all = True
     bucket.presence.fill_(1)
-    for index, (parameter, gradient) in enumerate(bucket.gradients.items()):
-        if parameter.grad is None:
+    places: list[Tensor] = []
+    found: list[Tensor] = []
+    for index, (parameter, place) in enumerate(bucket.gradients.items()):
+        gradient = parameter.grad
+        if gradient is None:
             has_all = False
-            gradient.zero_()
+            place.zero_()
             bucket.presence[index] = 0
-        _settle(parameter, bucket)
+        elif gradient.data_ptr() != place.data_ptr():
+            places.append(place)
+            found.append(gradient)
+            parameter.grad = place
+    if places:
+        torch._foreach_copy_(places, found)
     return has_all
 
 
@@ -173,15 +180,6 @@ def _call(method: WeakMethod[Any], _held: list[DataParallel], parameter: Tensor)
     take = method()
     if take is not None:
         take(parameter)
-
-
-def _settle(parameter: nn.Parameter, bucket: Bucket) -> None:
-    """Make a parameter's gradient the one that lies in its bucket."""
-    gradient = bucket.gradients[parameter]
-    if parameter.grad is None or parameter.grad.data_ptr() == gradient.data_ptr():
-        return
-    gradient.copy_(parameter.grad)
-    parameter.grad = gradient
 
 
 def _broadcast(tensors: list[Tensor], communicator: Communicator) -> None:

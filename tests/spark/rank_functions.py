@@ -48,7 +48,9 @@ def kill_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
-        os.kill(os.getppid(), signal.SIGKILL)
+        # The rank's parent is what it was forked from, a child of the worker.
+        of_parent = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()
+        os.kill(int(of_parent[1]), signal.SIGKILL)
     threading.Event().wait(60)
 
 

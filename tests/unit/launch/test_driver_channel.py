@@ -16,7 +16,7 @@ from tests.collective.eventually import eventually
 
 def test_lines_and_events_arrive_in_order_and_silence_follows() -> None:
     secret = new_secret()
-    with DriverChannel(secret) as channel:
+    with DriverChannel(secret, 2) as channel:
         with DriverLink(channel.address, secret, rank=1, host="here") as link:
             link.started()
             link.line("one")
@@ -33,7 +33,7 @@ def test_lines_and_events_arrive_in_order_and_silence_follows() -> None:
 
 def test_task_that_falls_silent_without_goodbye_is_a_failure() -> None:
     secret = new_secret()
-    with DriverChannel(secret) as channel:
+    with DriverChannel(secret, 2) as channel:
         sock = connect_authenticated(channel.address, secret, purpose=PURPOSE, timeout_s=10)
         MessageConnection(sock).send({"kind": "hello", "rank": 3, "host": "far"})
         sock.close()
@@ -52,7 +52,7 @@ def test_cancel_reaches_tasks_that_are_there_and_those_that_come() -> None:
         reasons.append(reason)
         both.release()
 
-    with DriverChannel(secret) as channel, DriverLink(channel.address, secret, rank=0, host="a") as early:
+    with DriverChannel(secret, 2) as channel, DriverLink(channel.address, secret, rank=0, host="a") as early:
         early.watch(note)
         channel.cancel("enough")
         with DriverLink(channel.address, secret, rank=1, host="b") as late:
@@ -63,13 +63,13 @@ def test_cancel_reaches_tasks_that_are_there_and_those_that_come() -> None:
 
 
 def test_stranger_is_not_heard() -> None:
-    with DriverChannel(new_secret()) as channel, pytest.raises(AuthenticationError):
+    with DriverChannel(new_secret(), 2) as channel, pytest.raises(AuthenticationError):
         connect_authenticated(channel.address, new_secret(), purpose=PURPOSE, timeout_s=10)
 
 
 def test_lines_are_kept_when_the_driver_is_out_of_reach() -> None:
     secret = new_secret()
-    with DriverChannel(secret) as channel:
+    with DriverChannel(secret, 2) as channel:
         address = channel.address
     with DriverLink(address, secret, rank=0, host="a") as link:
         link.line("kept")

@@ -52,6 +52,7 @@ def test_secret_and_payload_stay_out_of_the_specs_text() -> None:
         wire="float32",
         gpus_per_rank=0,
         environment=(),
+        modules=(),
         versions=DRIVER,
         operation_timeout_s=1.0,
     )

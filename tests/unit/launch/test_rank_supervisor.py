@@ -53,7 +53,6 @@ def supervised(
             rank=0,
             payload=cloudpickle.dumps((function, args, {})),
             environment=rank_environment({}, gpus=None),
-            pass_fds=(),
             on_line=heard,
             on_event=on_event or events.append,
         ) as supervisor:

@@ -1,0 +1,78 @@
+"""How the tasks of a launch learn of each other before any rank begins. Runs in the barrier tasks.
+
+Spark's ``allGather`` looks for its answer once a second. Where all tasks reach the driver it answers first, within
+milliseconds; each task takes part in both, so that no two of them have to agree on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark import BarrierTaskContext
+
+    from sparkdl.launch.driver_link import DriverLink
+
+_END_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What every task tells the others.
+
+    Attributes:
+        host: its name.
+        conflicts: versions that do not go with those of the driver.
+        coordinator: address of the coordinator, as text; of rank 0's task alone.
+    """
+
+    host: str
+    conflicts: list[str]
+    coordinator: str
+
+
+class Meeting:
+    """Brings together what all tasks tell; a context manager, at whose end Spark has done its part, too."""
+
+    def __init__(self, context: BarrierTaskContext, link: DriverLink, mine: Peer) -> None:
+        self._peers: Future[list[Peer]] = Future()
+        self._thread = threading.Thread(
+            target=self._gather, args=(context, mine), name="sparkdl-meeting", daemon=True
+        )
+        self._thread.start()
+        link.meet(asdict(mine), self._settle)
+
+    def peers(self) -> list[Peer]:
+        """Wait for what all tasks told, by rank."""
+        return self._peers.result()
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            # A task that ended in the midst of it would fail the others.
+            self._thread.join(_END_TIMEOUT_S)
+
+    def _gather(self, context: BarrierTaskContext, mine: Peer) -> None:
+        try:
+            gathered = context.allGather(json.dumps(asdict(mine)))
+            self._settle([json.loads(text) for text in gathered])
+        except Exception as error:
+            try:
+                self._peers.set_exception(error)
+            except InvalidStateError:
+                pass  # nobody waits for it any more
+
+    def _settle(self, peers: list[dict[str, object]]) -> None:
+        try:
+            self._peers.set_result([Peer(**peer) for peer in peers])  # type: ignore[arg-type]
+        except InvalidStateError:
+            pass  # the other way was faster

@@ -1,0 +1,100 @@
+"""How tasks learn of each other: by the driver, and by Spark where that is out of reach of one of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from sparkdl.collective.authentication import new_secret
+from sparkdl.launch.driver_channel import DriverChannel
+from sparkdl.launch.driver_link import DriverLink
+from sparkdl.launch.meeting import Meeting, Peer
+
+PEERS = [Peer(host=f"host-{rank}", conflicts=[], coordinator="here" * (rank == 0)) for rank in range(2)]
+
+
+class SlowSpark:
+    """A barrier whose answer is there when the test says so."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.told: list[str] = []
+        self.error: Exception | None = None
+
+    def allGather(self, message: str) -> list[str]:
+        self.told.append(message)
+        assert self.answers.wait(30)
+        if self.error is not None:
+            raise self.error
+        return sorted(self.told)
+
+
+@pytest.fixture
+def spark() -> Any:
+    return SlowSpark()
+
+
+def test_tasks_that_reach_the_driver_do_not_wait_for_spark_but_take_part_to_its_end(spark: Any) -> None:
+    secret = new_secret()
+    with (
+        DriverChannel(secret, 2) as channel,
+        DriverLink(channel.address, secret, rank=1, host="b") as other,
+        DriverLink(channel.address, secret, rank=0, host="a") as link,
+        Meeting(spark, other, PEERS[1]) as of_other,
+        Meeting(spark, link, PEERS[0]) as meeting,
+    ):
+        assert meeting.peers() == of_other.peers() == PEERS
+        assert sorted(json.loads(text)["host"] for text in spark.told) == ["host-0", "host-1"]
+        spark.answers.set()
+    assert not any(thread.name == "sparkdl-meeting" for thread in threading.enumerate())
+
+
+def test_a_task_out_of_the_drivers_reach_has_all_of_them_wait_for_spark(spark: Any) -> None:
+    secret = new_secret()
+    with DriverChannel(secret, 2) as gone:
+        unreachable = gone.address
+    with (
+        DriverChannel(secret, 2) as channel,
+        DriverLink(unreachable, secret, rank=1, host="b") as other,
+        DriverLink(channel.address, secret, rank=0, host="a") as link,
+        Meeting(spark, other, PEERS[1]) as of_other,
+        Meeting(spark, link, PEERS[0]) as meeting,
+    ):
+        spark.answers.set()
+        assert meeting.peers() == of_other.peers() == PEERS
+
+
+def test_what_spark_says_of_a_cancelled_stage_is_raised(spark: Any) -> None:
+    secret = new_secret()
+    spark.error = RuntimeError("the stage was cancelled")
+    with (
+        DriverChannel(secret, 2) as channel,
+        DriverLink(channel.address, secret, rank=0, host="a") as link,
+        Meeting(spark, link, PEERS[0]) as meeting,
+    ):
+        spark.answers.set()
+        with pytest.raises(RuntimeError, match="cancelled"):
+            meeting.peers()
+
+
+def test_tasks_of_another_attempt_are_not_introduced_to_those_of_the_first(spark: Any) -> None:
+    secret = new_secret()
+    heard: list[Any] = []
+    with (
+        DriverChannel(secret, 2) as channel,
+        DriverLink(channel.address, secret, rank=0, host="a") as first,
+        DriverLink(channel.address, secret, rank=0, host="a") as second,
+        DriverLink(channel.address, secret, rank=1, host="b") as other,
+    ):
+        met = threading.Event()
+        first.meet({"attempt": 1}, lambda _: met.set())
+        second.meet({"attempt": 2}, heard.append)
+        # Its connection is served by a thread of its own: a line says that what came before it has been taken.
+        second.line("said")
+        assert channel.next_message(10) is not None
+        other.meet({"attempt": 1}, lambda _: None)
+        assert met.wait(10)
+    assert heard == []

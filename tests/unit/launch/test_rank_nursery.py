@@ -1,0 +1,199 @@
+"""Ranks that are forked from a process which has imported what they need, and which serves the next one, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from sparkdl.collective import Coordinator
+from sparkdl.collective.authentication import new_secret
+from sparkdl.launch import rank_nursery
+from sparkdl.launch.outcome import Failure
+from sparkdl.launch.rank_environment import rank_environment
+from sparkdl.launch.rank_supervisor import RankSupervisor
+from tests.processes import wait_until_gone
+
+
+@contextmanager
+def supervised(function: Callable[[Any], Any], **options: Any) -> Iterator[RankSupervisor]:
+    secret = new_secret()
+    with (
+        Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator,
+        RankSupervisor(
+            rank=0,
+            payload=cloudpickle.dumps((function, (), {})),
+            environment=rank_environment(options.pop("environment", {}), gpus=None),
+            on_line=lambda line: None,
+            on_event=lambda event: None,
+            **options,
+        ) as supervisor,
+    ):
+        supervisor.begin(
+            {
+                "rank": 0,
+                "world_size": 1,
+                "secret": secret.hex(),
+                "coordinator": coordinator.address.to_bytes().decode(),
+                "transport": "auto",
+                "wire": "float32",
+                "operation_timeout_s": 10.0,
+            }
+        )
+        yield supervisor
+
+
+def value_of(function: Callable[[Any], Any], **options: Any) -> Any:
+    with supervised(function, **options) as supervisor:
+        failure = supervisor.wait()
+        assert failure is None, failure
+        supervisor.result.seek(0)
+        return cloudpickle.load(supervisor.result)
+
+
+def look_around(context: Any) -> dict[str, Any]:
+    import numpy as np
+
+    del context
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "imported": "wave" in sys.modules,
+        "drawn": np.random.random(),
+        "folder": os.getcwd(),
+        "variables": {name: os.environ.get(name) for name in ("OF_ALL", "OF_LAUNCH", "NUMBER")},
+        "name": Path("/proc/self/comm").read_text().strip(),
+        "group": os.getpgid(0),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "handler": signal.getsignal(signal.SIGCHLD),
+    }
+
+
+def test_the_next_rank_comes_from_the_same_process_and_finds_what_a_new_one_would(tmp_path: Path) -> None:
+    before = Path.cwd()
+    first = value_of(look_around, modules=("wave",), environment={"OF_ALL": "1"})
+    os.chdir(tmp_path)
+    try:
+        second = value_of(
+            look_around, modules=("wave",), environment={"OF_ALL": "1"}, more_variables={"OF_LAUNCH": "2"}
+        )
+    finally:
+        os.chdir(before)
+    assert second["parent"] == first["parent"] != os.getpid()
+    assert first["imported"]
+    assert first["drawn"] != second["drawn"]
+    assert second["folder"] == str(tmp_path)
+    assert first["variables"] == {"OF_ALL": "1", "OF_LAUNCH": None, "NUMBER": None}
+    assert second["variables"] == {"OF_ALL": "1", "OF_LAUNCH": "2", "NUMBER": None}
+    assert first["name"] == "sparkdl-rank-0"
+    assert first["group"] == first["pid"] != second["pid"]
+    assert first["descriptors"] == second["descriptors"]
+    assert first["handler"] == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("other", [{"environment": {"OF_ALL": "2"}}, {"modules": ("wave", "colorsys")}])
+def test_another_environment_or_other_modules_need_another_process_and_the_first_one_ends(
+    other: dict[str, Any],
+) -> None:
+    usual: dict[str, Any] = {"modules": ("wave",), "environment": {"OF_ALL": "1"}}
+    first = value_of(look_around, **usual)
+    second = value_of(look_around, **{**usual, **other})
+    assert second["parent"] != first["parent"]
+    assert wait_until_gone([first["parent"]], 10) == []
+
+
+def test_a_rank_inherits_descriptors_and_learns_their_numbers() -> None:
+    reading, writing = os.pipe()
+
+    def write(context: Any) -> None:
+        os.write(int(os.environ["NUMBER"]), b"heard")
+
+    value_of(write, inherited={"NUMBER": writing})
+    os.close(writing)
+    assert os.read(reading, 10) == b"heard"
+    assert os.read(reading, 10) == b""  # nobody holds the other end any more
+    os.close(reading)
+
+
+def test_a_module_that_cannot_be_imported_is_the_ranks_to_miss() -> None:
+    assert value_of(look_around, modules=("no.such.module", "wave"))["imported"]
+
+
+def test_a_process_that_was_ended_while_idle_is_replaced() -> None:
+    first = value_of(look_around)
+    os.kill(first["parent"], signal.SIGKILL)
+    assert wait_until_gone([first["parent"]], 10) == []
+    assert value_of(look_around)["parent"] != first["parent"]
+
+
+def test_a_rank_ends_with_the_process_that_it_was_forked_from_and_counts_as_lost() -> None:
+    def kill_parent(context: Any) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        threading.Event().wait(600)
+
+    with supervised(kill_parent) as supervisor:
+        pid = supervisor.pid
+        failure = supervisor.wait()
+    assert isinstance(failure, Failure)
+    assert "SIGKILL" in failure.error
+    assert failure.is_loss
+    assert wait_until_gone([pid], 10) == []
+
+
+def test_a_rank_that_is_ended_while_its_libraries_are_imported_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "slow_library.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    with supervised(
+        look_around, modules=("slow_library",), environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    ) as supervisor:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            threading.Event().wait(0.02)
+        supervisor.stop("another rank failed")
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "another rank failed"
+    assert wait_until_gone([int((tmp_path / "pid").read_text())], 10) == []
+
+
+def test_what_is_prepared_serves_the_next_rank() -> None:
+    environment = rank_environment({"OF_ALL": "prepared"}, gpus=None)
+    rank_nursery.prepare_rank(environment, ("wave",))
+    (prepared,) = rank_nursery._idle
+    rank_nursery.prepare_rank(environment, ("wave",))
+    assert rank_nursery._idle == [prepared]
+    found = value_of(look_around, modules=("wave",), environment={"OF_ALL": "prepared"})
+    assert found["parent"] == prepared._process.pid
+
+
+def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import os, sys, time\n"
+        "from sparkdl.launch.rank_environment import rank_environment\n"
+        "from sparkdl.launch.rank_nursery import ForkedRank\n"
+        "import socket\n"
+        "ours, theirs = socket.socketpair()\n"
+        "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"
+        "    name='rank', task=theirs.fileno(), inherited={}, on_exit=lambda: None)\n"
+        "print(rank.pid, rank._nursery._process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    with subprocess.Popen(
+        [sys.executable, str(worker)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        process.kill()
+    assert len(pids) == 2
+    assert wait_until_gone(pids, 10) == []

@@ -77,14 +77,16 @@ def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.about_executors
 def test_a_fit_whose_executor_was_killed_goes_on_and_ends_with_the_same_weights(
-    frame, undisturbed, tmp_path, caplog
+    spark, frame, undisturbed, tmp_path, caplog
 ):
+    driver = f"spark://CoarseGrainedScheduler@127.0.0.1:{spark.conf.get('spark.driver.port')}"
     estimator = make_estimator(
         tmp_path,
         model=make_model(),
-        loss=LossThatKillsRankOneOnce(tmp_path, executor=True),
+        loss=LossThatKillsRankOneOnce(tmp_path, executor_of=driver),
         epochs=EPOCHS,
         checkpointEverySteps=3,
         maxRestarts=1,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store
 from sparkdl.errors import StoreError
+from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.training.architecture import join_module, split_module
 from sparkdl.training.checkpoint import FIT, MODEL, Manifest
 from sparkdl.training.checkpoint_choice import check_progress
@@ -18,6 +20,8 @@ from sparkdl.training.history import EpochRecord
 from sparkdl.training.spec import CheckpointPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch import nn
 
     from sparkdl.data import ParquetDataset
@@ -40,18 +44,39 @@ class FinishedFit:
     model_epoch: int
 
 
-def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:
-    """Return the spec with checkpoints at a URL; without any for None.
+@contextmanager
+def checkpoints_of(params: _TorchEstimatorParams, on_wait: Callable[[str], None]) -> Iterator[str | None]:
+    """Give the URL where a fit has its checkpoints, alone; None for no checkpoints.
+
+    It is as the Param says, or in the Store until the fit ends if it may be restarted.
+
+    Args:
+        params: of the fit.
+        on_wait: is told what the fit has to wait for.
 
     Raises:
-        StoreError: if they cannot be written there.
+        CheckpointsInUseError: if another fit uses the folder.
+        StoreError: if it cannot be written.
     """
+    url = params.getCheckpointDir()
     if url is None:
-        return spec
+        scratch = params.getStore().scratch_folder("checkpoints")
+        with scratch if params.getMaxRestarts() else nullcontext() as temporary:
+            yield temporary
+        return
+    store = Store(url)
     try:
-        Store(url).check_writable()
+        store.check_writable()
     except StoreError as error:
         raise StoreError(f"Param checkpointDir cannot be used. {error}") from error
+    with held_alone(store.url, on_wait):
+        yield store.url
+
+
+def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:
+    """Return the spec with checkpoints at a URL; without any for None."""
+    if url is None:
+        return spec
     plan = CheckpointPlan(
         url=Store(url).url,
         every_updates=params.getCheckpointEverySteps(),

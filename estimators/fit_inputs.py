@@ -21,7 +21,6 @@ from sparkdl.estimators.weights import check_row_weights
 from sparkdl.training.architecture import pack_module
 from sparkdl.training.columns import dtype_name
 from sparkdl.training.goal import Goal
-from sparkdl.training.heads import NO_LABEL
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.losses import prediction_kind
 from sparkdl.training.probe import ProbeResult, probe
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.training.gradients import Gradients
     from sparkdl.training.heads import Head
 
 
@@ -113,29 +113,33 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     )
     check_names((each.name for each in found.inputs.inputs), params)
     _try_scheduler(params, found, num_training_rows(training, dataset))
-    _check_gradients(params, found)
+    _check_precision(params)
     heads = with_classes(found.heads, found.num_classes, dataset)
     check_indexed_features(inputs, heads)
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
-    try_step(spec, dataset)
+    gradients = try_step(spec, dataset) or found.gradients
+    _check_sparse(params, gradients)
+    spec = replace(spec, has_unused_parameters=gradients.lack_some)
     signature = _signature(found, heads)
     check_scored_columns(params.scored_columns(), signature.outputs)
     return FitInputs(spec, signature, row)
 
 
 def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
-    if not heads:
-        lone = ModelOutput(name=NO_LABEL, kind="value", shape=found.prediction_shapes[0])
-        return ModelSignature(inputs=found.inputs, outputs=(lone,))
+    shapes = found.prediction_shapes
+    if any(head.loss is None for head in heads) or not heads:  # a step of the user's own
+        values = tuple(ModelOutput(name=name, kind="value", shape=shape) for name, shape in shapes.items())
+        return ModelSignature(inputs=found.inputs, outputs=values)
     outputs = tuple(
         ModelOutput(
             name=head.label.name,
-            kind="value" if head.loss is None else prediction_kind(head.loss),
-            shape=shape,
+            kind=prediction_kind(head.loss),
+            shape=shapes[head.label.name],
             num_classes=num_classes,
             classes=head.label.classes,
         )
-        for head, num_classes, shape in zip(heads, found.num_classes, found.prediction_shapes, strict=True)
+        for head, num_classes in zip(heads, found.num_classes, strict=True)
+        if head.loss is not None
     )
     return ModelSignature(inputs=found.inputs, outputs=outputs)
 
@@ -148,7 +152,7 @@ def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: 
         make_scheduler(scheduler, found.optimizer, params.getEpochs() * updates, interval)
 
 
-def _check_gradients(params: _TorchEstimatorParams, found: ProbeResult) -> None:
+def _check_precision(params: _TorchEstimatorParams) -> None:
     precision = params.getPrecision()
     others = {dtype_name(parameter.dtype) for parameter in params.getModel().parameters()} - {"float32"}
     if precision != "float32" and others:
@@ -156,7 +160,10 @@ def _check_gradients(params: _TorchEstimatorParams, found: ProbeResult) -> None:
             f"Param precision is {precision}, which needs weights of float32; the model has "
             f"{', '.join(sorted(others))}. Call model.float(), or leave precision at 'float32'."
         )
-    if found.has_sparse_gradients and (params.getNumWorkers() > 1 or params.getMaxGradNorm() is not None):
+
+
+def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
+    if gradients.are_sparse and (params.getNumWorkers() > 1 or params.getMaxGradNorm() is not None):
         raise ParamError(
             "Param model has sparse gradients, which several workers cannot average, nor maxGradNorm clip. "
             "Make its embeddings with sparse=False."
@@ -196,7 +203,6 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
         shuffle=params.getShuffle(),
         cache=None if params.getCache() == "off" else params.getCache(),
         device="cuda" if params.getGpusPerWorker() else "cpu",
-        has_unused_parameters=found.has_unused_parameters,
     )
 
 

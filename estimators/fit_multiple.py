@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators.checked_params import check_param_map
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkdl.estimators.torch_estimator import TorchEstimator
+    from sparkdl.estimators.fitting_estimator import FittingEstimator
     from sparkdl.estimators.torch_model import TorchModel
 
+M = TypeVar("M", bound="TorchModel")
+E = TypeVar("E", bound="FittingEstimator[Any]")
 
-class FittedModels(Iterator[tuple[int, "TorchModel"]]):
+
+class FittedModels(Iterator[tuple[int, M]], Generic[M]):
     """Gives ``(index, model)`` for each Param map, the model being fitted when it is asked for.
 
     Several threads may ask at once, each for another model, as ``CrossValidator`` does with a ``parallelism``. The
@@ -31,21 +34,21 @@ class FittedModels(Iterator[tuple[int, "TorchModel"]]):
     dropped.
     """
 
-    def __init__(self, dataset: DataFrame, estimators: Sequence[TorchEstimator]) -> None:
+    def __init__(self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]]) -> None:
         self._df = dataset
         self._estimators = list(estimators)
-        self._rows = share_rows(dataset, self._estimators)
+        self._rows = share_rows(dataset, [each.params_of_fit() for each in self._estimators])
         self._indices = iter(range(len(self._estimators)))
         self._lock = threading.Lock()
         for rows in set(self._rows):
             weakref.finalize(self, rows.let_go)
 
-    def __next__(self) -> tuple[int, TorchModel]:
+    def __next__(self) -> tuple[int, M]:
         with self._lock:
             index = next(self._indices)
         return index, self._estimators[index]._fit_rows(self._df, self._rows[index])
 
-    def next(self) -> tuple[int, TorchModel]:
+    def next(self) -> tuple[int, M]:
         """Do what ``next(iterator)`` does, as iterators of pyspark have it too."""
         return self.__next__()
 
@@ -63,7 +66,7 @@ def check_frame(dataset: Any) -> None:
         )
 
 
-def with_param_maps(estimator: TorchEstimator, maps: Sequence[dict[Any, Any]]) -> list[TorchEstimator]:
+def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
     """Return a checked copy of an estimator for each Param map; each of several keeps checkpoints of its own.
 
     Raises:
@@ -77,9 +80,9 @@ def with_param_maps(estimator: TorchEstimator, maps: Sequence[dict[Any, Any]]) -
             copy.check_values()
         except ParamError as error:
             raise type(error)(f"In the Param map with index {index}: {error}") from error
-        folder = copy.getCheckpointDir()
+        folder = copy.params_of_fit().getCheckpointDir()
         if folder is not None and len(maps) > 1:  # each is another fit
-            copy.setCheckpointDir(f"{folder.rstrip('/')}/fit-{index}")
+            copy.setParams(checkpointDir=f"{folder.rstrip('/')}/fit-{index}")
         copies.append(copy)
     return copies
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from sparkdl.estimators.fit_checkpoints import FinishedFit, find_finished, newest_place, with_checkpoints
+from sparkdl.estimators.fit_checkpoints import (
+    FinishedFit,
+    checkpoints_of,
+    find_finished,
+    newest_place,
+    with_checkpoints,
+)
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
+from sparkdl.estimators.fit_listener import FitListener
 from sparkdl.estimators.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
 from sparkdl.estimators.logged_params import params_to_log
 from sparkdl.estimators.model_logging import log_model_or_warn
@@ -22,7 +29,7 @@ from sparkdl.training.architecture import unpack_module
 from sparkdl.training.saved_model import SavedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -54,7 +61,7 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
         with (
             rows.use(lambda: progress.status("Writing the rows to the Store"), _prepare(params)) as parquet,
             store.scratch_folder("weights") as weights,
-            _checkpoint_url(params) as checkpoints,
+            checkpoints_of(params, progress.status) as checkpoints,
         ):
             params.learn(parquet)
             inputs = prepare_fit(params, parquet)
@@ -63,10 +70,12 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
             mode = cast("TrackingMode", params.getTracking())
             with open_run(mode, experiment=params.getExperiment(), run_name=params.getRunName()) as run:
                 run.log_params(params_to_log(params, parquet))
+                listener = FitListener(run, progress)
                 if finished is None:
-                    listener = _Listener(run, progress)
                     finished = _train(params, spark, inputs.spec, parquet, weights, listener)
                 else:
+                    for record in finished.history:
+                        listener.track(asdict(record))
                     progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
                 progress.status("Logging the model to MLflow" if run.run_id else "")
                 saved = SavedModel(finished.module, inputs.signature)
@@ -88,20 +97,13 @@ def _summary(finished: FinishedFit, uri: str | None, run: FitRun) -> TrainingSum
     )
 
 
-def _checkpoint_url(params: _TorchEstimatorParams) -> AbstractContextManager[str | None]:
-    """Give where checkpoints lie: as the Param says, or in the Store until the fit ends if it may be restarted."""
-    if params.getCheckpointDir() is None and params.getMaxRestarts():
-        return params.getStore().scratch_folder("checkpoints")
-    return nullcontext(params.getCheckpointDir())
-
-
 def _train(
     params: _TorchEstimatorParams,
     spark: SparkSession,
     spec: TrainingSpec,
     parquet: ParquetDataset,
     weights: str,
-    listener: _Listener,
+    listener: FitListener,
 ) -> FinishedFit:
     stored = store_spec(spec, weights)
 
@@ -130,29 +132,6 @@ def _train(
         where=lambda: newest_place(spec),
     )
     return FinishedFit(unpack_module(outcome.module).eval(), outcome.history, outcome.model_epoch)
-
-
-class _Listener:
-    """Hands the events of rank 0 to the progress line and the run.
-
-    Attributes:
-        progress: of the fit.
-    """
-
-    def __init__(self, run: FitRun, progress: ProgressLine) -> None:
-        self._run = run
-        self.progress = progress
-
-    def hear(self, rank: int, event: Mapping[str, Any]) -> None:
-        del rank  # only rank 0 reports
-        self.progress.update(event)
-        if event.get("kind") == "epoch":
-            names = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate")
-            metrics = {name: float(event[name]) for name in names}
-            self._run.log_epoch(int(event["epoch"]), {**metrics, **event["metrics"]})
-
-    def log(self, rank: int, line: str) -> None:
-        self.progress.print(f"[rank {rank}] {line}")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.ml.param import Param
+from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import HasPredictionCol, HasSeed, HasWeightCol
 from torch import nn
 
@@ -136,16 +136,23 @@ class _SharedParams(
         return self._set(seed=value)
 
 
-class _TorchParams(HasScoredColumns, HasLabelColumns, HasPassFeaturesBy, HasPaddingValue, _SharedParams):
+def default_values(instance: Params) -> dict[str, Any]:
+    """Return the defaults of those Params that an instance has."""
+    return {name: value for name, value in DEFAULTS.items() if instance.hasParam(name)}
+
+
+class _TorchParams(HasScoredColumns, HasLabelColumns, _SharedParams):
     """Params that the estimator and its model share."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(**DEFAULTS)
+        self._setDefault(**default_values(self))
 
 
 class _TorchEstimatorParams(
     _TorchParams,
+    HasPassFeaturesBy,
+    HasPaddingValue,
     HasModel,
     HasOptimizer,
     HasLoss,
@@ -156,7 +163,7 @@ class _TorchEstimatorParams(
     HasMetrics,
     HasCallbacks,
 ):
-    """Params of the estimator: the shared ones and those that hold Python objects."""
+    """Params of the estimator: the shared ones, how the model is called, and those that hold Python objects."""
 
     def weight_column(self) -> str | None:
         """Return the column of row weights, if one is set."""

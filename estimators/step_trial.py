@@ -1,4 +1,4 @@
-"""Tries one step on the first row, before anything starts: the user's own step, its changes of batches, the metrics.
+"""Tries one step on the first rows, before anything starts: the user's own step, its changes of batches, the metrics.
 
 Runs on the *driver*.
 """
@@ -13,15 +13,23 @@ import torch
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import ParamError, SparkdlError, TrainingError
+from sparkdl.training.gradients import gradients_of, try_optimizer
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective, Place
+from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
+from sparkdl.training.random_state import random_numbers_apart
+from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.validation import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
+
     from sparkdl.data import ParquetDataset
+    from sparkdl.training.gradients import Gradients
+    from sparkdl.training.objective import Batch, Evaluation
     from sparkdl.training.spec import TrainingSpec
 
 _CPU = torch.device("cpu")
@@ -29,34 +37,71 @@ _CPU = torch.device("cpu")
 T = TypeVar("T")
 
 
-def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> None:
-    """Have a copy of the untrained model evaluate the first row as ranks will, where functions of the user take part.
+def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
+    """Have a copy of the untrained model take a step as ranks will, where functions of the user take part.
+
+    Returns:
+        What gradients the user's own step left; None where losses find them.
 
     Raises:
-        ParamError: if one of them fails on it, naming the Param.
+        ParamError: if one of the functions fails, naming the Param.
     """
     if not (spec.metrics or spec.user_step or spec.augment):
-        return
+        return None
     # Copies, as all may lie on a GPU; in full precision, as not every processor computes in a lower one.
     model, heads = copy.deepcopy(spec.model).to(_CPU), copy.deepcopy(spec.heads)
     trial = replace(spec, model=model, heads=heads, precision="float32")
     objective = Objective(trial, precision=Precision("float32", _CPU), device=_CPU)
-    with ParquetFeed(dataset, columns=spec.columns(), batch_size=1, shuffle=False) as feed:
-        row = next(iter(feed.epoch(0)))
-    with evaluating(model):
-        batch = _try("augment", lambda: objective.prepare(row, place=Place(0, 1, 1)))
-        found = _try("trainStep" if spec.user_step else "loss", lambda: objective.evaluate(model, batch))
-        if spec.metrics and found.outputs is None:
-            raise ParamError(
-                "Param metrics need the model's outputs, and trainStep returns the loss alone. Return a tuple of the "
-                "loss and the outputs."
-            )
-        try:
-            EpochMetrics(spec.metrics, _CPU).add(found, rows=1)
-        except TrainingError as error:
-            raise ParamError(
-                f"Param metrics cannot be used with this model and its labels, tried on the first row. {error}"
-            ) from error
+    # Of two rows where a step may compare them with each other.
+    num_rows = min(2, spec.batch_size) if spec.user_step else 1
+    with ParquetFeed(dataset, columns=spec.columns(), batch_size=num_rows, shuffle=False) as feed:
+        rows = next(iter(feed.epoch(0)))
+    with random_numbers_apart(_CPU):
+        batch = _try("augment", lambda: objective.prepare(rows, place=Place(0, 1, 1)))
+        if not spec.user_step:
+            with evaluating(model):
+                found = _try("loss", lambda: objective.evaluate(model, batch))
+            _try_metrics(spec, found, objective.num_rows(rows))
+            return None
+        found = _try_user_step(objective, model, batch)
+        gradients = gradients_of(model)
+        try_optimizer(make_optimizer(spec.optimizer, model))
+        if spec.validation_rows is not None:
+            with evaluating(model):
+                _try(
+                    "trainStep without gradients, as validation calls it,",
+                    lambda: objective.evaluate(model, batch),
+                )
+        _try_metrics(spec, found, objective.num_rows(rows))
+        return gradients
+
+
+def _try_user_step(objective: Objective, model: nn.Module, batch: Batch) -> Evaluation:
+    with single_rows_allowed(model.train()):
+        found = _try("trainStep", lambda: objective.evaluate(model, batch))
+        loss = found.term.mean
+        if loss.requires_grad:
+            _try("trainStep", loss.backward)
+    if not gradients_of(model).are_there:
+        raise ParamError(
+            "Param trainStep returned a loss in which no weight of the model has a part. Find it by what the model "
+            "returns, without detach(), item() or torch.no_grad()."
+        )
+    return found
+
+
+def _try_metrics(spec: TrainingSpec, found: Evaluation, num_rows: int) -> None:
+    if spec.metrics and found.outputs is None:
+        raise ParamError(
+            "Param metrics need the model's outputs, and trainStep returns the loss alone. Return a tuple of the loss "
+            "and the outputs."
+        )
+    try:
+        EpochMetrics(spec.metrics, _CPU).add(found, rows=num_rows)
+    except TrainingError as error:
+        raise ParamError(
+            f"Param metrics cannot be used with this model and its labels, tried on the first rows. {error}"
+        ) from error
 
 
 def _try(name: str, function: Callable[[], T]) -> T:
@@ -65,4 +110,4 @@ def _try(name: str, function: Callable[[], T]) -> T:
     except SparkdlError:
         raise
     except Exception as error:
-        raise ParamError(f"Param {name} failed on the first row: {type(error).__name__}: {error}") from error
+        raise ParamError(f"Param {name} failed on the first rows: {type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from sparkdl.training.history import RankSeconds
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sparkdl.training.history import EpochRecord
+
+_NO_SECONDS = RankSeconds(reading=0.0, communicating=0.0, computing=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,9 @@ class TrainingSummary:
 
     @property
     def rank_seconds(self) -> tuple[RankSeconds, ...]:
-        """How each rank spent its time over all epochs; empty where an older version of sparkdl did not tell."""
-        ranks = zip(*(record.rank_seconds for record in self.history), strict=False)
+        """How each rank spent its time over the epochs it took part in; empty where older versions did not tell."""
+        # After a restart there may be fewer ranks, or more.
+        ranks = zip_longest(*(record.rank_seconds for record in self.history), fillvalue=_NO_SECONDS)
         return tuple(
             RankSeconds(
                 reading=sum(each.reading for each in epochs),

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from pyspark import keyword_only
-from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from sparkdl.estimators.checked_params import check_param_map
-from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
-from sparkdl.estimators.fit_on_rows import fit_on_rows
+from sparkdl.estimators.fitting_estimator import FittingEstimator
 from sparkdl.estimators.params import _TorchEstimatorParams
 from sparkdl.estimators.torch_model import TorchModel
-from sparkdl.estimators.training_rows import TrainingRows, share_rows
-from sparkdl.launch import active_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from pyspark.ml.param import Param
-    from pyspark.sql import DataFrame
 
     from sparkdl.data import Store
     from sparkdl.training.callbacks import Callback
@@ -32,7 +24,9 @@ if TYPE_CHECKING:
     from sparkdl.training.user_step import UserStep
 
 
-class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["TorchEstimator"], MLWritable):
+class TorchEstimator(
+    _TorchEstimatorParams, FittingEstimator[TorchModel], MLReadable["TorchEstimator"], MLWritable
+):
     """Trains a torch module on the machines of a Spark cluster; ``fit(df)`` returns a :class:`TorchModel`.
 
     Args:
@@ -204,68 +198,10 @@ class TorchEstimator(Estimator[TorchModel], _TorchEstimatorParams, MLReadable["T
 
         return TorchEstimatorReader(cls)
 
-    @overload
-    def fit(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> TorchModel: ...
+    def params_of_fit(self) -> TorchEstimator:
+        """Return what one fit goes by: this estimator."""
+        return self
 
-    @overload
-    def fit(
-        self, dataset: DataFrame, params: list[dict[Param[Any], Any]] | tuple[dict[Param[Any], Any]]
-    ) -> list[TorchModel]: ...
-
-    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
-        """Train on a DataFrame, or once for each of several Param maps.
-
-        Args:
-            dataset: of classic Spark or Spark Connect.
-            params: Param map that goes before the Params that are set, or a list of such maps, for a model each.
-
-        Returns:
-            The :class:`TorchModel`; with a list of maps, a list of models.
-
-        Raises:
-            ParamError: if a Param has a value that cannot work, or is one of something else.
-            DataError: if rows or columns cannot be used.
-            LaunchError: if the cluster cannot run the ranks.
-            RankError: if a rank fails.
-        """
-        check_frame(dataset)
-        if isinstance(params, dict):
-            check_param_map(self, params)
-        return super().fit(dataset, params)
-
-    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> FittedModels:
-        """Return a thread-safe iterator of ``(index, model)``, a model for each Param map, on rows written once.
-
-        A model is fitted when it is asked for. Fits that are asked for at once, from several threads, run side by
-        side as far as the cluster has slots for their ranks, and else one after the other.
-
-        Raises:
-            ParamError: if a map cannot work; it says which one.
-        """
-        check_frame(dataset)
-        check_maps(paramMaps)
-        return FittedModels(dataset, with_param_maps(self, paramMaps))
-
-    def fit_on_parquet(self, path: str) -> TorchModel:
-        """Train on Parquet files where they lie, through the active Spark session.
-
-        Args:
-            path: a folder or URL that Spark reads, and the ranks by fsspec or pyarrow.
-
-        Raises:
-            As :meth:`fit`; LaunchError if there is no active session.
-        """
-        return self.fit(active_session().read.parquet(path))
-
-    def _fit(self, dataset: DataFrame) -> TorchModel:
-        self.check_values()
-        (rows,) = share_rows(dataset, [self])
-        return self._fit_rows(dataset, rows)
-
-    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows) -> TorchModel:
-        """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
-        fitted = fit_on_rows(self, dataset.sparkSession, rows)
-        model = TorchModel(fitted.saved, fitted.summary)
-        # As all models of Spark ML have it: the estimator's Params are then the model's as well, in Param maps.
-        model._resetUid(self.uid)
-        return self._copyValues(model)
+    def model_class(self) -> type[TorchModel]:
+        """Return the class of the models that fits return."""
+        return TorchModel

@@ -14,8 +14,8 @@ from sparkdl.estimators.param_mixins import P
 from sparkdl.training.metrics import Metric
 
 _NAME = re.compile(r"[A-Za-z][\w.\- ]*")
-_TAKEN = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate", "validation_s")
-"""What MLflow is told beside the metrics."""
+EPOCH_METRICS = ("loss", "rows_per_s", "seconds", "data_wait_share", "learning_rate", "validation_s")
+"""What MLflow is told of an epoch beside the metrics, by names that these cannot have."""
 
 
 class HasValidation(HasValidationIndicatorCol):
@@ -88,7 +88,7 @@ class HasMetrics(Params):
                     f"Param metrics has the name {name!r}. Choose one of letters, digits, '_', '-', '.' and spaces "
                     "that begins with a letter."
                 )
-            if name in _TAKEN or name.startswith("val_"):
+            if name in EPOCH_METRICS or name.startswith("val_"):
                 raise ParamError(
                     f"Param metrics has the name {name!r}, which stands for something else. Choose another; on the "
                     "validation rows 'val_' comes before it."

@@ -122,6 +122,10 @@ class CheckpointError(SparkdlError, ValueError):
     """
 
 
+class CheckpointsInUseError(CheckpointError):
+    """Another fit that runs uses the checkpointDir. Wait until it has ended, or choose another checkpointDir."""
+
+
 class TransportUnavailableError(SparkdlError, ImportError):
     """The transport that was asked for is not installed; the message says what was tried and what to install."""
 

@@ -40,6 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "any_spark_will_do": mode != "local",
         "no_cluster_needed": mode == "cluster",
         "about_connect": mode != "connect",
+        "about_executors": mode != "cluster",
     }
     unwanted = [marker for marker, is_elsewhere in elsewhere.items() if is_elsewhere]
     deselected = [item for item in items if any(item.get_closest_marker(marker) for marker in unwanted)]

@@ -11,7 +11,7 @@ from pyspark.ml.param.shared import HasLabelCol
 from sparkdl.errors import ParamError
 from sparkdl.estimators.course_mixins import HasCallbacks
 from sparkdl.estimators.param_mixins import P
-from sparkdl.estimators.params import DEFAULTS, _SharedParams
+from sparkdl.estimators.params import _SharedParams, default_values
 from sparkdl.estimators.scored_mixins import HasScoredColumns
 from sparkdl.estimators.update_mixins import HasScheduler
 from sparkdl.estimators.validation_mixins import HasMetrics
@@ -121,8 +121,7 @@ class _ReadyMadeParams(
 
     def __init__(self) -> None:
         super().__init__()
-        shared = {name: value for name, value in DEFAULTS.items() if _SharedParams.hasParam(self, name)}
-        self._setDefault(**{**shared, **READY_MADE_DEFAULTS})
+        self._setDefault(**{**default_values(self), **READY_MADE_DEFAULTS})
 
     def check_ranges(self) -> None:
         """Check what a ready-made estimator has of its own.

@@ -5,28 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
-from sparkdl.estimators.checked_params import check_param_map
-from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
-from sparkdl.estimators.fit_on_rows import fit_on_rows
+from sparkdl.estimators.fitting_estimator import FittingEstimator, M
 from sparkdl.estimators.param_mixins import P
 from sparkdl.estimators.ready_made.params import _ReadyMadeParams
 from sparkdl.estimators.torch_estimator import TorchEstimator
 from sparkdl.estimators.validation_split import split_rows
-from sparkdl.launch import active_session
 from sparkdl.training.ready_made.adamw import AdamW
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from sparkdl.data import ParquetDataset
     from sparkdl.data.row_filter import RowChoice
-    from sparkdl.estimators.torch_model import TorchModel
-    from sparkdl.estimators.training_rows import TrainingRows
     from sparkdl.training.model_inputs import PrepareFunction
 
 
@@ -45,7 +38,7 @@ class MadeModel:
     loss: nn.Module
 
 
-class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
+class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any], MLWritable):
     """A :class:`TorchEstimator` that makes its model itself, of what is in the rows."""
 
     def setFeaturesCol(self: P, value: str | Sequence[str]) -> P:
@@ -64,10 +57,6 @@ class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
             DataError: if the columns cannot be used.
         """
 
-    @abstractmethod
-    def model_class(self) -> type[TorchModel]:
-        """Return the class of the models that fits return."""
-
     def check_values(self) -> None:
         """Check what needs no data.
 
@@ -75,34 +64,11 @@ class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
             ParamError: naming the Param, its value and what it may be.
         """
         self.check_ranges()
-        self.as_torch_estimator().check_values()
+        self.params_of_fit().check_values()
 
-    def as_torch_estimator(self) -> TorchEstimator:
-        """Return the estimator that a fit is left to."""
+    def params_of_fit(self) -> TorchEstimator:
+        """Return the estimator that a fit goes by, which makes the model once the rows are there."""
         return _LearningEstimator(self)
-
-    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
-        """Train on a DataFrame, or once for each of several Param maps; see :meth:`TorchEstimator.fit`."""
-        check_frame(dataset)
-        if isinstance(params, dict):
-            check_param_map(self, params)
-        return cast("Any", super()).fit(dataset, params)
-
-    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Any:
-        """Return an iterator of ``(index, model)`` for each Param map; see :meth:`TorchEstimator.fitMultiple`."""
-        check_frame(dataset)
-        check_maps(paramMaps)
-        copies = with_param_maps(cast("Any", self), paramMaps)
-        return FittedModels(dataset, [cast("Any", each).as_torch_estimator() for each in copies])
-
-    def fit_on_parquet(self, path: str) -> TorchModel:
-        """Train on Parquet files where they lie; see :meth:`TorchEstimator.fit_on_parquet`."""
-        model: TorchModel = self.fit(active_session().read.parquet(path))
-        return model
-
-    def _fit(self, dataset: DataFrame) -> Any:
-        self.check_values()
-        return self.as_torch_estimator()._fit(dataset)
 
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""
@@ -121,7 +87,7 @@ class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
 class _LearningEstimator(TorchEstimator):
     """Fits for a ready-made estimator, which makes the model once the rows are there."""
 
-    def __init__(self, of: ReadyMadeEstimator) -> None:
+    def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
         super().__init__(
             model=nn.Linear(1, 1),
             prepareFeatures=_not_learned,
@@ -140,12 +106,6 @@ class _LearningEstimator(TorchEstimator):
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()
         return {param.name: value for param, value in given.items() if not self.hasParam(param.name)}
-
-    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows) -> TorchModel:
-        fitted = fit_on_rows(self, dataset.sparkSession, rows)
-        model = self._of.model_class()(fitted.saved, fitted.summary)
-        model._resetUid(self.uid)
-        return self._of._copyValues(model)
 
 
 def _not_learned(columns: dict[str, Any]) -> Any:

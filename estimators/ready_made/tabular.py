@@ -11,6 +11,7 @@ from pyspark.ml.regression import Regressor
 from torch import nn
 
 from sparkdl.errors import DataError
+from sparkdl.estimators.fitting_estimator import M
 from sparkdl.estimators.ready_made.classes import count_classes
 from sparkdl.estimators.ready_made.models import TorchClassificationModel, TorchRegressionModel
 from sparkdl.estimators.ready_made.params import HasTable, _ReadyMadeClassifierParams, out_of_range
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 TABLE_DEFAULTS = {"hiddenSizes": [128, 64], "categoricalCols": [], "dropout": 0.1}
 
 
-class _TableEstimator(ReadyMadeEstimator, HasTable):
+class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """What both estimators for tables do."""
 
     def check_ranges(self) -> None:
@@ -71,7 +72,11 @@ class _TableEstimator(ReadyMadeEstimator, HasTable):
 
 
 @with_shared_arguments
-class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[TorchClassificationModel]):
+class TorchClassifier(
+    _TableEstimator[TorchClassificationModel],
+    _ReadyMadeClassifierParams,
+    Classifier[TorchClassificationModel],
+):
     """Tells classes by the columns of a table, with a multilayer perceptron.
 
     Numbers are standardized by the mean and the deviation of the rows that are trained on, categories are embedded;
@@ -132,7 +137,7 @@ class TorchClassifier(_TableEstimator, _ReadyMadeClassifierParams, Classifier[To
 
 
 @with_shared_arguments
-class TorchRegressor(_TableEstimator, Regressor[TorchRegressionModel]):
+class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
     """Tells a number by the columns of a table, with a multilayer perceptron.
 
     Columns are taken as :class:`TorchClassifier` takes them; ``fit`` reads the rows once on the driver. The layers

@@ -1,31 +1,21 @@
 """Who is at work in a folder of a Store: small files that are renewed as long as somebody reads or writes there.
 
-Runs on the *driver*. A use that has not been renewed for :data:`LEASE_S` seconds has ended, as when its process
-was killed. All times are those of the Store's own clock, the modification times of its files, so that machines
-whose clocks differ agree.
+Runs on the *driver*. A use that has not been renewed for :data:`~sparkdl.data.lease.LEASE_S` seconds has ended, as when
+its process was killed.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from sparkdl.data.lease import LEASE_S, Lease, file_names, modified
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import TracebackType
 
     from sparkdl.data.filesystems import Location
-
-logger = logging.getLogger(__name__)
-
-LEASE_S = 120.0
-"""Seconds after which a use that nobody renews is over."""
-
-RENEWAL_S = 20.0
-"""Seconds between two renewals."""
 
 _PREFIX = "_use-"
 _LAST_USE = "_last_use"
@@ -44,26 +34,19 @@ class FolderUse:
 
     def __init__(self, location: Location) -> None:
         self._location = location
-        self._path = f"{location.path}/{_PREFIX}{uuid.uuid4().hex}"
-        location.make_folder()
-        self._write(self._path)
-        self.began = _modified(location, self._path)
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="sparkdl-store-use", daemon=True)
-        self._thread.start()
+        self._lease = Lease(location, f"{_PREFIX}{uuid.uuid4().hex}")
+        self.began = self._lease.began
 
     def end(self) -> None:
         """End the use and note when that was; doing so again does nothing."""
-        if self._is_over.is_set():
+        if self._lease.is_over:
             return
-        self._is_over.set()
-        self._thread.join()
-        filesystem = self._location.filesystem
+        self._lease.stop()
         # A folder that was removed meanwhile must not come back as one that holds nothing but this note.
         with suppress(Exception):
-            if filesystem.exists(self._path):
-                self._write(f"{self._location.path}/{_LAST_USE}")
-                filesystem.rm(self._path)
+            if self._location.filesystem.exists(self._lease.path):
+                _write(self._location, _LAST_USE)
+        self._lease.end()
 
     def __enter__(self) -> FolderUse:
         return self
@@ -72,19 +55,6 @@ class FolderUse:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end()
-
-    def _renew(self) -> None:
-        while not self._is_over.wait(RENEWAL_S):
-            try:
-                if not self._location.filesystem.exists(self._path):
-                    return  # somebody deleted the folder on purpose
-                self._write(self._path)
-            except Exception as error:
-                logger.warning("The use of %s could not be renewed: %s", self._location.path, error)
-
-    def _write(self, path: str) -> None:
-        with self._location.filesystem.open(path, "wb") as file:
-            file.write(b"sparkdl")
 
 
 class Marks:
@@ -97,7 +67,7 @@ class Marks:
 
     def __init__(self, location: Location, manifest_name: str) -> None:
         location.filesystem.invalidate_cache()
-        names = _file_names(location)
+        names = file_names(location)
         self.has_manifest = manifest_name in names
         self.is_being_removed = _REMOVING in names
         self.uses = {
@@ -121,8 +91,7 @@ class Marks:
 
 def mark_for_removal(location: Location) -> None:
     """Tell who looks for a dataset that this one is about to go."""
-    with location.filesystem.open(f"{location.path}/{_REMOVING}", "wb") as file:
-        file.write(b"sparkdl")
+    _write(location, _REMOVING)
 
 
 def unmark_for_removal(location: Location) -> None:
@@ -132,19 +101,18 @@ def unmark_for_removal(location: Location) -> None:
 
 def store_time(location: Location) -> float:
     """Return what the clock of a Store shows, in seconds: the modification time of a file made for that."""
-    path = f"{location.path}/clock-{uuid.uuid4().hex}.tmp"
-    with location.filesystem.open(path, "wb") as file:
-        file.write(b"sparkdl")
+    name = f"clock-{uuid.uuid4().hex}.tmp"
+    _write(location, name)
     try:
-        return _modified(location, path)
+        return modified(location, name)
     finally:
         with suppress(FileNotFoundError):
-            location.filesystem.rm(path)
+            location.filesystem.rm(f"{location.path}/{name}")
 
 
-def _modified(location: Location, path: str) -> float:
-    location.filesystem.invalidate_cache()
-    return float(location.filesystem.modified(path).timestamp())
+def _write(location: Location, name: str) -> None:
+    with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
+        file.write(b"sparkdl")
 
 
 def _time_or_none(location: Location, name: str) -> float | None:
@@ -152,11 +120,3 @@ def _time_or_none(location: Location, name: str) -> float | None:
         return float(location.filesystem.modified(f"{location.path}/{name}").timestamp())
     except FileNotFoundError:
         return None  # it ended while we looked
-
-
-def _file_names(location: Location) -> list[str]:
-    try:
-        found: Iterable[object] = location.filesystem.ls(location.path, detail=False)
-    except FileNotFoundError:
-        return []
-    return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]

@@ -115,12 +115,19 @@ def _column_type(column: LoggedColumn) -> Any:
 def _example(model: LoggedModelSpec) -> Any:
     import pandas as pd
 
-    return pd.DataFrame({name: [_plain(value)] for name, value in model.example.items()})
+    depths = {column.name: column.depth for column in model.inputs}
+    return pd.DataFrame({name: [_plain(value, depths[name])] for name, value in model.example.items()})
 
 
-def _plain(value: Any) -> Any:
-    """A value of the example as JSON has it: lists and Python's own numbers, floats in double precision."""
-    if isinstance(value, np.ndarray):
+def _plain(value: Any, depth: int) -> Any:
+    """A value of the example as JSON has it: lists and Python's own numbers, floats in double precision.
+
+    Lists are nested as the column's type says, of which one list takes an array of any shape in row-major order.
+    """
+    if isinstance(value, np.ndarray) and value.dtype != object:
         cast = value.astype(np.float64) if value.dtype.kind == "f" else value
-        return cast.reshape(-1).tolist() if value.ndim else cast.item()
+        return cast.reshape(-1).tolist() if value.ndim and depth == 1 else cast.tolist()
+    if isinstance(value, np.ndarray | list):
+        flat = value.reshape(-1) if isinstance(value, np.ndarray) and depth == 1 else value
+        return [_plain(each, depth - 1) for each in flat]
     return value.item() if isinstance(value, np.generic) else value

@@ -5,7 +5,7 @@ The same on ranks and when a fit is tried on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,16 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sparkdl.errors import DataError, ParamError
+from sparkdl.training.columns import dtype_named, to_tensor
 
 if TYPE_CHECKING:
+    import torch
+
     from sparkdl.training.losses import LossFunction
 
 
 NO_LABEL = "prediction"
-"""What the one output of a model is called that was trained without labels."""
+"""What the output of a model is called that no label column calls for, as a step of the user's own finds the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,10 @@ class LabelColumn:
         if self.classes is None:
             return values
         return class_numbers(values, self.classes, self.name)
+
+    def tensor(self, batch: Mapping[str, Any], device: torch.device) -> Tensor:
+        """Return the labels of a prepared batch as they enter the loss."""
+        return to_tensor(batch[self.name], dtype_named(self.dtype), device)
 
 
 def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -> npt.NDArray[np.int64]:
@@ -102,6 +109,26 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
     if len(found) != len(names) or not all(isinstance(each, Tensor) for each in found.values()):
         raise ParamError(f"Param model must return {_wanted(names)}; it returned {_shown(outputs)}.")
     return found
+
+
+def first_output(outputs: Any) -> dict[str, Tensor]:
+    """Return the first tensor that a model returned, as what it predicts where no label column calls for that.
+
+    Raises:
+        ParamError: if there is none.
+    """
+    each: Iterable[Any] = ()
+    if isinstance(outputs, Mapping):
+        each = outputs.values()
+    elif isinstance(outputs, tuple | list | Tensor):
+        each = [outputs] if isinstance(outputs, Tensor) else outputs
+    for found in each:
+        if isinstance(found, Tensor):
+            return {NO_LABEL: found}
+    raise ParamError(
+        "Param model must return a tensor with one entry per row, alone or as the first of several; it returned "
+        f"{_shown(outputs)}."
+    )
 
 
 def _wanted(names: Sequence[str]) -> str:

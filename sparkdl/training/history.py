@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from sparkdl.training.loss_sum import LossSum
 from sparkdl.training.metrics import EpochMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdl.collective import Communicator
 
@@ -123,9 +124,7 @@ class EpochMeter:
         self._communicator = communicator
         self.metrics = metrics or EpochMetrics({}, device)
         self._blocked_before_s = _blocked_s(communicator)
-        # Sums over thousands of steps need more digits than float32; MPS has no float64, CPU and CUDA do.
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._weight = 0.0
+        self._loss = LossSum(device)
         self._rows = 0
         self._waited_s = 0.0
         self._started = time.perf_counter()
@@ -144,20 +143,18 @@ class EpochMeter:
 
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
         """Add one step: the detached mean loss of this rank's rows, the weight it stands for, the rows."""
-        if weight > 0:
-            self._loss_sum += loss_mean.to(torch.float64) * weight
-        self._weight += weight
+        self._loss.add(loss_mean, weight)
         self._rows += rows
 
     def running_loss(self) -> float:
         """Return this rank's mean loss of the epoch so far, waiting for the device; NaN before any row."""
-        return float(self._loss_sum) / self._weight if self._weight else float("nan")
+        return float(self._loss.total) / self._loss.weight if self._loss.weight else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank has added up so far, waiting for the device."""
         return {
-            "loss_sum": float(self._loss_sum),
-            "weight": self._weight,
+            "loss_sum": float(self._loss.total),
+            "weight": self._loss.weight,
             "rows": self._rows,
             "waited_s": self._waited_s,
             "blocked_s": _blocked_s(self._communicator) - self._blocked_before_s,
@@ -167,8 +164,8 @@ class EpochMeter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`state_dict` returned."""
-        self._loss_sum.fill_(state["loss_sum"])
-        self._weight = state["weight"]
+        self._loss.total.fill_(state["loss_sum"])
+        self._loss.weight = state["weight"]
         self._rows = int(state["rows"])
         self._waited_s = state["waited_s"]
         self._blocked_before_s = _blocked_s(self._communicator) - state["blocked_s"]
@@ -181,7 +178,7 @@ class EpochMeter:
         Args:
             learning_rate: to note in the record.
         """
-        loss_of_rank = float(self._loss_sum)  # waits for the device
+        loss_of_rank = float(self._loss.total)  # waits for the device
         elapsed = time.perf_counter() - self._started
         # Each rank fills places of its own, so that the sum has the times of all ranks.
         world_size, rank = self._communicator.world_size, self._communicator.rank
@@ -189,7 +186,7 @@ class EpochMeter:
         blocked_s = _blocked_s(self._communicator) - self._blocked_before_s
         times[3 * rank : 3 * rank + 3] = [self._waited_s, blocked_s, elapsed]
         metrics, totals = self.metrics.close(
-            self._communicator, loss_of_rank, self._weight, self._rows, *times
+            self._communicator, loss_of_rank, self._loss.weight, self._rows, *times
         )
         loss_sum, weight, rows, *times = totals
         waited, blocked, elapsed_of_ranks = times[::3], times[1::3], times[2::3]

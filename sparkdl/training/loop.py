@@ -36,6 +36,7 @@ from sparkdl.training.seeds import refuse_what_varies, seed_rank
 from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import UpdatePlan, WeightUpdate
+from sparkdl.training.user_step import StepModule
 from sparkdl.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _train(
             )
         )
         position = checkpoints.resume()
-        progress.resume(epoch=position.epoch, steps=position.step)
+        progress.resume(epoch=position.epoch, steps=position.step, history=position.history)
         history = list(position.history)
         course.begin(history, in_epoch=position.step > 0)
         for epoch in range(position.epoch, spec.epochs + 1):
@@ -254,10 +255,11 @@ def _distribute(
         return module
     # Also for modules that use torch.distributed themselves, as SyncBatchNorm does.
     init_process_group(communicator, cuda=device.type == "cuda")
+    whole = module if spec.user_step is None else StepModule(module, spec.user_step)
     if device.type == "cpu":
-        return DataParallel(module, communicator)
+        return DataParallel(whole, communicator)
     return DistributedDataParallel(
-        module,
+        whole,
         device_ids=[device],
         gradient_as_bucket_view=True,
         find_unused_parameters=spec.has_unused_parameters,

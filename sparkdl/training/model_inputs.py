@@ -25,8 +25,6 @@ PrepareFunction: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], Any]
 """Takes feature columns of a batch by name, each with an item per row, and returns the model's inputs: an array or
 tensor, or a dict of them, with a row for each."""
 
-PASSED_BY = ("position", "name")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
-from sparkdl.training.columns import dtype_named, to_tensor
+from sparkdl.training.columns import to_tensor
 from sparkdl.training.heads import Head, output_of_each
 from sparkdl.training.losses import (
     LossTerm,
@@ -192,15 +192,11 @@ class Objective:
         return Evaluation(next(iter(outputs.values())), next(iter(targets.values())), weights, term)
 
     def _labels(self, batch: Batch) -> Any:
-        labels = {
-            head.label.name: to_tensor(batch[head.label.name], dtype_named(head.label.dtype), self._device)
-            for head in self._spec.heads
-        }
+        labels = {head.label.name: head.label.tensor(batch, self._device) for head in self._spec.heads}
         return next(iter(labels.values())) if len(labels) == 1 else labels
 
     def _targets(self, head: Head, loss: Any, batch: Batch, outputs: Tensor) -> Tensor:
-        targets = to_tensor(batch[head.label.name], dtype_named(head.label.dtype), self._device)
-        return match_targets(loss, outputs, targets)
+        return match_targets(loss, outputs, head.label.tensor(batch, self._device))
 
     def _term(
         self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparkdl.training.class_scores import class_probabilities, class_scores, num_scores
-from sparkdl.training.heads import output_of_each
+from sparkdl.training.heads import NO_LABEL, first_output, output_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,10 @@ class Predictor:
             for start in range(0, num_rows, self._batch_size):
                 rows = slice(start, start + self._batch_size)
                 arrays = inputs.prepared({name: values[rows] for name, values in columns.items()})
-                returned = output_of_each(inputs.apply(self._module, arrays, self._device), list(found))
+                given = inputs.apply(self._module, arrays, self._device)
+                returned = (
+                    first_output(given) if list(found) == [NO_LABEL] else output_of_each(given, list(found))
+                )
                 for output in outputs:
                     for answer, parts in found[output.name].items():
                         parts.append(_answer(answer, returned[output.name], output))

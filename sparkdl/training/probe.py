@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.training.columns import candidate_dtypes, dtype_name, parameter_dtype, to_tensor
-from sparkdl.training.heads import NO_LABEL, Head, output_of_each
+from sparkdl.training.gradients import Gradients, gradients_of, try_optimizer
+from sparkdl.training.heads import Head, first_output, output_of_each
 from sparkdl.training.losses import (
     LossFunction,
     compute_loss,
@@ -52,18 +54,16 @@ class ProbeResult:
         inputs: with the dtypes in which they enter the model.
         heads: with the dtypes in which labels enter the losses.
         num_classes: for each head how many classes it tells apart; None for a loss that is not over classes.
-        prediction_shapes: of one row, for each head; of the one output where there are none.
-        has_unused_parameters: whether some parameter got no gradient.
-        has_sparse_gradients: whether some gradient is a sparse tensor.
+        prediction_shapes: of one row, by the name of each output: that of a label column, or NO_LABEL.
+        gradients: that the losses left; of none where a step of the user's finds the loss.
         optimizer: that the factory made, of a copy of the model.
     """
 
     inputs: ModelInputs
     heads: tuple[Head, ...]
     num_classes: tuple[int | None, ...]
-    prediction_shapes: tuple[tuple[int, ...], ...]
-    has_unused_parameters: bool
-    has_sparse_gradients: bool
+    prediction_shapes: Mapping[str, tuple[int, ...]]
+    gradients: Gradients
     optimizer: Optimizer
 
 
@@ -109,22 +109,20 @@ def probe(
         for head in heads
     )
     tried = tuple(
-        _try_labels(trial, head, outputs[head.label.name], labels[head.label.name], weighted)
+        _try_labels(trial, head, outputs.get(head.label.name), labels[head.label.name], weighted)
         for head in heads
     )
-    trained = [parameter for parameter in trial.parameters() if parameter.requires_grad]
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    if gradients:
-        _try_step(made)
+    gradients = gradients_of(trial)
+    if gradients.are_there:
+        try_optimizer(made)
     return ProbeResult(
         inputs=inputs,
         heads=tried,
         num_classes=num_classes,
-        prediction_shapes=tuple(
-            _prediction_shape(losses.get(name), tensor) for name, tensor in outputs.items()
-        ),
-        has_unused_parameters=len(gradients) < len(trained),
-        has_sparse_gradients=any(gradient.is_sparse for gradient in gradients),
+        prediction_shapes={
+            name: _prediction_shape(losses.get(name), tensor) for name, tensor in outputs.items()
+        },
+        gradients=gradients,
         optimizer=made,
     )
 
@@ -173,7 +171,10 @@ def _dtype_choices(
 
 
 def _row_outputs(returned: Any, heads: Sequence[Head]) -> dict[str, Tensor]:
-    outputs = output_of_each(returned, [head.label.name for head in heads] or [NO_LABEL])
+    if any(head.loss is not None for head in heads):
+        outputs = output_of_each(returned, [head.label.name for head in heads])
+    else:
+        outputs = _outputs_of_step(returned, [head.label.name for head in heads])
     for tensor in outputs.values():
         if tensor.ndim == 0 or tensor.shape[0] != 1:
             raise ParamError(
@@ -181,6 +182,14 @@ def _row_outputs(returned: Any, heads: Sequence[Head]) -> dict[str, Tensor]:
                 f"returned shape {tuple(tensor.shape)}."
             )
     return outputs
+
+
+def _outputs_of_step(returned: Any, labels: Sequence[str]) -> dict[str, Tensor]:
+    """What a model predicts whose loss the user's step finds: a tensor for each label column, or else the first one."""
+    if labels:
+        with suppress(ParamError):
+            return output_of_each(returned, labels)
+    return first_output(returned)
 
 
 def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
@@ -195,13 +204,14 @@ def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
 
 
 def _try_labels(
-    model: nn.Module, head: Head, outputs: Tensor, labels: npt.NDArray[np.generic], weighted: bool
+    model: nn.Module, head: Head, outputs: Tensor | None, labels: npt.NDArray[np.generic], weighted: bool
 ) -> Head:
     """Return the head with the dtype in which its labels enter its loss, whose gradients the model then has."""
     name, loss = head.label.name, head.loss
     if loss is None:
         dtype = torch.int64 if labels.dtype.kind in "biu" else parameter_dtype(model)
         return _with_dtype(head, dtype)
+    assert outputs is not None, "a head with a loss has an output"
     failures = []
     row_weights = None
     if weighted:  # the row twice, as one row does not tell a value per row from a mean of shape (1,)
@@ -232,16 +242,6 @@ def _try_labels(
 
 def _with_dtype(head: Head, dtype: torch.dtype) -> Head:
     return replace(head, label=replace(head.label, dtype=dtype_name(dtype)))
-
-
-def _try_step(optimizer: Optimizer) -> None:
-    try:
-        optimizer.step()
-    except Exception as error:
-        raise ParamError(
-            f"Param optimizer makes {type(optimizer).__name__}, which cannot step by gradients alone: "
-            f"{type(error).__name__}: {error}. Choose one that can, such as SGD or Adam."
-        ) from error
 
 
 def _label_dtypes(

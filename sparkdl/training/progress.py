@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,9 +14,10 @@ Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 class ProgressReporter:
-    """Turns steps and epochs into events of the kinds ``"step"``, ``"epoch"`` and ``"resumed"``. Runs on a *rank*.
+    """Turns steps and epochs into events, of the kinds that follow. Runs on a *rank*.
 
-    The first of a fit that goes on from a checkpoint is ``"resumed"`` and holds ``epoch, epochs, step``. A step event
+    The first of a fit that goes on from a checkpoint is ``"resumed"`` and holds ``epoch, epochs, step``; a
+    ``"restored"`` one for each epoch that it had finished has what an ``"epoch"`` event has. A ``"step"`` event
     holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
     :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1. The first step,
     in which everything warms up, says nothing about the rate: ``eta_s`` is None until there is another.
@@ -35,11 +36,13 @@ class ProgressReporter:
         self._steps_before = 0
         self._warm_since: float | None = None
 
-    def resume(self, *, epoch: int, steps: int) -> None:
-        """Begin in an epoch after so many of its steps: those before took none of our time."""
+    def resume(self, *, epoch: int, steps: int, history: Sequence[EpochRecord] = ()) -> None:
+        """Begin in an epoch after so many of its steps, and the epochs before it: they took none of our time."""
         self._steps_before = (epoch - 1) * self._steps + steps
         if self._steps_before:
             self._report({"kind": "resumed", "epoch": epoch, "epochs": self._epochs, "step": steps})
+        for record in history:
+            self._report({"kind": "restored", "epochs": self._epochs, **asdict(record)})
 
     def step(self, *, epoch: int, step: int, rows: int, meter: EpochMeter) -> None:
         """Count a step of ``rows`` rows over all ranks and report it when the last report is old enough."""

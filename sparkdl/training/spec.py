@@ -60,10 +60,10 @@ class TrainingSpec:
     """Called with the prepared arrays of a batch before the model is trained on it; returns others by these names."""
 
     optimizer: OptimizerFactory
-    """Called once on each rank with ``model.parameters()``."""
+    """Called with ``model.parameters()``: on each rank for the training, and where a fit is tried or identified."""
 
     scheduler: SchedulerFactory | None = None
-    """Called once on each rank with the optimizer and the number of steps of the schedule; None for none."""
+    """Called with the optimizer and the number of steps of the schedule, wherever the optimizer was made; or None."""
 
     scheduler_interval: str = "epoch"
     """``"epoch"`` or ``"step"``: when the schedule goes on, a step being an update of the weights."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.training.device_batches import batches_for
 from sparkdl.training.fit_state import buffers_kept
+from sparkdl.training.loss_sum import LossSum
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.random_state import random_numbers_apart
 from sparkdl.training.rank_state import loss_buffers
@@ -93,8 +94,7 @@ class Validation:
         started = time.perf_counter()
         self._share(module.buffers())
         metrics = EpochMetrics(self._metrics, self._device)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        weight = 0.0
+        losses = LossSum(self._device)
         with (
             evaluating(module),
             evaluating(self._losses),
@@ -110,12 +110,10 @@ class Validation:
                             continue
                         found = self._objective.evaluate(module, batch)
                         metrics.add(found, rows)
-                        if found.term.weight > 0:
-                            loss_sum += found.term.mean.to(torch.float64) * found.term.weight
-                        weight += found.term.weight
-        own_loss = float(loss_sum)  # waits for the device
+                        losses.add(found.term.mean, found.term.weight)
+        own_loss = float(losses.total)  # waits for the device
         values, (total, all_weight, seconds) = metrics.close(
-            self._communicator, own_loss, weight, time.perf_counter() - started
+            self._communicator, own_loss, losses.weight, time.perf_counter() - started
         )
         loss = total / all_weight if all_weight else float("nan")
         return {f"{PREFIX}loss": loss, **prefixed(values)}, seconds / self._communicator.world_size

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from sparkdl.errors import CheckpointError, LaunchError, RankDiedError, RankError, StoreError
+from sparkdl.errors import (
+    CheckpointError,
+    CheckpointsInUseError,
+    LaunchError,
+    RankDiedError,
+    RankError,
+    StoreError,
+)
+from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.estimators.restarts import run_with_restarts
 from sparkdl.training.checkpoint_folder import CheckpointFolder
-from tests.spark.estimator_examples import LossThatSpoils, make_estimator, store_is_empty
+from tests.spark.estimator_examples import (
+    LossThatKillsRankOneOnce,
+    LossThatSpoils,
+    make_estimator,
+    store_is_empty,
+)
 
 EPOCHS = 3
-
-
-class LossThatKillsRankOneOnce(nn.Module):
-    """In its 10th call on rank 1 ends the process as the kernel does, unless that has been done before."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.calls = str(folder), 0
-
-    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        marker = Path(self.folder, "killed")
-        if self.calls == 10 and dist.is_initialized() and dist.get_rank() == 1 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return nn.functional.cross_entropy(outputs, labels)
 
 
 def make_model() -> nn.Module:
@@ -83,6 +76,30 @@ def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.about_executors
+def test_a_fit_whose_executor_was_killed_goes_on_and_ends_with_the_same_weights(
+    spark, frame, undisturbed, tmp_path, caplog
+):
+    driver = f"spark://CoarseGrainedScheduler@127.0.0.1:{spark.conf.get('spark.driver.port')}"
+    estimator = make_estimator(
+        tmp_path,
+        model=make_model(),
+        loss=LossThatKillsRankOneOnce(tmp_path, executor_of=driver),
+        epochs=EPOCHS,
+        checkpointEverySteps=3,
+        maxRestarts=1,
+    )
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        model = estimator.fit(frame)
+    assert (tmp_path / "killed").exists()
+    assert_equal_weights(model, undisturbed[0])
+    (said,) = [record.getMessage() for record in caplog.records if "restart 1 of 1" in record.getMessage()]
+    assert "goes on with 2 of 2 ranks from its checkpoint at " in said
+    assert store_is_empty(tmp_path)
+
+
 @pytest.mark.any_spark_will_do
 def test_a_finished_fit_is_returned_without_training_and_a_longer_one_goes_on(
     frame, undisturbed, tmp_path, capfd
@@ -122,6 +139,8 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
             make_estimator(tmp_path, **{**same, **changes}).fit(rows)
     assert "Starting" not in capfd.readouterr().err
     assert CheckpointFolder(str(folder)).names() == names
+    with held_alone(str(folder), print), pytest.raises(CheckpointsInUseError):
+        make_estimator(tmp_path, **same).fit(frame)
     file = tmp_path / "a file"
     file.touch()
     with pytest.raises(StoreError, match="Param checkpointDir cannot be used"):

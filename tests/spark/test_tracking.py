@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from sparkdl.errors import RankError
 from tests.spark.estimator_examples import (
+    LossThatKillsRankOneOnce,
     LossThatSpoils,
     make_estimator,
     make_model,
@@ -45,6 +46,35 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     with open(requirements, encoding="utf-8") as file:
         names = {line.split("==")[0].strip() for line in file}
     assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "sparkdl", "torch"}
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_the_run_of_a_fit_that_goes_on_or_is_done_has_all_epochs(frame, tracked):
+    """Of one that restarts by itself too, and each epoch once."""
+    killed = tracked / "killed"
+    killed.touch()
+    estimator = make_estimator(
+        tracked,
+        tracking="on",
+        checkpointDir=str(tracked / "checkpoints"),
+        validationFraction=0.2,
+        maxRestarts=1,
+        loss=LossThatKillsRankOneOnce(tracked, call=3),
+        epochs=1,
+    )
+    estimator.fit(frame)
+    killed.unlink()
+    for _ in range(2):
+        model = estimator.setEpochs(2).fit(frame)
+        for name, values in (
+            ("loss", [record.loss for record in model.history]),
+            ("val_loss", [record.metrics["val_loss"] for record in model.history]),
+            ("validation_s", [record.validation_s for record in model.history]),
+        ):
+            logged = mlflow.MlflowClient().get_metric_history(model.summary.run_id, name)
+            assert [(metric.step, metric.value) for metric in logged] == list(enumerate(values, start=1))
+        assert killed.exists()
 
 
 @pytest.mark.any_spark_will_do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import shutil
@@ -19,6 +20,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torchmetrics import PearsonCorrCoef
 
 from sparkdl.data.drawn_rows import draw_rows
+from sparkdl.estimators import TorchClassifier, TorchEstimator
+from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.training.callbacks import Callback
 from sparkdl.training.checkpoint import MANIFEST, manifest_from_json
 from sparkdl.training.checkpoint_folder import CheckpointFolder
@@ -169,6 +172,53 @@ def interrupted_spec(
     return scheduled_spec(folder, **{**fields, **changes})
 
 
+def noisy_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    """Draws a number of its own, and asks for its outputs to be steady."""
+    rows = batch["doubled"] + 0.1 * torch.randn(())
+    classes, value = model(rows)
+    return nn.functional.cross_entropy(classes, batch["y"]) + value.pow(2).mean(), classes
+
+
+def doubled(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"doubled": 2 * columns["x"]}
+
+
+def first_is_largest(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return outputs.argmax(dim=1) == 0
+
+
+def estimated_specs(dataset: ParquetDataset, folder: Path) -> list[TrainingSpec]:
+    """What estimators make of their Params: a step of the user's own on prepared features, and a ready-made network."""
+    common: dict[str, Any] = {
+        "featuresCol": "x",
+        "labelCol": "y",
+        "batchSize": 24,
+        "epochs": 2,
+        "numWorkers": 2,
+        "validationFraction": 0.15,
+        "bestMetric": "val_loss",
+        "bestMode": "max",
+    }
+    estimators = [
+        TorchEstimator(
+            model=RandomModel(),
+            trainStep=noisy_step,
+            prepareFeatures=doubled,
+            optimizer=partial(torch.optim.Adam, lr=0.01),
+            metrics={"first": first_is_largest},
+            **common,
+        ),
+        TorchClassifier(scheduler=one_cycle, schedulerInterval="step", dropout=0.5, **common),
+    ]
+    specs = []
+    for estimator in estimators:
+        params = estimator.params_of_fit()
+        params.learn(dataset)
+        plan = CheckpointPlan(url=str(folder / type(estimator).__name__), every_updates=1, num_kept=99)
+        specs.append(replace(prepare_fit(params, dataset).spec, checkpoints=plan, num_threads=1))
+    return specs
+
+
 def train_through_death(
     environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, dying: int | None = None
 ) -> Outcome | None:
@@ -218,7 +268,7 @@ def train_from_every_checkpoint(
     """Train each spec once, keeping every checkpoint; then from each of them, by the place that it resumed from."""
     outcomes = []
     for number, spec in enumerate(specs):
-        plan = spec.checkpoints
+        plan, untrained = spec.checkpoints, copy.deepcopy(spec.model)
         whole = _train(environment, spec, dataset, f"{number}-whole")
         with environment.open(name=f"{number}-written") as communicator:
             communicator.barrier()  # rank 0 comes here when the last checkpoint is written
@@ -227,7 +277,7 @@ def train_from_every_checkpoint(
             url = f"{plan.url}-{name}"
             if environment.rank == 0:
                 shutil.copytree(f"{plan.url}/{name}", f"{url}/{name}")
-            spec_again = replace(spec, model=RandomModel(), checkpoints=replace(plan, url=url))
+            spec_again = replace(spec, model=copy.deepcopy(untrained), checkpoints=replace(plan, url=url))
             outcome = _train(environment, spec_again, dataset, f"{number}-{name}")
             place = manifest_from_json(Path(plan.url, name, MANIFEST).read_text(), url)
             resumed[place.epoch, place.step] = outcome
@@ -236,7 +286,7 @@ def train_from_every_checkpoint(
 
 
 def _train(environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, name: str) -> Outcome:
-    loss = spec.heads[0].loss
+    loss = spec.heads[0].loss if spec.heads else None
     if isinstance(loss, LossThatEndsItsRank):
         loss.seen.zero_()
     events: list[dict[str, Any]] = []

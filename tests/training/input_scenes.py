@@ -93,9 +93,16 @@ def double(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "dense": batch["dense"] * 2}
 
 
-def step_with_penalty(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+class Penalized(nn.Linear):
+    """Has a method beside forward, which a step may call."""
+
+    def penalty(self, dense: Tensor) -> Tensor:
+        return 0.1 * self(dense).pow(2).mean() + 0.01 * self.weight.pow(2).sum()
+
+
+def step_with_penalty(model: Penalized, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     outputs = model(batch["dense"])
-    return F.cross_entropy(outputs, batch["number"]) + 0.1 * outputs.pow(2).mean(), outputs
+    return F.cross_entropy(outputs, batch["number"]) + model.penalty(batch["dense"]), outputs
 
 
 def padded(rows: Any) -> Tensor:
@@ -134,7 +141,7 @@ def _heads_loss(model: nn.Module, rows: dict[str, Any], *, weighted: bool = Fals
     return (per_row * weights).sum() / weights.sum()
 
 
-def _step_loss(model: nn.Module, rows: dict[str, Any]) -> Tensor:
+def _step_loss(model: Penalized, rows: dict[str, Any]) -> Tensor:
     return step_with_penalty(model, {"dense": tensor(rows["dense"]), "number": tensor(rows["number"])})[0]
 
 
@@ -206,7 +213,7 @@ SCENES = {
         {"featuresCol": "dense", "labelCol": "dense", "loss": nn.MSELoss()},
     ),
     "the user's own step": Scene(
-        _linear(3),
+        lambda: Penalized(4, 3),
         _step_loss,
         {"featuresCol": "dense", "labelCol": "number", "loss": None, "trainStep": step_with_penalty},
     ),

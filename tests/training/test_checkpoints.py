@@ -16,6 +16,7 @@ from tests.training.checkpoint_scenes import (
     NotesEpoch,
     StopsOnOneRank,
     assert_same_fit,
+    estimated_specs,
     interrupted_spec,
     note_rows,
     scheduled_spec,
@@ -73,6 +74,18 @@ def test_a_fit_can_go_on_from_any_of_its_updates(dataset, undisturbed, tmp_path)
                     assert outcome.events[0]["kind"] == "resumed"
                     assert (outcome.events[0]["epoch"], outcome.events[0]["step"]) in (place, (2, 0))
         assert_same_fit(undisturbed[rank], outcomes[1][0])
+
+
+def test_fits_of_a_step_of_the_users_own_and_of_a_ready_made_network_can_go_on_from_any_update(
+    dataset, tmp_path
+):
+    specs = estimated_specs(dataset, tmp_path)
+    for outcomes in run_ranks(2, train_from_every_checkpoint, specs, dataset, timeout_s=150):
+        for whole, resumed in outcomes:
+            assert list(resumed) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+            for outcome in resumed.values():
+                assert_same_fit(whole, outcome)
+            assert whole.history[0].loss != whole.history[1].loss
 
 
 def copies_of(folder: Path, epoch_and_step: tuple[int, int]) -> list[Path]:

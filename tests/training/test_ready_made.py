@@ -64,7 +64,7 @@ def make_fit(case, folder, *, unit=1, **params):
     table = pa.table({"features": vectors, "label": labels * unit})
     pq.write_table(table, folder / "part-0.parquet", row_group_size=100)
     dataset = scan_dataset(str(folder))
-    learning = case.estimator(**{"numWorkers": NUM_RANKS, **params}).as_torch_estimator()
+    learning = case.estimator(**{"numWorkers": NUM_RANKS, **params}).params_of_fit()
     learning.learn(dataset)
     inputs = prepare_fit(learning, dataset)
     return inputs.spec, dataset, inputs.signature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +55,30 @@ def two_values(model, batch):
 
 def loss_alone(model, batch):
     return model(batch["dense"]).mean()
+
+
+def loss_by_gradients(model, batch):
+    """Wants the output to change little with the features."""
+    rows = batch["dense"].requires_grad_()
+    (slope,) = torch.autograd.grad(model(rows).sum(), rows, create_graph=True)
+    return slope.pow(2).sum()
+
+
+class Encoder(nn.Module):
+    """Returns, as variational encoders do, more than there are labels."""
+
+    def __init__(self, *, sparse: bool = False) -> None:
+        super().__init__()
+        self.last, self.table = nn.Linear(4, 2), nn.Embedding(3, 4, sparse=sparse)
+
+    def forward(self, dense):
+        rows = dense + self.table(torch.zeros(len(dense), dtype=torch.int64))
+        found = self.last(rows)
+        return found, found.mean(dim=1), {"rows": rows}
+
+
+def first_mean(model, batch):
+    return model(batch["dense"])[0].mean()
 
 
 HEADS = {"model": Heads(named=False), "labelCol": ["number", "target"]}
@@ -177,12 +202,41 @@ REFUSED = {
     "a step that returns two values": (
         {"loss": None, "trainStep": two_values},
         ParamError,
-        r"Param trainStep must return the mean loss .* it returned shape \(2,\)",
+        r"Param trainStep must return the mean loss .* it returned shape \(4,\)",
     ),
     "a step that fails": (
         {"loss": None, "trainStep": lambda model, batch: batch["nowhere"]},
         ParamError,
-        "Param trainStep failed on the first row: KeyError: 'nowhere'",
+        "Param trainStep failed on the first rows: KeyError: 'nowhere'",
+    ),
+    "a step without a graph": (
+        {"loss": None, "trainStep": lambda model, batch: model(batch["dense"]).mean().detach()},
+        ParamError,
+        "Param trainStep returned a loss in which no weight of the model has a part",
+    ),
+    "a step of another model's loss": (
+        {"loss": None, "trainStep": lambda model, batch: nn.Linear(4, 3)(batch["dense"]).mean()},
+        ParamError,
+        "Param trainStep returned a loss in which no weight of the model has a part",
+    ),
+    "a step that needs gradients where there are none": (
+        {"loss": None, "trainStep": loss_by_gradients, "validationFraction": 0.5},
+        ParamError,
+        "Param trainStep without gradients, as validation calls it, failed on the first rows: RuntimeError",
+    ),
+    "sparse gradients of a step": (
+        {"model": Encoder(sparse=True), "loss": None, "trainStep": first_mean, "numWorkers": 2},
+        ParamError,
+        "Param model has sparse gradients, which several workers cannot average",
+    ),
+    "a step for an optimizer that takes steps of its own": (
+        {
+            "loss": None,
+            "trainStep": loss_alone,
+            "optimizer": partial(torch.optim.LBFGS, lr=1),
+        },
+        ParamError,
+        "Param optimizer makes LBFGS, which cannot step by gradients alone",
     ),
     "metrics without outputs": (
         {"loss": None, "trainStep": loss_alone, "metrics": {"right": lambda outputs, labels: labels}},
@@ -192,7 +246,7 @@ REFUSED = {
     "changes of a batch that fail": (
         {"augment": fail},
         ParamError,
-        "Param augment failed on the first row: KeyError",
+        "Param augment failed on the first rows: KeyError",
     ),
 }
 
@@ -213,6 +267,43 @@ def test_a_step_may_do_without_labels(dataset):
     ]
     rows = {"dense": np.zeros((2, 4), np.float32)}
     assert Predictor(SavedModel(nn.Linear(4, 3), fit.signature)).predict(rows)["prediction"].shape == (2, 3)
+
+
+def test_a_step_is_tried_with_gradients_and_leaves_the_model_and_random_numbers_as_they_were(dataset):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    estimator = make_estimator(
+        model=model, loss=None, trainStep=loss_by_gradients, labelCol=None, batchSize=1
+    )
+    torch.manual_seed(0)
+    spec = prepare_fit(estimator, dataset).spec
+    drawn = torch.rand(())
+    torch.manual_seed(0)
+    assert drawn == torch.rand(())
+    assert all(map(torch.equal, before, model.state_dict().values()))
+    assert spec.has_unused_parameters  # the last bias
+    assert not prepare_fit(
+        make_estimator(loss=None, trainStep=loss_alone), dataset
+    ).spec.has_unused_parameters
+
+
+@pytest.mark.parametrize("labels", [None, "number", ["number", "target"]])
+def test_outputs_of_a_model_with_a_step_need_not_be_one_for_each_label(dataset, labels):
+    estimator = make_estimator(model=Encoder(), loss=None, trainStep=first_mean, labelCol=labels)
+    signature = prepare_fit(estimator, dataset).signature
+    assert [(output.name, output.shape) for output in signature.outputs] == [("prediction", (2,))]
+    model, rows = Encoder(), np.ones((5, 4), np.float32)
+    predicted = Predictor(SavedModel(model, signature)).predict({"dense": rows})["prediction"]
+    np.testing.assert_allclose(predicted, model(torch.from_numpy(rows))[0].detach().numpy(), rtol=1e-6)
+
+
+def test_a_model_with_a_step_and_an_output_for_each_label_predicts_each(dataset):
+    def step(model, batch):
+        return sum(each.mean() for each in model(batch["dense"]))
+
+    estimator = make_estimator(**HEADS, loss=None, trainStep=step)
+    outputs = prepare_fit(estimator, dataset).signature.outputs
+    assert [(output.name, output.shape) for output in outputs] == [("number", (3,)), ("target", ())]
 
 
 @pytest.mark.parametrize(

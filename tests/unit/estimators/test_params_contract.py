@@ -93,6 +93,11 @@ def test_every_param_has_a_setter_that_chains_and_a_getter_that_gives_what_was_s
         assert instance.isSet(param), param.name
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_no_param_for_what_its_signature_says(name):
+    assert not {"passFeaturesBy", "paddingValue"} & {param.name for param in MODELS[name]().params}
+
+
 def test_getters_and_setters_and_params_are_documented(instance):
     for param in instance.params:
         assert len(param.doc) > 10, param.name

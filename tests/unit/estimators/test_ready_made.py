@@ -58,7 +58,7 @@ def dataset(tmp_path_factory):
 
 def learn(estimator, dataset):
     """What a fit would send to the ranks, and what its model would take and give."""
-    learning = estimator.as_torch_estimator()
+    learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
     return prepare_fit(learning, dataset)
@@ -155,7 +155,7 @@ def test_params_reach_network_and_optimizer(dataset):
         learningRate=0.5,
         weightDecay=0.125,
     )
-    learning = estimator.as_torch_estimator()
+    learning = estimator.params_of_fit()
     learning.learn(dataset)
     network = learning.getModel()
     assert [

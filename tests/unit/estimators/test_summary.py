@@ -39,6 +39,13 @@ def test_times_and_throughput_are_added_up_over_the_epochs():
     )
 
 
+def test_ranks_that_took_part_in_some_epochs_alone_are_told_too():
+    two = record(1).rank_seconds
+    fewer = TrainingSummary(history=(record(1), record(2, rank_seconds=two[:1]))).rank_seconds
+    more = TrainingSummary(history=(record(1, rank_seconds=two[:1]), record(2))).rank_seconds
+    assert fewer == more == (RankSeconds(reading=0.5, communicating=0.5, computing=2.0), two[1])
+
+
 def test_a_summary_is_printed_as_a_table():
     assert str(TrainingSummary(history=(record(1), record(2, metrics={})), model_epoch=1)) == (
         "2 epochs in 3.0 s and 1.0 s of validation, 200 rows/s; the model is from epoch 1\n"

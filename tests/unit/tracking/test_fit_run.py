@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+from dataclasses import replace
 
 import mlflow
+import numpy as np
 import pytest
+from torch import nn
 
+from sparkdl.data import Column
 from sparkdl.errors import ParamError
+from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.tracking import NoRun, open_run
 from sparkdl.tracking.logged_model import pip_requirements
+from sparkdl.training.saved_model import SavedModel
+from tests.training.signatures import make_inputs, make_signature
 
 
 def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked):
@@ -98,3 +106,52 @@ def test_requirements_name_public_versions():
         "torch",
     ]
     assert not any("+" in line for line in requirements)
+
+
+def test_an_example_is_nested_as_the_type_of_its_column_says(tracked):
+    """MLflow holds what it is given against that, the example too, and the model takes it."""
+    seen = tracked / "seen.pkl"
+
+    def prepare(columns):
+        seen.write_bytes(pickle.dumps({name: values[0] for name, values in columns.items()}))
+        return {"x": np.zeros((1, 1), np.float32)}
+
+    floats = ("number", "float32")
+    columns = {
+        "matrix": Column(name="", dtype="float32", shape=(2, 3)),
+        "pairs": Column(name="", dtype="object", kind="ragged", lengths=(None, 2), element=floats),
+        "uneven": Column(name="", dtype="object", kind="ragged", lengths=(None, None), element=floats),
+        "words": Column(
+            name="", dtype="object", kind="ragged", lengths=(None,), element=("string", "object")
+        ),
+        "picture": Column(name="", dtype="object", kind="image"),
+        "name": Column(name="", dtype="object", kind="string"),
+        "count": Column(name="", dtype="int32"),
+    }
+    columns = {name: replace(column, name=name) for name, column in columns.items()}
+    signature = make_signature()
+    inputs = replace(make_inputs("x", prepare=prepare), columns=tuple(columns.values()))
+    saved = SavedModel(nn.Linear(1, 1), replace(signature, inputs=inputs))
+    given = {
+        "matrix": np.arange(6, dtype=np.float32).reshape(2, 3) / 3,
+        "pairs": np.arange(6, dtype=np.float32).reshape(3, 2) / 3,
+        "uneven": [np.array([0.5, 1.5], np.float32), np.array([2.5], np.float32)],
+        "words": np.array(["a", "bc"], dtype=object),
+        "picture": np.arange(12, dtype=np.uint8).reshape(2, 2, 3),
+        "name": "one",
+        "count": np.int32(7),
+    }
+    example = {name: np.empty(1, dtype=object) for name in given}
+    for name, value in given.items():
+        example[name][0] = value
+    with open_run("on") as run:
+        uri = log_model_or_warn(saved, example, run)
+    served = mlflow.pyfunc.load_model(uri)
+    assert len(served.predict(served.input_example)) == 1
+    row = pickle.loads(seen.read_bytes())
+    for name, value in given.items():
+        if name == "uneven":
+            assert [inner.tolist() for inner in row[name]] == [inner.tolist() for inner in value]
+        else:
+            np.testing.assert_array_equal(row[name], value, err_msg=name)
+            assert getattr(row[name], "dtype", None) == getattr(value, "dtype", None), name

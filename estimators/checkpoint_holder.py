@@ -1,0 +1,136 @@
+"""Keeps fits that run at the same time out of each other's checkpointDir. Runs on the *driver*.
+
+A fit has a lease in the folder as long as it runs, and looks for those of others once it has its own: of two that begin
+at once, each may refuse, never both go on. One whose process has ended without a word is known at once on the same
+machine, and elsewhere when nobody renews its lease any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.filesystems import open_location
+from sparkdl.data.lease import LEASE_S, Lease, file_names, modified
+from sparkdl.data.store_failures import explain_failure, store_error
+from sparkdl.data.uses import store_time
+from sparkdl.errors import CheckpointsInUseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdl.data.filesystems import Location
+
+_PREFIX = "_fit-"
+_INTERVAL_S = 0.5
+
+
+@contextmanager
+def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the folder of checkpoints for one fit.
+
+    Args:
+        url: of the folder.
+        on_wait: is told whose lease it has to wait for, where that may be nobody's any more.
+
+    Raises:
+        CheckpointsInUseError: if another fit uses it.
+        StoreError: if it cannot be written.
+    """
+    location = open_location(url)
+    try:
+        lease = Lease(location, f"{_PREFIX}{uuid.uuid4().hex}", json.dumps(_this_process()).encode())
+    except Exception as error:
+        raise store_error(f"The folder {url} cannot be written: {explain_failure(error)}") from error
+    try:
+        for name in file_names(location):
+            if name.startswith(_PREFIX) and not lease.path.endswith(name):
+                _await_end(location, name, url, on_wait)
+        yield
+    finally:
+        lease.end()
+
+
+def _await_end(location: Location, name: str, url: str, on_wait: Callable[[str], None]) -> None:
+    """Return when a lease is over, and remove it; raise when it is renewed."""
+    holder = _read(location, name)
+    is_alive = _is_alive(holder)
+    told = False
+    pause = threading.Event()
+    with suppress(FileNotFoundError):  # it ended meanwhile
+        first = modified(location, name)
+        while is_alive is None and store_time(location) - first < LEASE_S:
+            if not told:
+                on_wait(f"Waiting whether the fit of {_called(holder)} still uses {url}")
+                told = True
+            pause.wait(_INTERVAL_S)
+            if modified(location, name) != first:
+                is_alive = True
+        if is_alive:
+            raise CheckpointsInUseError(
+                f"Another fit, of {_called(holder)}, uses the checkpointDir {url}. Wait until it has ended, or choose "
+                "another checkpointDir."
+            )
+        location.filesystem.rm(f"{location.path}/{name}")
+
+
+def _read(location: Location, name: str) -> dict[str, Any]:
+    try:
+        with location.filesystem.open(f"{location.path}/{name}", "rb") as file:
+            content = json.loads(file.read())
+    except (OSError, ValueError):  # it ended, or is being written
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _called(holder: dict[str, Any]) -> str:
+    return f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
+
+
+def _this_process() -> dict[str, Any]:
+    """What tells this process from all others, of all machines and containers."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "where": _pids_from(),
+        "began": _began(os.getpid()),
+    }
+
+
+def _is_alive(holder: dict[str, Any]) -> bool | None:
+    """Whether a process of this machine lives; None where that cannot be told, as of one of another machine."""
+    if not holder or holder["where"] is None or holder["where"] != _pids_from():
+        return None
+    pid = int(holder["pid"])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return None
+    return bool(holder["began"] == _began(pid))
+
+
+def _pids_from() -> str | None:
+    """What all processes have alike that see each other by their numbers; None where Linux does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _began(pid: int) -> str | None:
+    """When a process was started, in ticks of its machine; None if there is none, or only what is left of it."""
+    try:
+        # After the name, which may hold brackets itself.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else fields[18]

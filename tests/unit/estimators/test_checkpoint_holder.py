@@ -1,0 +1,104 @@
+"""Fits that run at once do not share a checkpointDir."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparkdl.data.lease import LEASE_S
+from sparkdl.errors import CheckpointError, CheckpointsInUseError
+from sparkdl.estimators.checkpoint_holder import held_alone
+
+ELSEWHERE = {"host": "there", "pid": 7, "where": "another machine", "began": "1"}
+
+KILLED = """
+import os, signal, sys
+from sparkdl.estimators.checkpoint_holder import held_alone
+with held_alone(sys.argv[1], print):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def refuse(text):
+    raise AssertionError(text)
+
+
+def lease_from_elsewhere(folder, age_s=0.0):
+    folder.mkdir(exist_ok=True)
+    lease = folder / "_fit-other"
+    lease.write_text(json.dumps(ELSEWHERE))
+    os.utime(lease, (time.time() - age_s,) * 2)
+    return lease
+
+
+def test_a_second_fit_of_the_same_process_is_refused_until_the_first_has_ended(tmp_path):
+    folder = tmp_path / "checkpoints"
+    with held_alone(str(folder), refuse):
+        for _ in range(2):
+            with (
+                pytest.raises(
+                    CheckpointsInUseError,
+                    match=f"process {os.getpid()} on .*, uses the checkpointDir .*checkpoints",
+                ) as caught,
+                held_alone(str(folder), refuse),
+            ):
+                raise AssertionError("held by two")
+    assert isinstance(caught.value, CheckpointError)
+    with held_alone(str(folder), refuse):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+def test_a_fit_that_was_killed_here_is_known_to_be_gone_at_once(tmp_path):
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (lease,) = tmp_path.iterdir()
+    with held_alone(str(tmp_path), refuse):
+        assert not lease.exists()
+
+
+def test_another_process_with_the_number_of_one_that_is_gone_does_not_hold_the_folder(tmp_path):
+    with held_alone(str(tmp_path), refuse):
+        (lease,) = tmp_path.iterdir()
+        content = json.loads(lease.read_text())
+    lease.write_text(json.dumps({**content, "began": "1"}))
+    with held_alone(str(tmp_path), refuse):
+        assert not lease.exists()
+
+
+def test_a_fit_elsewhere_that_renews_its_lease_is_waited_for_and_refuses(tmp_path):
+    lease, told = lease_from_elsewhere(tmp_path), []
+
+    def renew(text):
+        told.append(text)
+        os.utime(lease, (time.time() + 1,) * 2)
+
+    with (
+        pytest.raises(CheckpointsInUseError, match="of process 7 on there, uses"),
+        held_alone(str(tmp_path), renew),
+    ):
+        raise AssertionError("held by two")
+    assert told == [f"Waiting whether the fit of process 7 on there still uses {tmp_path}"]
+    assert list(tmp_path.iterdir()) == [lease]
+
+
+@pytest.mark.parametrize("content", [None, "", "[]"])
+def test_a_fit_elsewhere_that_renews_its_lease_no_more_is_gone(tmp_path, content):
+    lease = lease_from_elsewhere(tmp_path, age_s=LEASE_S + 1)
+    if content is not None:
+        lease.write_text(content)
+        os.utime(lease, (time.time() - LEASE_S - 1,) * 2)
+    with held_alone(str(tmp_path), refuse):
+        assert not lease.exists()
+
+
+def test_a_fit_elsewhere_that_ends_meanwhile_leaves_the_folder(tmp_path):
+    lease = lease_from_elsewhere(tmp_path)
+    with held_alone(str(tmp_path), lambda text: lease.unlink()):
+        assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,68 @@
+"""What the run of MLflow and the progress line are told of a fit."""
+
+from __future__ import annotations
+
+import io
+
+from sparkdl.estimators.fit_listener import FitListener
+from sparkdl.estimators.progress import ProgressLine
+from sparkdl.tracking import NoRun
+from sparkdl.training.history import EpochRecord
+from sparkdl.training.progress import ProgressReporter
+
+
+class NotedRun(NoRun):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def log_epoch(self, epoch, metrics):
+        self.epochs.append((epoch, dict(metrics)))
+
+
+def record(epoch):
+    return EpochRecord(
+        epoch=epoch,
+        loss=1 / epoch,
+        rows=9,
+        seconds=2.0,
+        rows_per_s=4.5,
+        data_wait_share=0.5,
+        metrics={"val_loss": 0.25},
+        validation_s=0.125,
+    )
+
+
+def told(epoch):
+    return (
+        epoch,
+        {
+            "loss": 1 / epoch,
+            "rows_per_s": 4.5,
+            "seconds": 2.0,
+            "data_wait_share": 0.5,
+            "validation_s": 0.125,
+            "val_loss": 0.25,
+        },
+    )
+
+
+def test_the_run_has_each_epoch_once_whether_restored_or_trained():
+    run, stream = NotedRun(), io.StringIO()
+    listener = FitListener(run, ProgressLine(stream))
+    first = ProgressReporter(lambda event: listener.hear(0, event), epochs=3, steps_per_epoch=2)
+    first.resume(epoch=2, steps=1, history=[record(1)])
+    assert run.epochs == [told(1)]
+    first.epoch(record(2))
+    again = ProgressReporter(lambda event: listener.hear(0, event), epochs=3, steps_per_epoch=2)
+    again.resume(epoch=3, steps=0, history=[record(1), record(2)])
+    again.epoch(record(3))
+    assert run.epochs == [told(1), told(2), told(3)]
+    shown = stream.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in shown] == [
+        "going on from a checkpoint: epoch 2/3 after step 1",
+        "epoch 2/3",
+        "going on from a checkpoint: epoch 3/3",
+        "epoch 3/3",
+    ]

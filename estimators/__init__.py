@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.estimators.ready_made.image_classifier import ImageClassifier
     from sparkdl.estimators.ready_made.models import TorchClassificationModel, TorchRegressionModel
     from sparkdl.estimators.ready_made.tabular import TorchClassifier, TorchRegressor
     from sparkdl.estimators.summary import TrainingSummary
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "FitContext": "sparkdl.training.callbacks",
+    "ImageClassifier": "sparkdl.estimators.ready_made.image_classifier",
     "TorchClassificationModel": "sparkdl.estimators.ready_made.models",
     "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
     "TorchEstimator": "sparkdl.estimators.torch_estimator",
@@ -35,6 +37,7 @@ _MODULES = {
 __all__ = [
     "Callback",
     "FitContext",
+    "ImageClassifier",
     "TorchClassificationModel",
     "TorchClassifier",
     "TorchEstimator",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.estimators.training_rows import TrainingRows
     from sparkdl.training.model_inputs import PrepareFunction
+    from sparkdl.training.spec import AugmentFunction
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ class MadeModel:
         network: to train.
         prepare: makes its inputs of the feature columns; None where it takes the columns as they are.
         loss: that it is trained with.
+        augment: changes batches in training; None for no changes.
     """
 
     network: nn.Module
     prepare: PrepareFunction | None
     loss: nn.Module
+    augment: AugmentFunction | None = None
 
 
 class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
@@ -135,7 +138,7 @@ class _LearningEstimator(TorchEstimator):
     def learn(self, dataset: ParquetDataset) -> None:
         training, _ = split_rows(self, dataset)
         made = self._of.make(dataset, training)
-        self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss)
+        self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss, augment=made.augment)
 
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()

@@ -34,7 +34,9 @@ def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
         raise DataError(
             f"The model takes several columns: give a dict of {names}, not {type(value).__name__}."
         )
-    given = value if isinstance(value, Mapping) else {columns[0].name: value}
+    # A row of Spark's image source is the value of a column, also as a dict.
+    is_by_name = isinstance(value, Mapping) and (columns[0].kind != "image" or columns[0].name in value)
+    given = value if is_by_name else {columns[0].name: value}
     kinds = {column.name: column.kind for column in columns}
     row = {name: _one(each, kinds.get(name)) for name, each in given.items()}
     (output,) = saved.signature.outputs

@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators import (
+    ImageClassifier,
     TorchClassificationModel,
     TorchClassifier,
     TorchEstimator,
@@ -50,14 +51,15 @@ class Case:
     """A Param that holds a function, which a fit calls before it starts ranks."""
 
 
-def classifier(made):
-    return Case(make_ready_made(made), made, TorchClassificationModel)
+def classifier(made, **changes):
+    return Case(make_ready_made(made, **changes), made, TorchClassificationModel)
 
 
 CASES = {
     "TorchEstimator": Case(make_estimator, TorchEstimator, TorchModel, "optimizer"),
     "TorchClassifier": classifier(TorchClassifier),
     "TorchRegressor": Case(make_ready_made(TorchRegressor), TorchRegressor, TorchRegressionModel),
+    "ImageClassifier": classifier(ImageClassifier, imageShape=[2, 2], stageWidths=[8], blocksPerStage=1),
 }
 
 READY_MADE = (pytest.mark.slow, pytest.mark.any_spark_will_do)

@@ -49,18 +49,29 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_outputs: int, path: str) -> None:
-    """Load weights into a module, all but those of a last layer for other classes, which stays as it is.
+    """Load weights into a module, all but those of layers for other classes, which stay as they are.
+
+    Args:
+        module: to load them into.
+        weights: by name.
+        num_outputs: classes that the module tells apart. Its last layer may be missing from the weights.
+        path: of the weights, for errors.
 
     Raises:
         ParamError: if other tensors are missing, left over or of another shape.
     """
     own = module.state_dict()
     last = last_layer(module, num_outputs)
-    is_last = {name for name in own if last is not None and name.rpartition(".")[0] == last}
-    fitting = {
-        name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape
-    }
-    missing = [name for name in own if name not in fitting and name not in is_last]
+    fitting, missing = {}, []
+    for name, tensor in own.items():
+        given = weights.get(name)
+        if given is not None and given.shape == tensor.shape:
+            fitting[name] = given
+        elif given is None:
+            is_needed = last is None or name.rpartition(".")[0] != last
+            missing += [name] if is_needed else []
+        elif tensor.shape[:1] != (num_outputs,) or given.shape[1:] != tensor.shape[1:]:
+            missing.append(name)
     spare = [name for name in weights if name not in own]
     if missing or spare:
         told = [
@@ -72,10 +83,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(told)}). Name "
             "the backbone that they belong to."
         )
-    # Half of a last layer, as its bias alone, would be of no use.
-    whole = is_last <= fitting.keys()
-    kept = {name: tensor for name, tensor in fitting.items() if whole or name not in is_last}
-    module.load_state_dict(kept, strict=False)
+    module.load_state_dict(fitting, strict=False)
 
 
 def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:

@@ -47,9 +47,9 @@ def decoded(content: bytes, *, where: str, size: tuple[int, int]) -> npt.NDArray
     Raises:
         DataError: if it cannot be decoded; it says where that was and how to find the row.
     """
+    image = _opened(content, where)
     from PIL import ImageOps
 
-    image = _opened(content, where)
     try:
         image.draft(None, (max(size), max(size)))
         upright = ImageOps.exif_transpose(image)
@@ -97,13 +97,19 @@ def brought_to(images: npt.NDArray[Any], size: tuple[int, int], mode: str = "cro
         # Rounded up to what may be cut, so that neither side is ever too short.
         scale = max(size[0] / height, size[1] / width)
         scaled = max(size[0], round(height * scale)), max(size[1], round(width * scale))
-    tensor = torch.from_numpy(np.ascontiguousarray(images))
-    batch = tensor if tensor.ndim == 4 else tensor.unsqueeze(0)
     if scaled != (height, width):
-        batch = torch.nn.functional.interpolate(batch, scaled, mode="bilinear", antialias=True)
+        images = _scaled(images, scaled)
     top, left = (scaled[0] - size[0]) // 2, (scaled[1] - size[1]) // 2
-    cut = batch[..., top : top + size[0], left : left + size[1]]
-    return (cut if tensor.ndim == 4 else cut.squeeze(0)).numpy()
+    return images[..., top : top + size[0], left : left + size[1]]
+
+
+def _scaled(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+    # As floats: torch 2.13 fails with an internal error on some batches of bytes that are a pixel wide.
+    batch = torch.from_numpy(images.reshape(-1, *images.shape[-3:]).astype(np.float32))
+    scaled = torch.nn.functional.interpolate(batch, size, mode="bilinear", antialias=True)
+    if images.dtype == np.uint8:
+        scaled = scaled.round_().clamp_(0, 255).to(torch.uint8)
+    return scaled.numpy().reshape(*images.shape[:-2], *size)
 
 
 def _opened(content: bytes, where: str) -> Image.Image:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sparkdl.estimators import (
+    ImageClassifier,
     TorchClassificationModel,
     TorchClassifier,
     TorchEstimator,
@@ -53,6 +54,7 @@ ESTIMATORS = {
     "TorchEstimator": make_torch_estimator,
     "TorchClassifier": make_ready_made(TorchClassifier),
     "TorchRegressor": make_ready_made(TorchRegressor),
+    "ImageClassifier": make_ready_made(ImageClassifier),
 }
 """Makes an estimator that could be fitted, with Params changed by keyword."""
 

@@ -33,6 +33,7 @@ from sparkdl.training.ready_made.image_network import ImageNetwork
 from sparkdl.training.ready_made.residual_network import ResidualNetwork
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from typing_extensions import Unpack
 
     from sparkdl.data import ParquetDataset
@@ -164,7 +165,9 @@ class ImageClassifier(
         if weights not in (NO_WEIGHTS, PRETRAINED):
             read_weights(weights)
 
-    def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
+    def make(
+        self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
+    ) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         (name,) = self.getFeaturesCols()
         inputs = image_inputs(

@@ -21,7 +21,7 @@ from sparkdl.launch import active_session
 from sparkdl.training.ready_made.adamw import AdamW
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl.data import ParquetDataset
     from sparkdl.data.row_filter import RowChoice
@@ -56,12 +56,15 @@ class ReadyMadeEstimator(_ReadyMadeParams, MLReadable[Any], MLWritable):
         return self._set(featuresCol=value)
 
     @abstractmethod
-    def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
+    def make(
+        self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
+    ) -> MadeModel:
         """Make the network for rows that are written already.
 
         Args:
             dataset: all rows.
             training: those that are trained on, from which scales are learned; None for all.
+            spark: whose executors may help to look at many rows; without it the driver does all.
 
         Raises:
             DataError: if the columns cannot be used.
@@ -135,9 +138,9 @@ class _LearningEstimator(TorchEstimator):
         self._resetUid(of.uid)
         self._of = of
 
-    def learn(self, dataset: ParquetDataset) -> None:
+    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
         training, _ = split_rows(self, dataset)
-        made = self._of.make(dataset, training)
+        made = self._of.make(dataset, training, spark)
         self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss, augment=made.augment)
 
     def further_params(self) -> dict[str, object]:

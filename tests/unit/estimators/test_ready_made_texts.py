@@ -184,7 +184,7 @@ def test_without_transformers_it_is_said_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
-def test_a_bert_of_transformers_itself_is_loaded_trained_a_step_saved_and_loaded(dataset, tmp_path):
+def test_a_bert_of_transformers_itself_is_taken_saved_and_loaded(dataset, tmp_path):
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,10 +49,11 @@ IMAGE_DEFAULTS: dict[str, Any] = {
     "stageWidths": [32, 64, 128],
     "blocksPerStage": 2,
     "dropout": 0.1,
+    "predictionBatchSize": 64,
 }
 
 
-@with_shared_arguments
+@partial(with_shared_arguments, predictionBatchSize="rows per forward pass of ``transform``; default 64.")
 class ImageClassifier(
     ReadyMadeEstimator,
     HasImages,

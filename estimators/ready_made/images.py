@@ -101,7 +101,10 @@ def learn_size(inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice
     Raises:
         DataError: if an image cannot be read.
     """
-    sizes = [size for batch in _some(inputs.column, dataset, training) for size in inputs.sizes(batch)]
+    if inputs.kind == "number":
+        sizes = [inputs.size_of_arrays]
+    else:
+        sizes = [size for batch in _some(inputs.column, dataset, training) for size in inputs.sizes(batch)]
     height, width = np.median(np.array(sizes), axis=0)
     scale = min(1.0, LARGEST_LEARNED / max(height, width))
     return max(1, round(height * scale)), max(1, round(width * scale))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark import keyword_only
@@ -43,13 +44,14 @@ TEXT_DEFAULTS: dict[str, Any] = {
     "numLayers": 2,
     "numHeads": 4,
     "dropout": 0.1,
+    "predictionBatchSize": 128,
 }
 
 PRETRAINED_LEARNING_RATE = 5e-5
 """As Devlin et al. (2019) tuned BERT; at that of new weights a trained model forgets what it knows."""
 
 
-@with_shared_arguments
+@partial(with_shared_arguments, predictionBatchSize="rows per forward pass of ``transform``; default 128.")
 class TextClassifier(
     ReadyMadeEstimator,
     HasTexts,

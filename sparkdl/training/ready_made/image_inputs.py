@@ -61,14 +61,17 @@ class ImageInputs:
         return images
 
     def sizes(self, columns: Mapping[str, npt.NDArray[Any]]) -> list[tuple[int, int]]:
-        """Return height and width of each image of a batch, before it is brought to one size."""
+        """Return height and width of each image of a batch, which is no array, before it is brought to one size."""
         rows = columns[self.column]
         if self.kind == "binary":
             return [encoded_size(content, where=self._where(index)) for index, content in enumerate(rows)]
-        if self.kind == "image":
-            return [pixels.shape[:2] for pixels in rows]
+        return [pixels.shape[:2] for pixels in rows]
+
+    @property
+    def size_of_arrays(self) -> tuple[int, int]:
+        """Height and width of images that are arrays."""
         height, width = self.shape[1:] if self.has_channels_first else self.shape[:2]
-        return [(height, width)] * len(rows)
+        return height, width
 
     def _pixels(self, rows: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.uint8]]:
         for index, row in enumerate(rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 
 import numpy as np
@@ -178,6 +179,13 @@ def test_params_reach_network_and_random_changes(dataset):
     assert (backbone.head.in_features, backbone.head.out_features, backbone.dropout.p) == (16, 2, 0.25)
     assert (inputs.spec.augment.flips, inputs.spec.augment.crops) == (True, False)
     assert inputs.signature.outputs[0].classes == ("ant", "bee")
+
+
+def test_as_many_images_are_scored_at_once_as_memory_bears():
+    assert ImageClassifier().getPredictionBatchSize() == 64
+    assert "predictionBatchSize: rows per forward pass of ``transform``; default 64." in inspect.getdoc(
+        ImageClassifier
+    )
 
 
 def test_first_weights_depend_on_the_seed(dataset):

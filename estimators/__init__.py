@@ -11,8 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.estimators.ready_made.image_classifier import ImageClassifier
     from sparkdl.estimators.ready_made.models import TorchClassificationModel, TorchRegressionModel
     from sparkdl.estimators.ready_made.tabular import TorchClassifier, TorchRegressor
+    from sparkdl.estimators.ready_made.text_classifier import TextClassifier
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.torch_estimator import TorchEstimator
     from sparkdl.estimators.torch_model import TorchModel
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "FitContext": "sparkdl.training.callbacks",
+    "ImageClassifier": "sparkdl.estimators.ready_made.image_classifier",
+    "TextClassifier": "sparkdl.estimators.ready_made.text_classifier",
     "TorchClassificationModel": "sparkdl.estimators.ready_made.models",
     "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
     "TorchEstimator": "sparkdl.estimators.torch_estimator",
@@ -35,6 +39,8 @@ _MODULES = {
 __all__ = [
     "Callback",
     "FitContext",
+    "ImageClassifier",
+    "TextClassifier",
     "TorchClassificationModel",
     "TorchClassifier",
     "TorchEstimator",

@@ -63,7 +63,7 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
             store.scratch_folder("weights") as weights,
             checkpoints_of(params, progress.status) as checkpoints,
         ):
-            params.learn(parquet)
+            params.learn(parquet, spark)
             inputs = prepare_fit(params, parquet)
             inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, checkpoints))
             finished = find_finished(inputs.spec, parquet)

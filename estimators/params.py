@@ -54,6 +54,8 @@ from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sparkdl.data import ParquetDataset
 
 DEFAULTS: dict[str, Any] = {
@@ -180,7 +182,7 @@ class _TorchEstimatorParams(
         params = (self.scheduler, self.trainStep, self.prepareFeatures, self.augment)
         return [param for param in params if self.isSet(param)]
 
-    def learn(self, dataset: ParquetDataset) -> None:
+    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
         """Set what is made of the rows, once they are there; nothing, where the user has set all."""
 
     def further_params(self) -> dict[str, object]:

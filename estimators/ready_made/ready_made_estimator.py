@@ -18,9 +18,12 @@ from sparkdl.estimators.validation_split import split_rows
 from sparkdl.training.ready_made.adamw import AdamW
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sparkdl.data import ParquetDataset
     from sparkdl.data.row_filter import RowChoice
     from sparkdl.training.model_inputs import PrepareFunction
+    from sparkdl.training.spec import AugmentFunction
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,13 @@ class MadeModel:
         network: to train.
         prepare: makes its inputs of the feature columns; None where it takes the columns as they are.
         loss: that it is trained with.
+        augment: changes batches in training; None for no changes.
     """
 
     network: nn.Module
     prepare: PrepareFunction | None
     loss: nn.Module
+    augment: AugmentFunction | None = None
 
 
 class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any], MLWritable):
@@ -46,12 +51,15 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
         return self._set(featuresCol=value)
 
     @abstractmethod
-    def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
+    def make(
+        self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
+    ) -> MadeModel:
         """Make the network for rows that are written already.
 
         Args:
             dataset: all rows.
             training: those that are trained on, from which scales are learned; None for all.
+            spark: whose executors may help to look at many rows; without it the driver does all.
 
         Raises:
             DataError: if the columns cannot be used.
@@ -98,10 +106,10 @@ class _LearningEstimator(TorchEstimator):
         self._resetUid(of.uid)
         self._of = of
 
-    def learn(self, dataset: ParquetDataset) -> None:
+    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
         training, _ = split_rows(self, dataset)
-        made = self._of.make(dataset, training)
-        self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss)
+        made = self._of.make(dataset, training, spark)
+        self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss, augment=made.augment)
 
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()

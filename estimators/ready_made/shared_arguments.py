@@ -60,12 +60,16 @@ class SharedArguments(TypedDict, total=False):
     predictionBatchSize: int | None
 
 
-def with_shared_arguments(made: T) -> T:
+def with_shared_arguments(made: T, **differing: str) -> T:
     """Have ``help()`` of a class with a constructor of ``(..., **shared)`` name each of them, as TorchEstimator does.
 
     Its docstring has to end with the arguments of its own.
+
+    Args:
+        made: the class.
+        differing: by name what is said of arguments whose defaults are others than those of TorchEstimator.
     """
-    entries = _documented(TorchEstimator)
+    entries = {**_documented(TorchEstimator), **differing}
     documentation = inspect.getdoc(made) or ""
     shared = [f"    {name}: {entries[name]}" for name in SharedArguments.__annotations__]
     made.__doc__ = "\n".join([documentation.rstrip(), *shared, ""])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.errors import DataError
 from sparkdl.training.predictor import Answer, Predictor, called
@@ -33,8 +34,11 @@ def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
         raise DataError(
             f"The model takes several columns: give a dict of {names}, not {type(value).__name__}."
         )
-    given = value if isinstance(value, Mapping) else {columns[0].name: value}
-    row = {name: _one(each) for name, each in given.items()}
+    # A row of Spark's image source is the value of a column, also as a dict.
+    is_by_name = isinstance(value, Mapping) and (columns[0].kind != "image" or columns[0].name in value)
+    given = value if is_by_name else {columns[0].name: value}
+    kinds = {column.name: column.kind for column in columns}
+    row = {name: _one(each, kinds.get(name)) for name, each in given.items()}
     (output,) = saved.signature.outputs
     (found,) = Predictor(saved, batch_size=1).answer(row, (answer,)).values()
     if answer == "prediction":
@@ -46,11 +50,23 @@ def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
     return Vectors.dense(found[answer][0])
 
 
-def _one(value: Any) -> Any:
-    """An array of one row; strings and the like stay objects."""
-    array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
-    if array.dtype.kind in "US":
+def _one(value: Any, kind: str | None) -> Any:
+    """An array of one row; strings, bytes and images stay objects."""
+    if kind in ("string", "binary", "image"):
         row = np.empty(1, dtype=object)
-        row[0] = value
+        if kind == "binary":
+            row[0] = bytes(value)  # which Spark gives as a bytearray
+        elif kind == "image":
+            row[0] = _pixels(value)
+        else:
+            row[0] = value
         return row
-    return array[None]
+    return np.asarray(value.toArray() if hasattr(value, "toArray") else value)[None]
+
+
+def _pixels(value: Any) -> npt.NDArray[np.uint8]:
+    """An image as the feed gives it, of a row of Spark's image source or such an array."""
+    if isinstance(value, np.ndarray):
+        return value
+    shape = value["height"], value["width"], value["nChannels"]
+    return np.frombuffer(value["data"], np.uint8).reshape(shape)

@@ -23,6 +23,7 @@ from sparkdl.training.ready_made.standardized_loss import StandardizedMSELoss
 from sparkdl.training.ready_made.tabular_network import TabularNetwork
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from typing_extensions import Unpack
 
     from sparkdl.data import ParquetDataset
@@ -126,7 +127,9 @@ class TorchClassifier(
         self._setDefault(**TABLE_DEFAULTS)
         self._set_arguments()
 
-    def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
+    def make(
+        self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
+    ) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         num_classes = count_classes(dataset, self.getLabelCol())
         return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
@@ -178,7 +181,9 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         self._setDefault(**TABLE_DEFAULTS)
         self._set_arguments()
 
-    def make(self, dataset: ParquetDataset, training: RowChoice | None) -> MadeModel:
+    def make(
+        self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
+    ) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         name = self.getLabelCol()
         column = dataset.column(name)

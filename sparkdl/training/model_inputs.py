@@ -84,6 +84,8 @@ class ModelInputs:
         num_rows = len(next(iter(columns.values())))
         try:
             made = self.prepare(dict(columns))
+        except DataError:  # of a ready-made estimator, which says what is wrong with which row
+            raise
         except Exception as error:
             raise DataError(
                 f"Param prepareFeatures failed on {num_rows} rows of {', '.join(columns)}: "

@@ -51,9 +51,9 @@ def make_estimator(folder: Path, **changes: Any) -> TorchEstimator:
     return TorchEstimator(**{**_common(folder), **params, **changes})
 
 
-def make_ready_made(made: type) -> Callable[..., Any]:
+def make_ready_made(made: type, **params: Any) -> Callable[..., Any]:
     """Make a function that makes a ready-made estimator as :func:`make_estimator` makes its own."""
-    return lambda folder, **changes: made(**{**_common(folder), "learningRate": 0.01, **changes})
+    return lambda folder, **changes: made(**{**_common(folder), "learningRate": 0.01, **params, **changes})
 
 
 def _common(folder: Path) -> dict[str, Any]:

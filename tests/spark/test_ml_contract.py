@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 import torch
 from pyspark.ml import Estimator, Model, Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
-from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.feature import SQLTransformer, VectorAssembler
 from pyspark.ml.tuning import (
     CrossValidator,
     CrossValidatorModel,
@@ -27,6 +27,8 @@ from pyspark.sql import functions as F
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators import (
+    ImageClassifier,
+    TextClassifier,
     TorchClassificationModel,
     TorchClassifier,
     TorchEstimator,
@@ -48,16 +50,24 @@ class Case:
     model_class: type[Model]
     function: str = "scheduler"
     """A Param that holds a function, which a fit calls before it starts ranks."""
+    takes_text: bool = False
+    """Whether its features are texts, of a word for each number of the others."""
+
+    @property
+    def features_type(self) -> str:
+        return "string" if self.takes_text else "array<double>"
 
 
-def classifier(made):
-    return Case(make_ready_made(made), made, TorchClassificationModel)
+def classifier(made, **changes):
+    return Case(make_ready_made(made, **changes), made, TorchClassificationModel)
 
 
 CASES = {
     "TorchEstimator": Case(make_estimator, TorchEstimator, TorchModel, "optimizer"),
     "TorchClassifier": classifier(TorchClassifier),
     "TorchRegressor": Case(make_ready_made(TorchRegressor), TorchRegressor, TorchRegressionModel),
+    "ImageClassifier": classifier(ImageClassifier, imageShape=[2, 2], stageWidths=[8], blocksPerStage=1),
+    "TextClassifier": replace(classifier(TextClassifier, embeddingSize=8, numLayers=1), takes_text=True),
 }
 
 READY_MADE = (pytest.mark.slow, pytest.mark.any_spark_will_do)
@@ -78,13 +88,29 @@ def case(request):
 
 
 @pytest.fixture(scope="module")
-def parts(frame):
-    """The rows with a column for each number, for an assembler to put together."""
-    return frame.select("id", "digit", *[F.col("image")[index].alias(f"x{index}") for index in range(4)])
+def frame(case, frame):
+    """The rows, with texts where the estimator takes some."""
+    if not case.takes_text:
+        return frame
+    words = F.transform(
+        "image", lambda value: F.concat(F.lit("about"), F.round(2 * value).cast("int").cast("string"))
+    )
+    return frame.withColumn("image", F.concat_ws(" ", words))
+
+
+@pytest.fixture(scope="module")
+def parts(case, frame):
+    """The rows with a column for each number or word, for an assembler to put together."""
+    values = F.split("image", " ") if case.takes_text else F.col("image")
+    return frame.select("id", "digit", *[values[index].alias(f"x{index}") for index in range(4)])
 
 
 def make_pipeline(case, folder, **changes):
     assembler = VectorAssembler(inputCols=[f"x{index}" for index in range(4)], outputCol="vector")
+    if case.takes_text:
+        assembler = SQLTransformer(
+            statement="SELECT *, concat_ws(' ', x0, x1, x2, x3) AS vector FROM __THIS__"
+        )
     estimator = case.make(folder, featuresCol="vector", numWorkers=1, **changes)
     return Pipeline(stages=[assembler, estimator]), estimator
 
@@ -244,7 +270,7 @@ def count_reads(folder: Path):
 def test_maps_with_other_columns_share_rows_that_are_held_until_nobody_asks_for_models(case, frame, tmp_path):
     reads = tmp_path / "reads"
     reads.mkdir()
-    columns = "id long, image array<double>, digit int, turned array<double>"
+    columns = f"id long, image {case.features_type}, digit int, turned {case.features_type}"
     turned = frame.select("id", "image", "digit", F.reverse("image").alias("turned"))
     rows = turned.coalesce(1).mapInArrow(count_reads(reads), columns)
     estimator = case.make(tmp_path, numWorkers=1, epochs=1)

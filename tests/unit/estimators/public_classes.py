@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from sparkdl.estimators import (
+    ImageClassifier,
+    TextClassifier,
     TorchClassificationModel,
     TorchClassifier,
     TorchEstimator,
@@ -53,6 +55,8 @@ ESTIMATORS = {
     "TorchEstimator": make_torch_estimator,
     "TorchClassifier": make_ready_made(TorchClassifier),
     "TorchRegressor": make_ready_made(TorchRegressor),
+    "TextClassifier": make_ready_made(TextClassifier),
+    "ImageClassifier": make_ready_made(ImageClassifier),
 }
 """Makes an estimator that could be fitted, with Params changed by keyword."""
 

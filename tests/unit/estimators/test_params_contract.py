@@ -33,12 +33,23 @@ OTHER_VALUES = {
     "passFeaturesBy": "name",
     "lossWeights": [2.0, 0.5],
     "hiddenSizes": [7],
+    "imageSize": [7, 9],
+    "imageShape": [7, 9],
+    "stageWidths": [7],
+    "augmentation": ["flip"],
     "metrics": {"error": nn.L1Loss()},
     "callbacks": [Callback()],
 }
 """A value that each Param takes and that is not its default, where one cannot be made from its default or converter."""
 
-OBJECTS = frozenset(OTHER_VALUES) - {"store", "hiddenSizes"}
+OBJECTS = frozenset(OTHER_VALUES) - {
+    "store",
+    "hiddenSizes",
+    "imageSize",
+    "imageShape",
+    "stageWidths",
+    "augmentation",
+}
 """Params whose values are objects, of which a copy is not equal."""
 
 

@@ -1,0 +1,116 @@
+"""ImageClassifier on scikit-learn's digits as images, on two ranks, against the same network trained in plain PyTorch.
+
+Noise: the plain trainings differ in first weights and in the order of rows. The standard deviation of their accuracy on
+the test rows is 0.005; about three times that is tolerated between a fit and
+their mean.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+
+from sparkdl.data import scan_dataset
+from sparkdl.estimators import ImageClassifier
+from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.training.predictor import Predictor
+from sparkdl.training.ready_made.residual_network import ResidualNetwork
+from sparkdl.training.saved_model import SavedModel
+from tests.run_ranks import run_ranks
+from tests.training.training_scenes import train_all
+
+NUM_RANKS = 2
+EPOCHS = 10
+NUM_PLAIN = 4
+
+
+def split():
+    features, labels = load_digits(return_X_y=True)
+    images = (features.reshape(-1, 8, 8) * 15).astype(np.uint8)
+    return train_test_split(images, labels, test_size=0.25, random_state=0)
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_fit(folder):
+    """The spec of a fit on encoded images, the rows that it reads, and its signature."""
+    images, _, labels, _ = split()
+    folder.mkdir()
+    table = pa.table({"features": [png(image) for image in images], "label": labels})
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=100)
+    dataset = scan_dataset(str(folder))
+    estimator = ImageClassifier(numWorkers=NUM_RANKS, epochs=EPOCHS)
+    learning = estimator.as_torch_estimator()
+    learning.learn(dataset)
+    inputs = prepare_fit(learning, dataset)
+    return inputs.spec, dataset, inputs.signature
+
+
+def accuracy_on_ranks(folder):
+    spec, dataset, signature = make_fit(folder)
+    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)], timeout_s=120)
+    spec.model.load_state_dict({name: torch.from_numpy(value) for name, value in outcome.weights.items()})
+    _, tested, _, expected = split()
+    rows = np.array([png(image) for image in tested], dtype=object)
+    return (
+        Predictor(SavedModel(spec.model, signature)).predict({"features": rows})["label"] == expected
+    ).mean()
+
+
+def accuracy_in_plain_torch(seed):
+    """The same layers, optimizer, batches and epochs, as one writes them in PyTorch."""
+    images, tested, labels, expected = split()
+    mean, deviation = images.mean(), images.std()
+
+    def as_inputs(pixels):
+        return torch.from_numpy((pixels[:, None] - mean) / deviation).float().expand(-1, 3, -1, -1)
+
+    x, y = as_inputs(images), torch.from_numpy(labels)
+    torch.manual_seed(seed)
+    model = ResidualNetwork(
+        num_channels=3,
+        size=(8, 8),
+        stage_widths=[32, 64, 128],
+        blocks_per_stage=2,
+        dropout=0.1,
+        num_outputs=10,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(x)).split(64 * NUM_RANKS):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return (model.eval()(as_inputs(tested)).argmax(dim=1).numpy() == expected).mean()
+
+
+@pytest.fixture
+def one_thread():
+    """Spare the threads of torch, which such small layers only wait for."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.slow
+def test_a_ready_made_image_network_is_as_good_as_the_same_one_in_plain_torch(tmp_path, one_thread):
+    accuracy = accuracy_on_ranks(tmp_path / "rows")
+    plain = [accuracy_in_plain_torch(seed) for seed in range(NUM_PLAIN)]
+    print(f"{accuracy:.4f}, plain torch {np.mean(plain):.4f} +- {np.std(plain, ddof=1):.4f}")
+    assert accuracy > 0.95
+    assert abs(accuracy - np.mean(plain)) <= 0.015

@@ -1,0 +1,317 @@
+"""What ImageClassifier learns of rows before a fit, and what it refuses; on rows in a folder."""
+
+from __future__ import annotations
+
+import inspect
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from sparkdl.data import scan_dataset
+from sparkdl.errors import DataError, ParamError, ParamTypeError
+from sparkdl.estimators import ImageClassifier
+from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.ready_made.single_row import answer_row
+from sparkdl.training.predictor import Predictor
+from sparkdl.training.pyfunc import PyfuncModel
+from sparkdl.training.saved_model import SavedModel, load_model, save_model
+
+NUM_ROWS = 40
+SPARK_IMAGE = pa.struct(
+    [
+        ("origin", pa.string()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("nChannels", pa.int32()),
+        ("mode", pa.int32()),
+        ("data", pa.binary()),
+    ]
+)
+
+
+def encoded(pixels, kind="PNG"):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def of_spark(pixels):
+    height, width, channels = pixels.shape
+    mode = {1: 0, 3: 16, 4: 24}[channels]
+    return {
+        "origin": "file:///a.png",
+        "height": height,
+        "width": width,
+        "nChannels": channels,
+        "mode": mode,
+        "data": pixels[..., ::-1].tobytes(),
+    }
+
+
+def make_images():
+    """Colours of three sizes, of which the median is 10 x 12."""
+    rng = np.random.default_rng(3)
+    sizes = [(8, 12), (10, 9), (14, 16), (10, 12)]
+    return [
+        rng.integers(0, 200, (*sizes[index % len(sizes)], 3), dtype=np.uint8) for index in range(NUM_ROWS)
+    ]
+
+
+IMAGES = make_images()
+FLOATS = np.random.default_rng(4).random((NUM_ROWS, 6, 5))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    nested = pa.list_(pa.list_(pa.float64()))
+    table = pa.table(
+        {
+            "encoded": [encoded(image) for image in IMAGES],
+            "image": pa.array([of_spark(image) for image in IMAGES], SPARK_IMAGE),
+            "nested": pa.array(FLOATS.tolist(), nested),
+            "colours": pa.array(np.stack([FLOATS] * 3, axis=3).tolist(), pa.list_(nested)),
+            "channels first": pa.array(np.stack([FLOATS] * 3, axis=1).tolist(), pa.list_(nested)),
+            "spectrum": pa.array(np.stack([FLOATS] * 7, axis=3).tolist(), pa.list_(nested)),
+            "flat": pa.array(FLOATS.reshape(NUM_ROWS, -1).tolist(), pa.list_(pa.float64())),
+            "line": pa.array([[1.0] * 9] * NUM_ROWS, pa.list_(pa.float64())),
+            "deep": pa.array([[[[[1.0]]]]] * NUM_ROWS, pa.list_(pa.list_(nested))),
+            "ragged": [[1.0] * (1 + index % 2) for index in range(NUM_ROWS)],
+            "holes": pa.array(np.where(FLOATS > 0.5, np.nan, FLOATS).tolist(), nested),
+            "broken": [b"no image"] * NUM_ROWS,
+            "words": ["image"] * NUM_ROWS,
+            "number": np.arange(NUM_ROWS) * 1.0,
+            "label": np.arange(NUM_ROWS) % 3,
+            "name": [("ant", "bee")[index % 2] for index in range(NUM_ROWS)],
+        }
+    )
+    folder = tmp_path_factory.mktemp("rows") / "rows"
+    folder.mkdir()
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=15)
+    return scan_dataset(str(folder), shapes={"ragged": (None,)})
+
+
+SMALL = {"stageWidths": [4, 8], "blocksPerStage": 1}
+
+
+def learn(estimator, dataset):
+    """What a fit would send to the ranks, and what its model would take and give."""
+    learning = estimator.as_torch_estimator()
+    learning.check_values()
+    learning.learn(dataset)
+    return prepare_fit(learning, dataset)
+
+
+def saved(estimator, dataset):
+    inputs = learn(estimator, dataset)
+    return SavedModel(inputs.spec.model, inputs.signature)
+
+
+COLUMNS = {
+    "encoded": ({}, (10, 12), 3),
+    "image": ({"imageSize": 7}, (7, 7), 3),
+    "nested": ({}, (6, 5), 1),
+    "colours": ({"imageSize": [3, 4], "resizeMode": "stretch"}, (3, 4), 3),
+    "channels first": ({}, (6, 5), 3),
+    "spectrum": ({}, (6, 5), 7),
+    "flat": ({"imageShape": [6, 5]}, (6, 5), 1),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_images_of_all_columns_become_predictions(dataset, name):
+    params, size, channels = COLUMNS[name]
+    inputs = learn(ImageClassifier(featuresCol=name, **SMALL, **params), dataset)
+    prepare = inputs.spec.inputs.prepare
+    assert (prepare.size, prepare.num_channels) == (size, channels)
+    assert inputs.spec.inputs.inputs[0].dtype == "float32"
+    row = {name: inputs.example[name]}
+    answers = Predictor(SavedModel(inputs.spec.model, inputs.signature)).answer(row, ("probability",))[
+        "label"
+    ]
+    assert answers["probability"].shape == (1, 3)
+
+
+def test_scales_are_those_of_the_pixels_that_are_trained_on(dataset):
+    model = learn(ImageClassifier(featuresCol="nested", **SMALL), dataset).spec.model
+    assert model.mean.item() == pytest.approx(FLOATS.mean(), rel=1e-4)
+    assert model.deviation.item() == pytest.approx(FLOATS.std(), rel=1e-4)
+    half = ImageClassifier(featuresCol="nested", validationFraction=0.5, **SMALL)
+    assert learn(half, dataset).spec.model.mean.item() != pytest.approx(FLOATS.mean(), rel=1e-4)
+    plain = learn(ImageClassifier(featuresCol="encoded", normalization="none", **SMALL), dataset).spec.model
+    assert (plain.mean.flatten().tolist(), plain.deviation.flatten().tolist()) == ([0] * 3, [1] * 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean"),
+    [("encoded", [123.7, 116.3, 103.5]), ("colours", [0.485, 0.456, 0.406]), ("nested", [0.449])],
+)
+def test_scales_of_imagenet_are_in_the_unit_of_the_images(dataset, name, mean):
+    model = learn(ImageClassifier(featuresCol=name, normalization="imagenet", **SMALL), dataset).spec.model
+    assert model.mean.flatten().tolist() == pytest.approx(mean, rel=1e-3)
+
+
+def test_encoded_images_and_those_of_spark_are_the_same_to_a_network(dataset):
+    batch = {
+        name: learn(ImageClassifier(featuresCol=name, **SMALL), dataset) for name in ("encoded", "image")
+    }
+    one, other = (inputs.spec.inputs.prepare(inputs.example) for inputs in batch.values())
+    np.testing.assert_array_equal(one, other)
+
+
+def test_params_reach_network_and_random_changes(dataset):
+    estimator = ImageClassifier(
+        featuresCol="encoded",
+        labelCol="name",
+        stageWidths=[4, 8, 16],
+        blocksPerStage=2,
+        dropout=0.25,
+        augmentation=["flip"],
+    )
+    inputs = learn(estimator, dataset)
+    backbone = inputs.spec.model.backbone
+    assert len(backbone.blocks) == 6
+    assert (backbone.head.in_features, backbone.head.out_features, backbone.dropout.p) == (16, 2, 0.25)
+    assert (inputs.spec.augment.flips, inputs.spec.augment.crops) == (True, False)
+    assert inputs.signature.outputs[0].classes == ("ant", "bee")
+
+
+def test_as_many_images_are_scored_at_once_as_memory_bears():
+    assert ImageClassifier().getPredictionBatchSize() == 64
+    assert "predictionBatchSize: rows per forward pass of ``transform``; default 64." in inspect.getdoc(
+        ImageClassifier
+    )
+
+
+def test_first_weights_depend_on_the_seed(dataset):
+    def first(seed):
+        model = learn(ImageClassifier(featuresCol="nested", seed=seed, **SMALL), dataset).spec.model
+        return model.backbone.head.weight
+
+    one = first(1)
+    assert torch.equal(one, first(1))
+    assert not torch.equal(one, first(2))
+
+
+def test_the_residual_network_goes_on_from_weights_of_a_file(dataset, tmp_path):
+    first = learn(ImageClassifier(featuresCol="encoded", seed=1, **SMALL), dataset).spec.model.backbone
+    torch.save(first.state_dict(), tmp_path / "weights.pt")
+    weights = str(tmp_path / "weights.pt")
+    for label, is_same in (("label", True), ("name", False)):
+        estimator = ImageClassifier(featuresCol="encoded", labelCol=label, backboneWeights=weights, **SMALL)
+        network = learn(estimator, dataset).spec.model.backbone
+        assert torch.equal(network.blocks[0].first.weight, first.blocks[0].first.weight)
+        assert (network.head.weight.shape == first.head.weight.shape) is is_same
+
+
+def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(dataset, tmp_path, monkeypatch):
+    from tests.unit.training.image_libraries import install
+
+    install(tmp_path, monkeypatch)
+    estimator = ImageClassifier(featuresCol="nested", backbone="torchvision:tiny_network")
+    inputs = learn(estimator, dataset)
+    assert inputs.spec.model.backbone.features.in_channels == 3
+    assert isinstance(inputs.spec.model.backbone.fc, nn.Linear)
+    pretrained = ImageClassifier(
+        featuresCol="encoded", backbone="torchvision:tiny_network", backboneWeights="pretrained"
+    )
+    assert learn(pretrained, dataset).spec.model.mean.flatten()[0] == pytest.approx(0.485 * 255)
+    for changes in ({"stageWidths": [4]}, {"dropout": 0.5}):
+        with pytest.raises(ParamError, match="is one of the residual network"):
+            estimator.copy().setParams(**changes).check_values()
+    with pytest.raises(DataError, match="takes 3 channels, and the images in column 'spectrum' have 7"):
+        learn(estimator.copy().setFeaturesCol("spectrum"), dataset)
+
+
+def test_a_saved_model_is_served_bytes_and_answers_for_one_row(dataset, tmp_path):
+    model = saved(ImageClassifier(featuresCol="encoded", labelCol="name", **SMALL), dataset)
+    save_model(model, tmp_path / "model")
+    served = PyfuncModel(Predictor(load_model(tmp_path / "model")))
+    contents = [encoded(image) for image in IMAGES[:5]]
+    expected = Predictor(model).predict({"encoded": np.array(contents, dtype=object)})["name"].tolist()
+    assert served.predict({"encoded": contents})["prediction"].tolist() == expected
+    for content, name in zip(contents, expected, strict=True):
+        assert answer_row(model, bytearray(content), "prediction") == name
+
+
+def test_one_row_of_spark_or_its_pixels_is_answered_alike(dataset):
+    model = saved(ImageClassifier(featuresCol="image", **SMALL), dataset)
+    row = of_spark(IMAGES[0])
+    answers = [answer_row(model, each, "probability") for each in (row, IMAGES[0][..., ::-1])]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 3
+
+
+REFUSED = {
+    "two columns": (["encoded", "image"], {}, ParamError, "takes one column of images"),
+    "no column": ("nowhere", {}, DataError, "no column 'nowhere'"),
+    "strings": ("words", {}, DataError, "'words' holds string values, and ImageClassifier takes images"),
+    "scalars": ("number", {}, DataError, "'number' holds number values, and ImageClassifier takes images"),
+    "arrays of no one length": ("ragged", {}, DataError, "'ragged' holds arrays that differ in length"),
+    "four levels of arrays": ("deep", {}, DataError, "arrays of 1 x 1 x 1 x 1, which are no images"),
+    "flat arrays": ("flat", {}, DataError, r"30 numbers. Say of which shape .* imageShape=\[3, 8\]"),
+    "flat square arrays": ("line", {}, DataError, r"9 numbers. Say of which shape .* imageShape=\[3, 3\]"),
+    "another shape": ("flat", {"imageShape": [6, 6]}, DataError, "are 36 numbers, and the arrays .* have 30"),
+    "a shape of bytes": ("encoded", {"imageShape": [6, 6]}, DataError, "tell their own shape"),
+    "a shape of shapes": (
+        "nested",
+        {"imageShape": [5, 6]},
+        DataError,
+        r"arrays of 6 x 5, and Param imageShape",
+    ),
+    "NaN": ("holes", {}, DataError, "column 'holes', row .* NaN"),
+    "no images": (
+        "broken",
+        {},
+        DataError,
+        "column 'broken', row 0 .* cannot be decoded: UnidentifiedImageError",
+    ),
+    "scales of other channels": (
+        "spectrum",
+        {"normalization": "imagenet"},
+        DataError,
+        "have 7. Take 'learned'",
+    ),
+    "an image of nothing": ("encoded", {"imageSize": 0}, ParamError, r"Param imageSize is \[0, 0\]"),
+    "a negative shape": ("flat", {"imageShape": [-6, -5]}, ParamError, r"Param imageShape is \[-6, -5\]"),
+    "a shape of one side": ("flat", {"imageShape": [30]}, ParamError, r"Param imageShape is \[30\]"),
+    "no stages": ("encoded", {"stageWidths": []}, ParamError, r"Param stageWidths is \[\]"),
+    "no blocks": ("encoded", {"blocksPerStage": 0}, ParamError, "Param blocksPerStage is 0"),
+    "no library": ("encoded", {"backbone": "resnet18"}, ParamError, "a name with its library"),
+    "no such weights": (
+        "encoded",
+        {"backboneWeights": "pretrained"},
+        ParamError,
+        "residual network has no such",
+    ),
+    "no such file": ("encoded", {"backboneWeights": "/nowhere.pt"}, ParamError, "no such file on the driver"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_named_before_anything_starts(dataset, name):
+    column, params, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        estimator = ImageClassifier(featuresCol=column, **params)
+        estimator.check_values()
+        learn(estimator, dataset)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"imageSize": [1, 2, 3]}, "neither a number of pixels nor a height and a width"),
+        ({"imageSize": "large"}, "imageSize"),
+        ({"augmentation": ["spin"]}, "'spin' is none of 'flip', 'crop'"),
+        ({"resizeMode": "pad"}, "resizeMode"),
+        ({"normalization": "mean"}, "normalization"),
+    ],
+)
+def test_values_of_another_type_are_refused_when_they_are_set(params, message):
+    with pytest.raises(ParamTypeError, match=message):
+        ImageClassifier(**params)

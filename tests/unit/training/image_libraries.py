@@ -1,0 +1,64 @@
+"""Stand-ins for torchvision and timm, as packages in a folder: what the real ones are asked for, on a tiny network."""
+
+from __future__ import annotations
+
+TORCHVISION = """
+import torch
+from torch import nn
+
+class TinyNetwork(nn.Module):
+    def __init__(self, num_classes=1000):
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, images):
+        return self.fc(self.norm(self.features(images)).mean(dim=(2, 3)))
+
+def list_models(module=None):
+    assert module.__name__ == "torchvision.models"
+    return ["tiny_network", "vast_network"]
+
+def get_model(name, *, weights=None, **options):
+    made = TinyNetwork(**options)
+    if name == "vast_network":
+        raise ValueError("too vast")
+    if weights is not None:
+        assert weights == "DEFAULT" and not options
+        with torch.no_grad():
+            for tensor in made.parameters():
+                tensor.fill_(0.5)
+    return made
+"""
+
+TIMM = """
+from torchvision.models import TinyNetwork, get_model
+
+def list_models():
+    return ["tiny_network"]
+
+def create_model(name, *, pretrained, num_classes):
+    assert name == "tiny_network"
+    made = TinyNetwork(num_classes)
+    made.is_pretrained = pretrained
+    return made
+"""
+
+
+def install(folder, monkeypatch):
+    """Have these stand-ins imported in the place of whatever is installed, until the test ends."""
+    import sys
+
+    (folder / "torchvision").mkdir()
+    (folder / "torchvision" / "__init__.py").write_text("from torchvision import models\n")
+    (folder / "torchvision" / "models.py").write_text(TORCHVISION)
+    (folder / "timm.py").write_text(TIMM)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "timm")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("torchvision", "torchvision.models", "timm"):
+        monkeypatch.setitem(
+            sys.modules, name, None
+        )  # so that what is imported meanwhile goes when the test ends
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(str(folder))

@@ -1,0 +1,78 @@
+"""A stand-in for transformers, as a module in a folder: what the real one is asked for, on a tiny model."""
+
+from __future__ import annotations
+
+import sys
+
+TRANSFORMERS = '''
+import os
+import numpy as np
+import torch
+from torch import nn
+
+class Config:
+    max_position_embeddings = 12
+
+class TinyModel(nn.Module):
+    def __init__(self, num_labels):
+        super().__init__()
+        self.config = Config()
+        self.embedding = nn.Embedding(40, 4, dtype=torch.bfloat16)
+        self.classifier = nn.Linear(4, num_labels, dtype=torch.bfloat16)
+
+    def forward(self, *, input_ids, attention_mask):
+        counted = attention_mask.unsqueeze(2).to(self.embedding.weight.dtype)
+        means = (self.embedding(input_ids) * counted).sum(dim=1) / counted.sum(dim=1)
+        return type("Output", (), {"logits": self.classifier(means)})
+
+class TinyTokenizer:
+    """A token for each letter, after one that begins a text."""
+    model_max_length = int(1e30)
+    model_input_names = ["input_ids", "attention_mask"]
+    pad_token, eos_token, pad_token_id = None, "<end>", 39
+
+    def __call__(self, texts, *, truncation, max_length, padding, return_tensors):
+        assert truncation and padding and return_tensors == "np" and isinstance(texts, list)
+        rows = [[1, *(2 + ord(letter) % 30 for letter in text)][:max_length] for text in texts]
+        ids = np.full((len(rows), max(map(len, rows))), self.pad_token_id)
+        mask = np.zeros_like(ids)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)], mask[index, : len(row)] = row, 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+def found(folder, name):
+    if not os.path.exists(os.path.join(folder, name)):
+        raise OSError(f"no {name} in {folder}")
+
+class AutoTokenizer:
+    @staticmethod
+    def from_pretrained(folder, *, local_files_only):
+        assert local_files_only
+        found(folder, "tokenizer.json")
+        return TinyTokenizer()
+
+class AutoModelForSequenceClassification:
+    @staticmethod
+    def from_pretrained(folder, *, local_files_only, num_labels, ignore_mismatched_sizes):
+        assert local_files_only and ignore_mismatched_sizes
+        found(folder, "config.json")
+        return TinyModel(num_labels)
+'''
+
+
+def install(folder, monkeypatch):
+    """Have the stand-in imported in the place of what may be installed, until the test ends."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # so that what is imported goes when the test ends
+    del sys.modules["transformers"]
+    (folder / "transformers.py").write_text(TRANSFORMERS)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def write_folder(folder):
+    """Write what the stand-in takes for a model and a tokenizer, and return the path."""
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return str(folder)

@@ -1,0 +1,310 @@
+"""Pixels, random changes and backbones of the ready-made image network; torchvision and timm are stand-ins."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+
+from sparkdl.errors import DataError, ParamError
+from sparkdl.training.ready_made.backbones import check_backbone, make_backbone
+from sparkdl.training.ready_made.image_augmentation import ImageAugmentation
+from sparkdl.training.ready_made.image_inputs import ImageInputs
+from sparkdl.training.ready_made.image_network import ImageNetwork
+from sparkdl.training.ready_made.image_pixels import brought_to, encoded_size
+from sparkdl.training.ready_made.residual_network import ResidualNetwork
+from tests.unit.training.image_libraries import install
+
+RED_LEFT = np.zeros((4, 6, 3), np.uint8)
+RED_LEFT[:, :3, 0] = 200
+RED_LEFT[:, 3:, 2] = 100
+
+
+def encoded(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def column(*values):
+    rows = np.empty(len(values), dtype=object)
+    rows[:] = values
+    return rows
+
+
+def inputs_of(kind, size=(4, 6), **options):
+    return ImageInputs(column="image", kind=kind, size=size, **options)
+
+
+def bytes_to_pixels(content, size=(4, 6)):
+    return inputs_of("binary", size)({"image": column(content)})[0].transpose(1, 2, 0)
+
+
+KINDS = {
+    "colours": (Image.fromarray(RED_LEFT), RED_LEFT),
+    "transparent": (Image.fromarray(np.dstack([RED_LEFT, np.full((4, 6), 9, np.uint8)])), RED_LEFT),
+    "palette": (Image.fromarray(RED_LEFT).quantize(4), RED_LEFT),
+    "grey": (Image.fromarray(RED_LEFT[..., 0]), np.repeat(RED_LEFT[..., :1], 3, axis=2)),
+    "grey of 16 bits": (
+        Image.fromarray(RED_LEFT[..., 0].astype(np.uint16) * 256),
+        np.repeat(RED_LEFT[..., :1], 3, axis=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_encoded_images_of_all_kinds_become_red_green_and_blue(name):
+    image, expected = KINDS[name]
+    np.testing.assert_array_equal(bytes_to_pixels(encoded(image)), expected)
+
+
+def test_a_jpeg_on_its_side_is_put_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    content = encoded(Image.fromarray(RED_LEFT.repeat(8, 0).repeat(8, 1)), "JPEG", exif=exif)
+    assert encoded_size(content, where="a test") == (48, 32)
+    pixels = bytes_to_pixels(content, (48, 32))
+    assert pixels.shape == (48, 32, 3)
+    top, bottom = pixels[4, 16], pixels[-4, 16]
+    assert top[0] > 150 > top[2]
+    assert bottom[2] > 80 > bottom[0]
+
+
+@pytest.mark.parametrize(
+    ("channels", "expected"),
+    [(1, [[7, 7, 7]]), (3, [[3, 2, 1]]), (4, [[3, 2, 1]])],
+)
+def test_images_of_spark_lie_in_blue_green_and_red(channels, expected):
+    pixels = np.array([[[1, 2, 3, 99][:channels] if channels > 1 else [7]]], np.uint8)
+    (image,) = inputs_of("image", (1, 1))({"image": column(pixels)})
+    np.testing.assert_array_equal(image[:, 0].T, expected)
+
+
+def test_images_of_two_channels_are_refused():
+    with pytest.raises(DataError, match=r"column 'image', row 1 .* has 2 channels"):
+        inputs_of("image", (1, 1))(
+            {"image": column(np.zeros((1, 1, 3), np.uint8), np.zeros((1, 1, 2), np.uint8))}
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", encoded(Image.fromarray(RED_LEFT))[:-30]])
+def test_a_broken_image_is_named_by_its_row_and_a_digest_that_finds_it(content):
+    digest = hashlib.sha256(content).hexdigest()
+    rows = column(encoded(Image.fromarray(RED_LEFT)), content)
+    with pytest.raises(DataError, match=rf"column 'image', row 1 .* {len(content)} bytes.*'{digest}'"):
+        inputs_of("binary")({"image": rows})
+
+
+def test_pixels_of_floating_point_numbers_are_refused():
+    image = Image.fromarray(np.ones((4, 6), np.float32))
+    with pytest.raises(DataError, match="floating-point numbers; give such images as arrays"):
+        bytes_to_pixels(encoded(image, "TIFF"))
+
+
+def test_without_pillow_it_is_said_what_to_install(monkeypatch):
+    content = encoded(Image.fromarray(RED_LEFT))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DataError, match=r"Pillow.*not installed.*pip install 'sparkdl\[images\]'"):
+        bytes_to_pixels(content)
+
+
+@pytest.mark.parametrize(
+    ("shape", "first", "channels"),
+    [((2, 3), False, 1), ((2, 3, 4), False, 4), ((4, 2, 3), True, 4)],
+)
+def test_arrays_keep_their_channels_wherever_they_lie(shape, first, channels):
+    rows = np.arange(2 * np.prod(shape), dtype=np.float64).reshape(2, -1)
+    made = inputs_of("number", (2, 3), shape=shape, has_channels_first=first)
+    images = made({"image": rows})
+    assert (images.shape, images.dtype, made.num_channels) == ((2, channels, 2, 3), np.float32, channels)
+    expected = rows.reshape(2, *shape)
+    expected = expected[:, None] if len(shape) == 2 else expected if first else np.moveaxis(expected, 3, 1)
+    np.testing.assert_array_equal(images, expected)
+
+
+def test_an_array_with_nan_is_named_by_its_row():
+    rows = np.ones((3, 2, 3))
+    rows[2, 1, 1] = np.nan
+    with pytest.raises(DataError, match="column 'image', row 2 .* NaN"):
+        inputs_of("number", (2, 3), shape=(2, 3))({"image": rows})
+
+
+@given(
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    wanted=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    mode=st.sampled_from(["crop", "stretch"]),
+    dtype=st.sampled_from([np.uint8, np.float32]),
+)
+def test_images_of_any_size_come_out_in_the_one_that_is_wanted(size, wanted, mode, dtype):
+    images = np.full((2, 3, *size), 7, dtype)
+    made = brought_to(images, wanted, mode)
+    assert (made.shape, made.dtype) == ((2, 3, *wanted), dtype)
+    np.testing.assert_allclose(made, 7, rtol=1e-5)
+    np.testing.assert_array_equal(brought_to(images[0], wanted, mode), made[0])
+
+
+def test_crop_keeps_the_middle_and_stretch_keeps_all():
+    image = np.zeros((1, 4, 12), np.uint8)
+    image[..., :4], image[..., 4:8], image[..., 8:] = 10, 20, 30
+    np.testing.assert_array_equal(brought_to(image, (4, 4), "crop"), np.full((1, 4, 4), 20))
+    stretched = brought_to(image, (4, 6), "stretch")
+    assert stretched.min() == 10
+    assert stretched.max() == 30
+
+
+def test_random_changes_hang_on_the_random_numbers_and_leave_labels_and_inputs_alone():
+    images = np.arange(8 * 3 * 16 * 8, dtype=np.float32).reshape(8, 3, 16, 8)
+    before, labels = images.copy(), np.arange(8)
+    change = ImageAugmentation(column="image", flips=True, crops=True)
+
+    def changed(seed):
+        np.random.seed(seed)
+        return change({"image": images, "label": labels})
+
+    first = changed(1)
+    np.testing.assert_array_equal(first["image"], changed(1)["image"])
+    assert not np.array_equal(first["image"], changed(2)["image"])
+    assert first["label"] is labels
+    np.testing.assert_array_equal(images, before)
+    assert set(first["image"].ravel()) <= set(images.ravel())
+
+
+def test_flips_mirror_left_to_right_and_crops_move_by_no_more_than_an_eighth():
+    images = np.zeros((200, 1, 16, 8), np.float32)
+    images[:, :, 8, 2] = 1
+    np.random.seed(0)
+    flipped = ImageAugmentation(column="image", flips=True, crops=False)({"image": images})["image"]
+    places = {tuple(place) for place in np.argwhere(flipped)[:, 2:].tolist()}
+    assert places == {(8, 2), (8, 5)}
+    moved = ImageAugmentation(column="image", flips=False, crops=True)({"image": images})["image"]
+    places = {tuple(place) for place in np.argwhere(moved)[:, 2:].tolist()}
+    assert places == {(8 + down, 2 + right) for down in range(-2, 3) for right in (-1, 0, 1)}
+
+
+@pytest.mark.parametrize("side", [1, 2, 8, 96])
+def test_a_residual_network_takes_images_of_any_size_and_begins_as_the_identity(side):
+    torch.manual_seed(0)
+    network = ResidualNetwork(
+        num_channels=2, size=(side, side), stage_widths=[4, 8], blocks_per_stage=2, dropout=0.5, num_outputs=3
+    )
+    images = torch.rand(5, 2, side, side)
+    assert network(images).shape == (5, 3)
+    stem = torch.relu(network.eval().stem(images))
+    torch.testing.assert_close(network.blocks[0](stem), stem)
+
+
+def test_channels_are_normalized_and_grey_ones_repeated_for_a_backbone_of_colours():
+    class Backbone(torch.nn.Module):
+        def forward(self, images):
+            return images.mean(dim=(2, 3))
+
+    network = ImageNetwork(mean=[2.0], deviation=[4.0], backbone=Backbone(), takes_colours=True)
+    torch.testing.assert_close(network(torch.full((1, 1, 2, 2), 10.0)), torch.full((1, 3), 2.0))
+    with pytest.raises(TypeError, match="floating-point"):
+        network(torch.ones(1, 1, 2, 2, dtype=torch.int64))
+
+
+@pytest.fixture
+def libraries(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_backbones_of_libraries_are_made_with_a_last_layer_for_the_classes(libraries, library):
+    name = f"{library}:tiny_network"
+    check_backbone(name)
+    network = make_backbone(name, num_outputs=5, weights="none")
+    assert network(torch.rand(2, 3, 4, 4)).shape == (2, 5)
+
+
+def test_pretrained_weights_are_the_librarys_under_a_new_last_layer(libraries):
+    network = make_backbone("torchvision:tiny_network", num_outputs=5, weights="pretrained")
+    assert (network.features.weight == 0.5).all()
+    assert network.fc.weight.shape == (5, 4)
+    assert not (network.fc.weight == 0.5).any()
+    assert make_backbone("timm:tiny_network", num_outputs=5, weights="pretrained").is_pretrained
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt", "wrapped.pt"])
+@pytest.mark.parametrize("num_outputs", [5, 7])
+def test_weights_of_a_file_are_loaded_all_but_a_layer_for_other_classes(
+    libraries, tmp_path, ending, num_outputs
+):
+    name, path = "torchvision:tiny_network", str(tmp_path / f"weights.{ending}")
+    weights = make_backbone(name, num_outputs=5, weights="none").state_dict()
+    if ending == "safetensors":
+        save_file(weights, path)
+    elif ending == "pt":
+        torch.save(weights, path)
+    else:
+        torch.save({"epoch": 3, "state_dict": {f"module.{key}": each for key, each in weights.items()}}, path)
+    loaded = make_backbone(name, num_outputs=num_outputs, weights=path).state_dict()
+    for key, tensor in weights.items():
+        assert torch.equal(loaded[key], tensor) is (num_outputs == 5 or not key.startswith("fc")), key
+
+
+@pytest.fixture
+def faulty_weights(tmp_path):
+    torch.save({"other.weight": torch.ones(2)}, tmp_path / "other.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    (tmp_path / "text.pt").write_text("no weights")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("nowhere.pt", "there is no such file"),
+        ("text.pt", "cannot be read"),
+        ("list.pt", "does not hold tensors by name"),
+        (
+            "other.pt",
+            r"another network \(missing or of another shape: features.weight.* and more; left over: other",
+        ),
+    ],
+)
+def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_weights, file, message):
+    with pytest.raises(ParamError, match=message):
+        make_backbone("torchvision:tiny_network", num_outputs=5, weights=str(faulty_weights / file))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", "takes 'residual', or a name with its library"),
+        ("keras:resnet", "takes 'residual', or a name with its library"),
+        ("torchvision:", "takes 'residual', or a name with its library"),
+        ("torchvision:tiny_networks", "torchvision has no model 'tiny_networks'. Did you mean tiny_network"),
+        ("timm:x", "timm has no model 'x'. It has 1, such as tiny_network"),
+    ],
+)
+def test_unknown_backbones_are_refused_with_those_of_similar_names(libraries, name, message):
+    with pytest.raises(ParamError, match=message):
+        check_backbone(name)
+
+
+def test_a_backbone_that_its_library_does_not_make_is_named(libraries):
+    with pytest.raises(
+        ParamError, match="vast_network'?, which torchvision does not make: ValueError: too vast"
+    ):
+        make_backbone("torchvision:vast_network", num_outputs=2, weights="none")
+
+
+def test_libraries_that_are_missing_or_broken_are_told_apart(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
+        check_backbone("timm:tiny_network")
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator does not exist')")
+    with pytest.raises(
+        ParamError, match=r"fails when it is imported: RuntimeError: operator.*version or build of torch"
+    ):
+        check_backbone("torchvision:tiny_network")

@@ -1,0 +1,113 @@
+"""Tokens of texts, and what the ready-made text network does with them."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.errors import DataError
+from sparkdl.training.ready_made.text_inputs import TOKENS, TextInputs
+from sparkdl.training.ready_made.text_network import TextNetwork
+from sparkdl.training.ready_made.tokenizers import PADDING, START, ByteTokenizer, WordTokenizer, words_of
+
+WORDS = WordTokenizer(("the", "cat", "!", "élan"))
+
+
+def column(*texts):
+    rows = np.empty(len(texts), dtype=object)
+    rows[:] = texts
+    return {"text": rows}
+
+
+def tokens_of(*texts, tokenizer=WORDS, max_length=5):
+    return TextInputs(column="text", tokenizer=tokenizer, max_length=max_length)(column(*texts))[TOKENS]
+
+
+def test_words_and_marks_between_them_are_tokens_in_lower_case():
+    assert words_of("Don't STOP—the Cat_2, 3.5 ÉLAN 猫!") == [
+        "don", "'", "t", "stop", "—", "the", "cat_2", ",", "3", ".", "5", "élan", "猫", "!",
+    ]  # fmt: skip
+    np.testing.assert_array_equal(WORDS.encode("The CAT sat! Élan", 10), [3, 4, 2, 5, 6])
+    assert WORDS.num_tokens == 7
+
+
+@given(st.text(), st.integers(1, 40))
+def test_bytes_are_those_of_utf_8_and_told_back(text, max_length):
+    tokens = ByteTokenizer().encode(text, max_length)
+    assert bytes((tokens - 2).tolist()) == text.encode("utf-8", "replace")[:max_length]
+    assert tokens.size == 0 or tokens.max() < ByteTokenizer().num_tokens
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=5), st.sampled_from([WORDS, ByteTokenizer()]))
+def test_rows_begin_with_a_start_and_are_filled_up_to_the_longest_of_a_batch(texts, tokenizer):
+    tokens = tokens_of(*texts, tokenizer=tokenizer, max_length=6)
+    alone = [tokens_of(text, tokenizer=tokenizer, max_length=6)[0] for text in texts]
+    assert tokens.shape == (len(texts), max(map(len, alone)))
+    assert tokens.shape[1] <= 7
+    for row, one in zip(tokens, alone, strict=True):
+        assert one[0] == START
+        assert PADDING not in one
+        np.testing.assert_array_equal(row[: len(one)], one)
+        assert (row[len(one) :] == PADDING).all()
+
+
+def test_what_comes_after_the_longest_length_is_left_out():
+    np.testing.assert_array_equal(tokens_of("cat cat cat the the the", max_length=4), [[START, 4, 4, 4, 3]])
+
+
+@pytest.mark.parametrize("row", [None, 3.5, b"bytes"])
+def test_what_is_no_text_is_named_by_its_row(row):
+    with pytest.raises(
+        DataError, match=f"'text' holds no text in row 1 of its batch, but {type(row).__name__}"
+    ):
+        tokens_of("a text", row)
+
+
+def test_a_tokenizer_is_pickled_as_its_words_alone():
+    WORDS.encode("the", 5)
+    assert pickle.loads(pickle.dumps(WORDS)) == WORDS
+    assert len(pickle.dumps(WORDS)) == len(pickle.dumps(WordTokenizer(WORDS.words)))
+
+
+def make_network(**changes):
+    torch.manual_seed(0)
+    sizes = {"num_tokens": 9, "max_tokens": 8, "size": 8, "num_layers": 2, "num_heads": 2, "dropout": 0.5}
+    return TextNetwork(**{**sizes, "num_outputs": 3, **changes})
+
+
+def test_other_texts_of_a_batch_change_nothing():
+    network = make_network().eval()
+    texts = [[1, 3], [1, 4, 5, 6, 7, 8], [1]]
+    padded = torch.tensor([text + [PADDING] * (8 - len(text)) for text in texts])
+    alone = torch.cat([network(torch.tensor([text])) for text in texts])
+    torch.testing.assert_close(network(padded), alone)
+    assert torch.isfinite(alone).all()
+
+
+def test_the_order_of_tokens_matters():
+    network = make_network().eval()
+    forwards, backwards = network(torch.tensor([[1, 3, 4], [1, 4, 3]]))
+    assert not torch.allclose(forwards, backwards)
+
+
+def test_every_weight_learns_and_padding_stays_zeros():
+    network = make_network()
+    network(torch.tensor([[1, 3, 4, 5, 6, 7, 8, 2], [1, 3, 0, 0, 0, 0, 0, 0]])).sum().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+    assert not network.tokens.weight.grad[PADDING].any()
+    assert not network.tokens.weight[PADDING].any()
+
+
+def test_dropout_is_for_training_alone():
+    network = make_network()
+    tokens = torch.tensor([[1, 3, 4]])
+    assert not torch.equal(network(tokens), network(tokens))
+    network.eval()
+    assert torch.equal(network(tokens), network(tokens))

@@ -1,12 +1,14 @@
 """Keeps the blocks of row groups once they are decoded, in memory or as files on a disk, within a limit.
 
 Runs on the reader threads of every *rank*. A row group that does not fit any more is read again in every epoch;
-that is logged once.
+that is logged once. Where the disk is full, what was written of a row group is removed.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -137,9 +139,20 @@ def _own_folder(parent: str | None) -> Path:
 
 
 def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
-    arrays: Block = []
-    for index, array in enumerate(block):
-        path = folder / f"{row_group}-{index}.npy"
-        np.save(path, array)
-        arrays.append(np.load(path, mmap_mode="r") if array.size else array)
-    return arrays
+    """Write the arrays of a block to files and map them; where one cannot be written, none of them stays."""
+    paths = [folder / f"{row_group}-{index}.npy" for index in range(len(block))]
+    try:
+        for path, array in zip(paths, block, strict=True):
+            np.save(path, array)
+            if (
+                path.stat().st_size < array.nbytes
+            ):  # np.save does not see that the last few bytes found no room
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return [
+            np.load(path, mmap_mode="r") if array.size else array
+            for path, array in zip(paths, block, strict=True)
+        ]
+    except BaseException:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise

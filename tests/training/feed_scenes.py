@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import sparkdl.data.petastorm.reader  # noqa: F401 - loaded before time counts
 from sparkdl.data import ParquetFeed, RowFilter
 from sparkdl.errors import DataError
 from tests.training.faulty_files import register
@@ -47,7 +48,9 @@ def fail_to_count(environment: RankEnvironment, source: Any, fails: str) -> tupl
             raise ValueError("no such luck")
         return values["id"] >= 0
 
-    with environment.communicator(timeout_s=4.0) as communicator:
+    with environment.open(name="start") as communicator:
+        communicator.barrier()  # from here on time counts: all have started, and imported what they need
+    with environment.communicator(timeout_s=6.0) as communicator:
         try:
             ParquetFeed(
                 source,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data import arrow_release
 from sparkdl.data.petastorm.folder_values import with_folder_values
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 
@@ -50,4 +51,5 @@ class PlannedPiece(ParquetDatasetPiece):
         names = None if columns is None else list(columns)
         with self.open_file_func(self.path) as source, self._footers.open(self.path, source) as file:
             table = file.read_row_group(self.row_group, columns=names, use_threads=use_threads)
+        arrow_release.ARROW_RELEASE.add(table.nbytes)
         return with_folder_values(table, self.folder_values, names)

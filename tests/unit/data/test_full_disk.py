@@ -1,15 +1,18 @@
-"""A Store whose disk is full, for which a small file system is mounted."""
+"""A Store or cache whose disk is full, for which a small file system is mounted."""
 
 from __future__ import annotations
 
 import errno
+import logging
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.data import Store
+from sparkdl.data import ParquetFeed, Store
+from sparkdl.data.block_cache import BlockCache
 from sparkdl.data.materialization import _check_failures
 from sparkdl.data.row_writer import WrittenFile, write_partition
 from sparkdl.errors import StoreError, StoreFullError
@@ -43,3 +46,50 @@ def test_a_full_disk_is_an_error_of_its_own_wherever_a_file_system_says_so() -> 
     assert type(full) is StoreFullError
     other = Store("/store").cannot_be_written(OSError(errno.EIO, "Input/output error"))
     assert type(other) is StoreError
+
+
+@pytest.mark.parametrize("num_free", [0, 100, 4096, 300_000, 599_000, 602_000])
+def test_a_row_group_that_finds_no_room_in_the_cache_leaves_nothing_there(
+    small_disk: Path, num_free: int
+) -> None:
+    block = [np.full(37_500, 1.0), np.full((37_500, 2), 2.0, np.float32)]  # of 300,000 bytes each
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"x" * (1 << 18))
+    with filler.open("r+b") as file:
+        file.truncate(filler.stat().st_size - num_free)
+    cache = BlockCache("disk", 1 << 30, str(small_disk))
+    for _ in range(2):  # as it is told once
+        given = cache.get(7, lambda: block)
+        np.testing.assert_array_equal(given[1], block[1])
+    (folder,) = small_disk.glob("sparkdl-feed-*")
+    assert list(folder.iterdir()) == []
+    assert (cache.num_bytes, cache.hits) == (0, 0)
+    filler.unlink()
+    cache.get(7, lambda: block)
+    assert sorted(path.name for path in folder.iterdir()) == ["7-0.npy", "7-1.npy"]
+    cache.close()
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_feed_whose_cache_finds_the_disk_full_gives_all_rows_and_says_so_once(
+    small_disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pa.table({"id": np.arange(1 << 18)})  # 2 MiB
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1 << 15)
+    with (
+        caplog.at_level(logging.WARNING, "sparkdl.data"),
+        ParquetFeed(
+            tmp_path / "a.parquet", batch_size=1 << 12, cache="disk", cache_folder=str(small_disk)
+        ) as feed,
+    ):
+        for _ in range(2):
+            rows = np.concatenate([batch["id"] for batch in feed])
+            np.testing.assert_array_equal(np.sort(rows), np.arange(1 << 18))
+        files = [path for path in small_disk.glob("*/*") if path.stat().st_size < 1 << 18]
+        assert files == []
+    (said,) = [record.getMessage() for record in caplog.records if "cache" in record.getMessage()]
+    assert "cannot be written" in said
+    assert "row groups are read again instead" in said
+    assert list(small_disk.iterdir()) == []

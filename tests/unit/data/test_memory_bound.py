@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("gib", [0.5, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("allocator", ["jemalloc", "mimalloc"])
 def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
-    folder: Path, gib: float, shuffle: bool
+    folder: Path, allocator: str, gib: float, shuffle: bool
 ) -> None:
     repeats = int(gib * 8)
     buffer_rows = 8192  # 32 MiB
@@ -44,7 +46,7 @@ def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
         "shuffle_buffer_rows": buffer_rows,
         "read_ahead_bytes": 64 * MIB,
     }
-    found = read_through(folder, repeats, options)
+    found = read_through(folder, repeats, options, {"ARROW_DEFAULT_MEMORY_POOL": allocator})
     num_rows = ROWS_PER_GROUP * NUM_GROUPS * repeats
     assert found["rows"] == num_rows
     assert found["sum"] == num_rows
@@ -66,14 +68,16 @@ def test_strings_out_of_a_dictionary_count_as_the_objects_that_they_become(tmp_p
     assert found["peak_bytes"] <= bound + 200 * MIB
 
 
-def read_through(folder: Path, repeats: int, options: dict[str, object]) -> dict[str, float]:
+def read_through(
+    folder: Path, repeats: int, options: dict[str, object], variables: Mapping[str, str] = ARROW_VARIABLES
+) -> dict[str, float]:
     script = Path(__file__).with_name("memory_of_reading.py")
     answer = subprocess.run(
         [sys.executable, str(script), str(folder), str(repeats), json.dumps(options)],
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", **ARROW_VARIABLES},
+        env={"PYTHONPATH": str(ROOT), "PATH": "", **variables},
     )
     found: dict[str, float] = json.loads(answer.stdout)
     return found

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.data import ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
 from sparkdl.data.course import Course
 from sparkdl.data.epoch_plan import as_indices
 from sparkdl.data.feed_state import Progress
@@ -182,6 +182,37 @@ def test_plans_hand_on_exactly_the_rows_that_were_not_taken(
         progress = course.progress(epoch, num_given)
         if progress.epoch > epoch:
             break
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_epoch_goes_on_with_a_row_filter_and_a_cache_however_full_that_is(
+    write_dataset: WriteDataset, tmp_path: Path, world_size: int, shuffle: bool, cache: str
+) -> None:
+    dataset = write_dataset([[30, 11], [25], [40, 2]])
+    options = {
+        "shuffle": shuffle,
+        "row_filter": RowFilter(["id", "is_even"], lambda values: values["is_even"] | (values["id"] < 20)),
+    }
+    kept = [number for number in range(108) if number % 2 == 0 or number < 20]
+    caching = {"cache": cache, "cache_folder": str(tmp_path), "columns": ["id"], **options}
+    begun, state = take(dataset, Group(2, 5, 16, 3), None, 1, **options)
+    expected, _ = take(dataset, Group(world_size, 4, 16, None), state, 1, **options)
+    left = [np.concatenate(batches) for batches in expected]
+    before = [row for batches in begun for batch in batches for row in batch]
+    np.testing.assert_array_equal(np.sort(np.concatenate([*left, before])), kept)
+    for num_epochs in (0, 1):  # a cache that is empty, and one that has what an epoch brought
+        for rank in range(world_size):
+            with ParquetFeed(
+                dataset, rank=rank, world_size=world_size, batch_size=4, shuffle_buffer_rows=16, **caching
+            ) as feed:
+                for _ in range(num_epochs):
+                    assert sum(len(batch["id"]) for batch in feed) == sum(
+                        feed.rows_in_epoch(0)[rank : rank + 1]
+                    )
+                feed.resume(json.loads(json.dumps(state)))
+                np.testing.assert_array_equal(np.concatenate([batch["id"] for batch in feed]), left[rank])
 
 
 def test_row_groups_whose_rows_were_all_used_are_not_read_again(write_dataset: WriteDataset) -> None:

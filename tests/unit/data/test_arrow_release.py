@@ -1,0 +1,45 @@
+"""When Arrow's allocator is told to give memory back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from sparkdl.data import ParquetDataset, ParquetFeed, arrow_release
+from sparkdl.data.arrow_release import ArrowRelease
+
+
+@dataclass
+class Pool:
+    backend_name: str
+    num_releases: int = 0
+
+    def release_unused(self) -> None:
+        self.num_releases += 1
+
+
+@pytest.mark.parametrize(
+    ("allocator", "expected"), [("mimalloc", [0, 0, 1, 1, 2, 3]), ("jemalloc", [0] * 6), ("system", [0] * 6)]
+)
+def test_memory_is_given_back_by_bytes_and_by_mimalloc_alone(allocator: str, expected: list[int]) -> None:
+    pool = Pool(allocator)
+    release = ArrowRelease(100, lambda: pool)
+    found = []
+    for num_bytes in (60, 39, 1, 99, 1, 250):
+        release.add(num_bytes)
+        found.append(pool.num_releases)
+    assert found == expected
+
+
+def test_readers_tell_of_every_row_group_that_they_decoded(
+    write_dataset: Callable[[Sequence[Sequence[int]]], ParquetDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = write_dataset([[100, 100], [100]])
+    pool = Pool("mimalloc")
+    monkeypatch.setattr(arrow_release, "ARROW_RELEASE", ArrowRelease(1600, lambda: pool))
+    with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
+        for epoch, releases in enumerate([1, 3]):  # of 800 bytes each: after the second, fourth and sixth
+            list(feed.epoch(epoch))
+            assert pool.num_releases == releases

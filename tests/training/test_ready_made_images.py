@@ -53,7 +53,7 @@ def make_fit(folder):
     pq.write_table(table, folder / "part-0.parquet", row_group_size=100)
     dataset = scan_dataset(str(folder))
     estimator = ImageClassifier(numWorkers=NUM_RANKS, epochs=EPOCHS)
-    learning = estimator.as_torch_estimator()
+    learning = estimator.params_of_fit()
     learning.learn(dataset)
     inputs = prepare_fit(learning, dataset)
     return inputs.spec, dataset, inputs.signature

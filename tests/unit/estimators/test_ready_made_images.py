@@ -101,7 +101,7 @@ SMALL = {"stageWidths": [4, 8], "blocksPerStage": 1}
 
 def learn(estimator, dataset):
     """What a fit would send to the ranks, and what its model would take and give."""
-    learning = estimator.as_torch_estimator()
+    learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
     return prepare_fit(learning, dataset)

@@ -51,7 +51,7 @@ def dataset(tmp_path_factory):
 
 def learn(estimator, dataset):
     """What a fit would send to the ranks, and what its model would take and give."""
-    learning = estimator.as_torch_estimator()
+    learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
     return prepare_fit(learning, dataset)
@@ -131,7 +131,7 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     dataset, pretrained, tmp_path
 ):
     estimator = TextClassifier(featuresCol="text", labelCol="name", pretrained=pretrained)
-    learning = estimator.as_torch_estimator()
+    learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
     assert learning.getOptimizer().learning_rate == 5e-5
@@ -155,7 +155,7 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
 
 def test_a_learning_rate_that_is_set_is_taken_with_a_pretrained_model(dataset, pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
-    assert estimator.as_torch_estimator().getOptimizer().learning_rate == 0.5
+    assert estimator.params_of_fit().getOptimizer().learning_rate == 0.5
 
 
 def test_what_a_pretrained_model_brings_itself_is_refused_beside_it(dataset, pretrained, tmp_path):

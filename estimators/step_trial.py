@@ -5,7 +5,6 @@ Runs on the *driver*.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +15,7 @@ from sparkdl.errors import ParamError, SparkdlError, TrainingError
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective, Place
 from sparkdl.training.precision import Precision
+from sparkdl.training.trial_copy import trial_copy
 from sparkdl.training.validation import evaluating
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> None:
     if not (spec.metrics or spec.user_step or spec.augment):
         return
     # Copies, as all may lie on a GPU; in full precision, as not every processor computes in a lower one.
-    model, heads = copy.deepcopy(spec.model).to(_CPU), copy.deepcopy(spec.heads)
+    (model, heads), shared = trial_copy((spec.model, spec.heads), spec.model)
+    model.to(_CPU)
+    versions = [parameter._version for parameter in shared]
     trial = replace(spec, model=model, heads=heads, precision="float32")
     objective = Objective(trial, precision=Precision("float32", _CPU), device=_CPU)
     with ParquetFeed(dataset, columns=spec.columns(), batch_size=1, shuffle=False) as feed:
@@ -57,6 +59,11 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> None:
             raise ParamError(
                 f"Param metrics cannot be used with this model and its labels, tried on the first row. {error}"
             ) from error
+    if versions != [parameter._version for parameter in shared]:
+        raise ParamError(
+            "Param trainStep changes weights of the model by itself, tried on the first row. Return the loss, and "
+            "leave the weights to the optimizer."
+        )
 
 
 def _try(name: str, function: Callable[[], T]) -> T:

@@ -6,7 +6,6 @@ the model, outputs that do not fit the loss, the number of classes, and the dtyp
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from sparkdl.training.losses import (
 from sparkdl.training.model_inputs import Arrays, ModelInputs
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.predictor import decide
+from sparkdl.training.trial_copy import TrialGradients, step_without, trial_copy
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -99,7 +99,9 @@ def probe(
             "Param model has lazy layers without weights. Call the model once on a batch before fit."
         )
     # In eval() mode, as BatchNorm cannot normalize one row; on a copy, as buffers may change in any mode.
-    trial = copy.deepcopy(model).to(_CPU).eval()
+    trial, shared = trial_copy(model, model)
+    trial.to(_CPU).eval()
+    gradients = TrialGradients(trial, shared)
     inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
     outputs = _row_outputs(returned, heads)
     losses = {head.label.name: head.loss for head in heads}
@@ -109,13 +111,11 @@ def probe(
         for head in heads
     )
     tried = tuple(
-        _try_labels(trial, head, outputs[head.label.name], labels[head.label.name], weighted)
+        _try_labels(trial, gradients, head, outputs[head.label.name], labels[head.label.name], weighted)
         for head in heads
     )
-    trained = [parameter for parameter in trial.parameters() if parameter.requires_grad]
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    if gradients:
-        _try_step(made)
+    if gradients.any_seen:
+        _try_step(made, shared)
     return ProbeResult(
         inputs=inputs,
         heads=tried,
@@ -123,8 +123,8 @@ def probe(
         prediction_shapes=tuple(
             _prediction_shape(losses.get(name), tensor) for name, tensor in outputs.items()
         ),
-        has_unused_parameters=len(gradients) < len(trained),
-        has_sparse_gradients=any(gradient.is_sparse for gradient in gradients),
+        has_unused_parameters=not gradients.all_seen,
+        has_sparse_gradients=gradients.has_sparse,
         optimizer=made,
     )
 
@@ -195,7 +195,12 @@ def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
 
 
 def _try_labels(
-    model: nn.Module, head: Head, outputs: Tensor, labels: npt.NDArray[np.generic], weighted: bool
+    model: nn.Module,
+    gradients: TrialGradients,
+    head: Head,
+    outputs: Tensor,
+    labels: npt.NDArray[np.generic],
+    weighted: bool,
 ) -> Head:
     """Return the head with the dtype in which its labels enter its loss, whose gradients the model then has."""
     name, loss = head.label.name, head.loss
@@ -217,7 +222,7 @@ def _try_labels(
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # a broadcast between rows
-                compute_loss(loss, outputs, targets, row_weights).mean.backward(retain_graph=True)
+                gradients.backward(compute_loss(loss, outputs, targets, row_weights).mean, outputs)
         except ParamError:
             raise
         except Exception as error:
@@ -234,9 +239,9 @@ def _with_dtype(head: Head, dtype: torch.dtype) -> Head:
     return replace(head, label=replace(head.label, dtype=dtype_name(dtype)))
 
 
-def _try_step(optimizer: Optimizer) -> None:
+def _try_step(optimizer: Optimizer, shared: Sequence[nn.Parameter]) -> None:
     try:
-        optimizer.step()
+        step_without(optimizer, shared)
     except Exception as error:
         raise ParamError(
             f"Param optimizer makes {type(optimizer).__name__}, which cannot step by gradients alone: "

@@ -41,7 +41,7 @@ class Words(nn.Module):
 def frame_of(spark: SparkSession, module: Words) -> DataFrame:
     """Rows at the beginning and at the end of the embedding."""
     last = module.embedding.num_embeddings - 1
-    return spark.range(0, 64, 1, 2).selectExpr(f"{last} * (id % 2) - (id % 2) * id AS ids", "0.0 AS label")
+    return spark.range(0, 64, 1, 2).selectExpr(f"{last} * (id % 2) - (id % 2) * id AS ids", "0D AS label")
 
 
 def predictions(model: TorchModel, frame: DataFrame) -> list[tuple[int, float]]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sparkdl.data import ParquetDataset, scan_dataset
-from sparkdl.errors import StoreError
+from sparkdl.errors import ParamError, StoreError
 from sparkdl.estimators import TorchEstimator
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
 from sparkdl.estimators.stored_spec import fetch_module, load_spec, store_module, store_spec
@@ -28,11 +28,11 @@ COPY_BYTES = 50 * MIB
 
 
 class Words(nn.Module):
-    """An embedding of 100 MiB, and a linear layer."""
+    """An embedding, by default of 100 MiB, and a linear layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int = ROWS) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(ROWS, 64, _weight=torch.full((ROWS, 64), 0.5))
+        self.embedding = nn.Embedding(num_rows, 64, _weight=torch.full((num_rows, 64), 0.5))
         self.last = nn.Linear(64, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -70,6 +70,9 @@ def test_what_a_fit_tries_on_the_driver_copies_and_changes_no_large_weights(
         featuresCol="ids",
     )
     version = words.embedding.weight._version
+    prepare_fit(
+        estimator.copy({estimator.model: Words(num_rows=10)}), dataset
+    )  # loads what libraries it needs
     with memory_watched() as found:
         check_picklable(estimator)
         inputs = prepare_fit(estimator, dataset)
@@ -77,6 +80,23 @@ def test_what_a_fit_tries_on_the_driver_copies_and_changes_no_large_weights(
     assert not inputs.spec.has_unused_parameters
     assert words.embedding.weight._version == version
     assert words.embedding.weight.grad is None
+
+
+def change_weights(model: Words, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        model.embedding.weight[0].add_(1)
+    return model(batch["ids"]).mean()
+
+
+def test_a_step_that_changes_large_weights_by_itself_is_refused(dataset: ParquetDataset) -> None:
+    estimator = TorchEstimator(
+        model=Words(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        trainStep=change_weights,
+        featuresCol="ids",
+    )
+    with pytest.raises(ParamError, match="Param trainStep changes weights of the model by itself"):
+        prepare_fit(estimator, dataset)
 
 
 def test_weights_go_to_the_ranks_and_back_through_the_store_without_a_copy_on_the_driver(

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from sparkdl.estimators.params import _TorchEstimatorParams
     from sparkdl.training.spec import TrainingSpec
 
+MAX_BYTES_ON_DRIVER = 64 << 20
+"""How large a model may be for the driver itself to read it from a checkpoint, for which it takes it in twice."""
+
 
 @dataclass(frozen=True)
 class FinishedFit:
@@ -86,7 +89,7 @@ def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str
 
 
 def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | None:
-    """Look at the newest checkpoint: return the model of a fit that is done, None for one that is to train.
+    """Look at the newest checkpoint: return the model of a fit that is done, None where ranks have to say more.
 
     Raises:
         CheckpointError: if it is of another model, of another dataset or of other Params, or has come further.
@@ -99,8 +102,11 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
     for name, manifest in folder.newest_first():
         if isinstance(manifest, Manifest):
             check_progress(folder.url, manifest, identity, spec.epochs)
-            # The best weights lie elsewhere: rank 0 puts them in, and trains no further either.
-            if not manifest.finished or manifest.epoch < spec.epochs or spec.best is not None:
+            if not manifest.finished or manifest.epoch < spec.epochs:
+                return None
+            # Rank 0 puts the best weights in, which lie elsewhere, and large ones, of which the driver would hold
+            # copies; it trains no further either.
+            if spec.best is not None or _num_bytes(spec.model) > MAX_BYTES_ON_DRIVER:
                 return None
             try:
                 folder.check(name, manifest)
@@ -117,6 +123,10 @@ def newest_place(spec: TrainingSpec) -> str:
             if isinstance(manifest, Manifest):
                 return f"its checkpoint at {manifest.place}"
     return "the beginning, as no checkpoint was taken yet"
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(each.nbytes for each in (*module.parameters(), *module.buffers()) if not each.is_sparse)
 
 
 def _load(folder: CheckpointFolder, name: str, spec: TrainingSpec) -> FinishedFit:

@@ -18,7 +18,7 @@ from sparkdl.estimators.scored_columns import check_scored_columns
 from sparkdl.estimators.step_trial import try_step
 from sparkdl.estimators.validation_split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.weights import check_row_weights
-from sparkdl.training.architecture import pack_module
+from sparkdl.training.architecture import split_module
 from sparkdl.training.columns import dtype_name
 from sparkdl.training.goal import Goal
 from sparkdl.training.learning_rate import make_scheduler
@@ -65,7 +65,7 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
         SerializationError: naming the Param that cannot.
     """
     try:
-        pack_module(params.getModel())
+        split_module(params.getModel())
     except SerializationError as error:
         raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
     for param in (params.optimizer, params.loss, params.scheduler, *params.function_params()):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdl.estimators.stored_spec import StoredSpec, load_spec
-from sparkdl.training.architecture import PackedModule, pack_module
+from sparkdl.estimators.stored_spec import StoredModule, StoredSpec, load_spec, store_module
 from sparkdl.training.loop import train
 
 if TYPE_CHECKING:
@@ -23,12 +22,12 @@ class FitOutcome:
     """What rank 0 sends to the driver.
 
     Attributes:
-        module: the trained module, its weights apart from its structure.
+        module: the trained module, whose weights lie in the Store.
         history: one record per epoch.
         model_epoch: number of the epoch that the module is from.
     """
 
-    module: PackedModule
+    module: StoredModule
     history: tuple[EpochRecord, ...]
     model_epoch: int
 
@@ -39,4 +38,4 @@ def fit_on_rank(context: RankContext, stored: StoredSpec, dataset: ParquetDatase
     result = train(spec, communicator=context.communicator, dataset=dataset, report=context.report)
     if context.rank != 0:
         return None
-    return FitOutcome(pack_module(result.module), result.history, result.model_epoch)
+    return FitOutcome(store_module(result.module, stored.folder), result.history, result.model_epoch)

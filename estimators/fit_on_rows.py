@@ -21,11 +21,10 @@ from sparkdl.estimators.logged_params import params_to_log
 from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.restarts import run_with_restarts
-from sparkdl.estimators.stored_spec import store_spec
+from sparkdl.estimators.stored_spec import fetch_module, store_spec
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.launch import check_cluster, prepare_in_task, run_on_ranks
 from sparkdl.tracking import FitRun, TrackingMode, open_run
-from sparkdl.training.architecture import unpack_module
 from sparkdl.training.saved_model import SavedModel
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def _train(
         max_restarts=params.getMaxRestarts(),
         where=lambda: newest_place(spec),
     )
-    return FinishedFit(unpack_module(outcome.module).eval(), outcome.history, outcome.model_epoch)
+    return FinishedFit(fetch_module(outcome.module, weights).eval(), outcome.history, outcome.model_epoch)
 
 
 @contextmanager

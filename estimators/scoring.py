@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-from safetensors.torch import load_file
 from torch import nn
 
 from sparkdl.data import Column
@@ -28,6 +27,7 @@ from sparkdl.training.architecture import PackedModule, join_module, unpack_modu
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.signature import ModelSignature
+from sparkdl.training.weights_file import map_weights
 
 _MAX_LOADED = 4
 _loaded: OrderedDict[str, Predictor] = OrderedDict()
@@ -151,7 +151,7 @@ def _load_module(model: ScoringModel) -> nn.Module:
         return unpack_module(model.module)
     from pyspark import SparkFiles
 
-    return join_module(model.module.structure, load_file(SparkFiles.get(model.weights_file)))
+    return join_module(model.module.structure, map_weights(SparkFiles.get(model.weights_file)))
 
 
 def score_batch(

@@ -1,41 +1,66 @@
-"""Sends a model's weights to a Spark Connect server, beside the plans that use them. Runs on the *driver*.
+"""Sends a model's weights to the executors as a file, beside the plans that use them. Runs on the *driver*.
 
-On classic Spark a function above 1 MiB travels as a broadcast. A Connect client has no broadcasts: the function would
-be part of every plan, of which a plan above 128 MiB is refused, and one of 100 MiB exhausted a server with 1 GiB of
-memory. An artifact goes to the server once per session and in pieces, and from there to the executors.
+On classic Spark a function above 1 MiB travels as a broadcast, which is pickled as a whole and then lies in the memory
+of the driver's JVM as a whole; so large weights go as a file of Spark, which streams it from the disk. A Connect
+client has no broadcasts: the function would be part of every plan, of which a plan above 128 MiB is refused, and one
+of 100 MiB exhausted a server with 1 GiB of memory. An artifact goes to the server once per session and in pieces, and
+from there to the executors. There is nothing that takes such files away again before the session ends, so small weights
+do not go this way.
 """
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sparkdl.launch.preflight import is_connect
+from sparkdl.training.weights_file import write_weights
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Mapping
 
-    from sparkdl.estimators.scoring import ScoringModel
+    from pyspark.sql import SparkSession
+    from torch import Tensor
 
 MAX_BYTES_IN_PLAN = 1 << 20
+MAX_BYTES_IN_BROADCAST = 64 << 20
 
 _sent: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+_until_exit = ExitStack()
+"""Holds the folders out of which a classic driver serves its executors, later ones too."""
+atexit.register(_until_exit.close)
 
 
-def with_sent_weights(model: ScoringModel, spark: SparkSession) -> ScoringModel:
-    """Return the model as plans of a session may hold it: without large weights, which the server then has."""
-    weights = model.module.weights
-    if not is_connect(spark) or len(weights) <= MAX_BYTES_IN_PLAN:
-        return model
-    name = f"sparkdl-{model.key}.safetensors"
-    names = _sent.setdefault(spark, set())
-    if name not in names:
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-            path = Path(folder) / name
-            path.write_bytes(weights)
-            spark.addArtifacts(str(path), file=True)
-        names.add(name)
-    return replace(model, module=replace(model.module, weights=b""), weights_file=name)
+def travels_as_file(num_bytes: int, spark: SparkSession) -> bool:
+    """Whether weights of this size go to a session's executors as a file."""
+    return num_bytes > (MAX_BYTES_IN_PLAN if is_connect(spark) else MAX_BYTES_IN_BROADCAST)
+
+
+def send_weights(tensors: Mapping[str, Tensor], name: str, spark: SparkSession) -> None:
+    """Have executors find tensors as a file of Spark by its name; those that were sent already are not sent again.
+
+    Args:
+        tensors: of a module; they are written as they are now.
+        name: of the file, which stands for these tensors and no others.
+        spark: whose executors they are.
+    """
+    receiver: Any = spark if is_connect(spark) else spark.sparkContext
+    names = _sent.setdefault(receiver, set())
+    if name in names:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="sparkdl-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        with (folder / name).open("wb") as file:
+            write_weights(tensors, file)
+        if is_connect(spark):
+            spark.addArtifacts(str(folder / name), file=True)
+        else:
+            spark.sparkContext.addFile(str(folder / name))
+            _until_exit.push(stack.pop_all())
+    names.add(name)

@@ -5,7 +5,6 @@ Runs on the *driver*.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,13 +12,14 @@ import torch
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import ParamError, SparkdlError, TrainingError
-from sparkdl.training.gradients import gradients_of, try_optimizer
+from sparkdl.training.gradients import TrialGradients, try_optimizer
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective, Place
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
 from sparkdl.training.random_state import random_numbers_apart
 from sparkdl.training.single_rows import single_rows_allowed
+from sparkdl.training.trial_copy import trial_copy
 from sparkdl.training.validation import evaluating
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
     if not (spec.metrics or spec.user_step or spec.augment):
         return None
     # Copies, as all may lie on a GPU; in full precision, as not every processor computes in a lower one.
-    model, heads = copy.deepcopy(spec.model).to(_CPU), copy.deepcopy(spec.heads)
+    (model, heads), shared = trial_copy((spec.model, spec.heads), spec.model)
+    model.to(_CPU)
+    versions = [parameter._version for parameter in shared]
     trial = replace(spec, model=model, heads=heads, precision="float32")
     objective = Objective(trial, precision=Precision("float32", _CPU), device=_CPU)
     # Of two rows where a step may compare them with each other.
@@ -63,9 +65,14 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
                 found = _try("loss", lambda: objective.evaluate(model, batch))
             _try_metrics(spec, found, objective.num_rows(rows))
             return None
-        found = _try_user_step(objective, model, batch)
-        gradients = gradients_of(model)
-        try_optimizer(make_optimizer(spec.optimizer, model))
+        gradients = TrialGradients(model, shared)
+        found = _try_user_step(objective, model, batch, gradients)
+        if versions != [parameter._version for parameter in shared]:
+            raise ParamError(
+                "Param trainStep changes weights of the model by itself, tried on the first rows. Return the loss, and "
+                "leave the weights to the optimizer."
+            )
+        try_optimizer(make_optimizer(spec.optimizer, model), shared)
         if spec.validation_rows is not None:
             with evaluating(model):
                 _try(
@@ -73,16 +80,18 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
                     lambda: objective.evaluate(model, batch),
                 )
         _try_metrics(spec, found, objective.num_rows(rows))
-        return gradients
+        return gradients.found
 
 
-def _try_user_step(objective: Objective, model: nn.Module, batch: Batch) -> Evaluation:
+def _try_user_step(
+    objective: Objective, model: nn.Module, batch: Batch, gradients: TrialGradients
+) -> Evaluation:
     with single_rows_allowed(model.train()):
         found = _try("trainStep", lambda: objective.evaluate(model, batch))
         loss = found.term.mean
         if loss.requires_grad:
-            _try("trainStep", loss.backward)
-    if not gradients_of(model).are_there:
+            _try("trainStep", lambda: gradients.backward(loss))
+    if not gradients.found.are_there:
         raise ParamError(
             "Param trainStep returned a loss in which no weight of the model has a part. Find it by what the model "
             "returns, without detach(), item() or torch.no_grad()."

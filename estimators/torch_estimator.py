@@ -106,7 +106,7 @@ class TorchEstimator(
             DataFrame; default a day, or what the Store says; 0 removes them after the fit.
         checkpointDir: path or URL, as ``store`` takes them, where the fit keeps checkpoints. A fit that was interrupted
             goes on from the last one when it is run again with the same Params and rows, and ends with the same
-            weights; one that was finished returns its model at once, or trains on where ``epochs`` is larger.
+            weights; one that was finished returns its model, or trains on where ``epochs`` is larger.
         checkpointEverySteps: updates of the weights from one checkpoint to the next; default: there is one at the end
             of each epoch alone.
         keepCheckpoints: how many of the last checkpoints stay; default 2.

@@ -17,7 +17,6 @@ from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring import prediction_udf
 from sparkdl.estimators.scoring_models import ScoringModels
-from sparkdl.estimators.sent_weights import with_sent_weights
 from sparkdl.estimators.summary import TrainingSummary
 
 if TYPE_CHECKING:
@@ -95,12 +94,11 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
                     f"The DataFrame already has a column {column.name!r}. Drop it, or set another {column.param}."
                 )
         check_scored_columns(columns, outputs)
-        scoring = self._scoring.for_batch_size(self.getPredictionBatchSize())
         features = self._features(dataset)
         types = [dataset.schema[name].dataType for name in self.getFeaturesCols()]
         is_packed = can_be_packed(types, self._saved.signature.inputs)
-        sent = with_sent_weights(scoring, dataset.sparkSession)
-        score = prediction_udf(sent, columns, is_packed=is_packed)
+        scoring = self._scoring.for_session(dataset.sparkSession, self.getPredictionBatchSize())
+        score = prediction_udf(scoring, columns, is_packed=is_packed)
         scored = score(packed(features)) if is_packed else score(*features)
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)

@@ -44,7 +44,11 @@ def pack_module(module: nn.Module) -> PackedModule:
     Raises:
         SerializationError: if it cannot be pickled.
     """
-    structure, tensors = split_module(module)
+    return pack_tensors(*split_module(module))
+
+
+def pack_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> PackedModule:
+    """Return as bytes what :func:`split_module` returned: small models, as it takes two copies for a while."""
     return PackedModule(structure, safetensors.torch.save(separate_tensors(tensors)))
 
 

@@ -15,6 +15,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
+from sparkdl.training.hashing_file import HashingFile
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -27,32 +29,10 @@ class DamagedFileError(Exception):
     """A file is missing, or is not what was written; the message says which and how."""
 
 
-class _HashingFile:
-    """Takes what torch writes, in its order, and knows how much it was and its SHA-256."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-        self._num_bytes = 0
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        self._file.write(data)
-        num_bytes = memoryview(data).nbytes
-        self._num_bytes += num_bytes
-        return num_bytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def describe(self) -> dict[str, Any]:
-        return {"bytes": self._num_bytes, "sha256": self._digest.hexdigest()}
-
-
 def write_file(location: Location, name: str, state: Any) -> dict[str, Any]:
     """Write a state into the folder at ``location`` and return the file's size and checksum."""
     with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
-        hashing = _HashingFile(file)
+        hashing = HashingFile(file)
         torch.save(state, cast("IO[bytes]", hashing))
     return hashing.describe()
 

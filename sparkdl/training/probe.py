@@ -6,7 +6,6 @@ the model, outputs that do not fit the loss, the number of classes, and the dtyp
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.training.columns import candidate_dtypes, dtype_name, parameter_dtype, to_tensor
-from sparkdl.training.gradients import Gradients, gradients_of, try_optimizer
+from sparkdl.training.gradients import Gradients, TrialGradients, try_optimizer
 from sparkdl.training.heads import Head, first_output, output_of_each
 from sparkdl.training.losses import (
     LossFunction,
@@ -35,6 +34,7 @@ from sparkdl.training.losses import (
 from sparkdl.training.model_inputs import Arrays, ModelInputs
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.predictor import decide
+from sparkdl.training.trial_copy import trial_copy
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -99,7 +99,9 @@ def probe(
             "Param model has lazy layers without weights. Call the model once on a batch before fit."
         )
     # In eval() mode, as BatchNorm cannot normalize one row; on a copy, as buffers may change in any mode.
-    trial = copy.deepcopy(model).to(_CPU).eval()
+    trial, shared = trial_copy(model, model)
+    trial.to(_CPU).eval()
+    gradients = TrialGradients(trial, shared)
     inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
     outputs = _row_outputs(returned, heads)
     losses = {head.label.name: head.loss for head in heads}
@@ -109,12 +111,11 @@ def probe(
         for head in heads
     )
     tried = tuple(
-        _try_labels(trial, head, outputs.get(head.label.name), labels[head.label.name], weighted)
+        _try_labels(trial, gradients, head, outputs.get(head.label.name), labels[head.label.name], weighted)
         for head in heads
     )
-    gradients = gradients_of(trial)
-    if gradients.are_there:
-        try_optimizer(made)
+    if gradients.found.are_there:
+        try_optimizer(made, shared)
     return ProbeResult(
         inputs=inputs,
         heads=tried,
@@ -122,7 +123,7 @@ def probe(
         prediction_shapes={
             name: _prediction_shape(losses.get(name), tensor) for name, tensor in outputs.items()
         },
-        gradients=gradients,
+        gradients=gradients.found,
         optimizer=made,
     )
 
@@ -204,7 +205,12 @@ def _count_classes(loss: LossFunction, outputs: Tensor) -> int | None:
 
 
 def _try_labels(
-    model: nn.Module, head: Head, outputs: Tensor | None, labels: npt.NDArray[np.generic], weighted: bool
+    model: nn.Module,
+    gradients: TrialGradients,
+    head: Head,
+    outputs: Tensor | None,
+    labels: npt.NDArray[np.generic],
+    weighted: bool,
 ) -> Head:
     """Return the head with the dtype in which its labels enter its loss, whose gradients the model then has."""
     name, loss = head.label.name, head.loss
@@ -227,7 +233,7 @@ def _try_labels(
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # a broadcast between rows
-                compute_loss(loss, outputs, targets, row_weights).mean.backward(retain_graph=True)
+                gradients.backward(compute_loss(loss, outputs, targets, row_weights).mean)
         except ParamError:
             raise
         except Exception as error:

@@ -10,6 +10,9 @@
 
 The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch,
 NumPy, safetensors and cloudpickle, no Spark. Pickles run code: load only models that you trust.
+
+Weights pass by without a copy in memory, whatever their size: they are written from where they lie, and a module that
+is read has them mapped from the file, of which nobody may change a byte while the module is in use.
 """
 
 from __future__ import annotations
@@ -24,14 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sparkdl.errors import SavedModelError, SerializationError
-from sparkdl.training.architecture import join_module, separate_tensors, split_module
+from sparkdl.training.architecture import join_module, split_module
 from sparkdl.training.signature import ModelSignature
 from sparkdl.training.versions import sparkdl_version
+from sparkdl.training.weights_file import map_weights, write_weights
 
 if TYPE_CHECKING:
     import os
@@ -90,9 +92,10 @@ def save_module(
     aside = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp"
     aside.mkdir()
     try:
-        save_file(separate_tensors(tensors), str(aside / _WEIGHTS))
+        with (aside / _WEIGHTS).open("wb") as file:
+            described = {_WEIGHTS: write_weights(tensors, file)}
         (aside / _ARCHITECTURE).write_bytes(structure)
-        names = [_WEIGHTS, _ARCHITECTURE]
+        names = [_ARCHITECTURE]
         if signature is not None and signature.inputs.prepare is not None:
             (aside / _PREPARE).write_bytes(_pickled(signature.inputs.prepare))
             names.append(_PREPARE)
@@ -101,7 +104,7 @@ def save_module(
             "sparkdl_version": sparkdl_version(),
             "torch_version": str(torch.__version__),
             "signature": None if signature is None else signature.to_json(),
-            "files": {name: _describe(aside / name) for name in names},
+            "files": described | {name: _describe(aside / name) for name in names},
         }
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         aside.rename(folder)
@@ -116,10 +119,7 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
     signature, files = _read_manifest(folder)
     for name, expected in files.items():
         _check_file(folder / name, expected)
-    try:
-        tensors = load_file(str(folder / _WEIGHTS), device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise SavedModelError(f"The weights in {folder / _WEIGHTS} cannot be read: {error}") from error
+    tensors = map_weights(folder / _WEIGHTS)
     if signature is not None and _PREPARE in files:
         inputs = replace(signature.inputs, prepare=_unpickled(folder / _PREPARE))
         signature = replace(signature, inputs=inputs)

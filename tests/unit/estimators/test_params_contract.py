@@ -333,10 +333,10 @@ def test_a_grid_is_made_of_params(estimator):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_copies_of_a_model_are_packed_once_for_a_batch_size(name):
-    model = MODELS[name]()
-    packed = model._scoring.for_batch_size(64)
-    assert model.copy({model.predictionCol: "p"})._scoring.for_batch_size(64) is packed
-    other = model.copy()._scoring.for_batch_size(128)
+    model, session = MODELS[name](), object()  # of classic Spark, which need not be asked
+    packed = model._scoring.for_session(session, 64)
+    assert model.copy({model.predictionCol: "p"})._scoring.for_session(session, 64) is packed
+    other = model.copy()._scoring.for_session(session, 128)
     assert other.module is packed.module
     assert (other.batch_size, other.key == packed.key) == (128, False)
 

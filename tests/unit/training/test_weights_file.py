@@ -1,0 +1,113 @@
+"""Files of weights: what is written comes back, and is what others read as safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.training.weights_file import (
+    _CHUNK_BYTES,
+    _DTYPES,
+    map_weights,
+    num_bytes,
+    read_weights,
+    write_weights,
+)
+
+dtypes = st.sampled_from(sorted(_DTYPES.values(), key=str))
+shapes = st.lists(st.integers(0, 4), max_size=3)
+
+
+def tensor_of(dtype: torch.dtype, shape: list[int], *, is_contiguous: bool = True) -> Tensor:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    return tensor if is_contiguous else tensor.movedim(0, -1) if shape else tensor
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        given, wanted = (each.reshape(-1).contiguous().view(torch.uint8) for each in (found[name], tensor))
+        assert torch.equal(given, wanted), name
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(
+        st.text(max_size=8).filter(lambda name: name != "__metadata__"),
+        st.builds(tensor_of, dtypes, shapes, is_contiguous=st.booleans()),
+        max_size=6,
+    )
+)
+def test_what_is_written_comes_back_and_is_read_by_safetensors_too(tensors: dict[str, Tensor]) -> None:
+    file = io.BytesIO()
+    described = write_weights(tensors, file)
+    content = file.getvalue()
+    assert described == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert_equal(safetensors.torch.load(content), tensors)
+    assert_equal(read_weights(io.BytesIO(content)), tensors)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.dictionaries(st.text(min_size=1, max_size=8), st.builds(tensor_of, dtypes, shapes), max_size=4))
+def test_what_safetensors_writes_is_read(tensors: dict[str, Tensor]) -> None:
+    tensors.pop("__metadata__", None)
+    content = safetensors.torch.save(tensors, metadata={"of": "another program"})
+    assert_equal(read_weights(io.BytesIO(content)), tensors)
+
+
+def test_tensors_that_span_several_chunks_and_views_of_one_memory_are_written_each(tmp_path: Path) -> None:
+    whole = torch.arange(_CHUNK_BYTES, dtype=torch.int32)  # of four bytes each
+    tensors = {"whole": whole, "half": whole[: _CHUNK_BYTES // 2], "turned": whole.view(2, -1).T}
+    with (tmp_path / "weights").open("wb") as file:
+        write_weights(tensors, file)
+    assert (tmp_path / "weights").stat().st_size > num_bytes(tensors) == 10 * _CHUNK_BYTES
+    assert_equal(map_weights(tmp_path / "weights"), tensors)
+
+
+def test_mapped_tensors_are_aligned_but_for_those_behind_one_of_an_odd_size(tmp_path: Path) -> None:
+    sizes = {"a": 3, "b": 16, "c": 32, "d": 1600, "bias": 10}
+    with (tmp_path / "weights").open("wb") as file:
+        write_weights({name: torch.zeros(size) for name, size in sizes.items()}, file)
+    mapped = map_weights(tmp_path / "weights")
+    assert [mapped[name].data_ptr() % 64 for name in "bcda"] == [0] * 4
+    assert mapped["bias"].data_ptr() % 4 == 0
+
+
+def test_what_is_written_to_mapped_weights_stays_here(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    with path.open("wb") as file:
+        write_weights({"x": torch.zeros(5)}, file)
+    map_weights(path)["x"].add_(1)
+    assert map_weights(path)["x"].tolist() == [0] * 5
+    mapped = map_weights(path)["x"]
+    path.unlink()
+    assert mapped.add_(2).tolist() == [2] * 5
+
+
+@pytest.mark.parametrize("length", [0, 5, 20, -1])
+def test_weights_that_end_too_early_are_named(tmp_path: Path, length: int) -> None:
+    file = io.BytesIO()
+    write_weights({"first": torch.zeros(5), "last": torch.zeros(3)}, file)
+    content = file.getvalue()[:length]
+    with pytest.raises(SavedModelError, match=r"no file of weights|4 bytes|1 bytes too early, in 'last'"):
+        read_weights(io.BytesIO(content))
+    (tmp_path / "weights").write_bytes(content)
+    with pytest.raises(SavedModelError, match="The weights in .* cannot be read"):
+        map_weights(tmp_path / "weights")
+
+
+def test_a_dtype_that_no_file_of_weights_holds_is_named() -> None:
+    with pytest.raises(
+        SerializationError, match="'x' has the dtype torch.complex64, which files of weights cannot"
+    ):
+        write_weights({"x": torch.zeros(2, dtype=torch.complex64)}, io.BytesIO())

@@ -168,10 +168,15 @@ class ForkedRank:
             end_process_group(self._pid, self.exited, grace_s=grace_s)
         self.exited.wait()
         self._is_reaped = True
-        if not self._nursery_has_ended:
+        if self._nursery_has_ended:
+            return
+        try:
             self._nursery.ask({"kind": "reap"})
-            with _choosing:
-                _keep_alone(self._nursery)
+        except OSError:  # somebody ended it after the rank
+            self._nursery.close()
+            return
+        with _choosing:
+            _keep_alone(self._nursery)
 
     def _await_exit(self) -> None:
         while (news := self._nursery.hear()) is not None:

@@ -6,6 +6,7 @@ the model, outputs that do not fit the loss, the number of classes, and the dtyp
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ from sparkdl.training.losses import (
 )
 from sparkdl.training.model_inputs import Arrays, ModelInputs
 from sparkdl.training.optimizer import make_optimizer
+from sparkdl.training.output_range import check_output_range
 from sparkdl.training.predictor import decide
 from sparkdl.training.trial_copy import trial_copy
 
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 _MAX_MIXED = 4
 """Of how many columns of integers each may stay integers or not, apart from the others."""
+
+_ABOUT_DTYPES = re.compile(
+    r"dtype|scalar type|tensor type|input type|result type|not implemented for '", re.IGNORECASE
+)
+"""What torch says of a tensor that has the wrong dtype for a layer, whatever its shape."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,9 @@ def probe(
 
     Raises:
         DataError: if the model cannot take such features, or a loss such labels.
-        ParamError: if the model's outputs are no tensors with one entry per row, the factory makes no optimizer,
-            the optimizer cannot step by gradients alone, or rows are weighted and a loss reduces over them.
+        ParamError: if the model's outputs are no tensors with one entry per row or not what the loss takes, the
+            factory makes no optimizer, the optimizer cannot step by gradients alone, or rows are weighted and a loss
+            reduces over them.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ParamError(
@@ -145,18 +153,23 @@ def _try_features(
             return tried, tried.apply(model, arrays, _CPU)
         except Exception as error:
             failures.append(error)
+    failure = _telling(failures)
+    told = f"{type(failure).__name__}: {failure}"
     if len(arrays) == 1:
         ((name, array),) = arrays.items()
         raise DataError(
             f"Column {name!r} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
-            f"{array.dtype} gave {type(failures[-1]).__name__}: {failures[-1]}"
-        ) from failures[-1]
+            f"{array.dtype} gave {told}"
+        ) from failure
     given = ", ".join(
         f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()
     )
-    raise DataError(
-        f"The model {type(model).__name__} cannot be called with {given}: {type(failures[-1]).__name__}: {failures[-1]}"
-    ) from failures[-1]
+    raise DataError(f"The model {type(model).__name__} cannot be called with {given}: {told}") from failure
+
+
+def _telling(failures: Sequence[Exception]) -> Exception:
+    """The first failure that is not about the dtypes that were tried, else the one with those of the columns."""
+    return next((each for each in failures if not _ABOUT_DTYPES.search(str(each))), failures[0])
 
 
 def _dtype_choices(
@@ -230,6 +243,7 @@ def _try_labels(
                 f"Column {name!r} has labels of shape {labels.shape[1:]} per row, and the model's output has "
                 f"{tuple(outputs.shape[1:])}. {type(loss).__name__} compares them element by element."
             )
+        check_output_range(loss, outputs)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # a broadcast between rows
@@ -241,8 +255,9 @@ def _try_labels(
             continue
         return _with_dtype(head, dtype)
     raise DataError(
-        f"Column {name!r} does not fit the loss: labels of shape {labels.shape} and dtype {labels.dtype} "
-        f"with outputs of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: {failures[0]}"
+        f"The model's outputs or the labels of column {name!r} do not fit the loss: labels of shape {labels.shape} "
+        f"and dtype {labels.dtype} with outputs of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: "
+        f"{failures[0]}"
     ) from failures[0]
 
 

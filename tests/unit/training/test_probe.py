@@ -124,14 +124,51 @@ def test_the_model_does_not_change():
             nn.Linear(2, 1),
             lambda outputs: outputs.sum(),
             DataError,
-            "'digit' does not fit the loss.*TypeError",
+            "outputs or the labels of column 'digit' do not fit the loss.*TypeError",
         ),
-        (nn.Linear(2, 1), F.mse_loss, DataError, r"'digit' does not fit the loss.*\(1, 1\)"),
+        (nn.Linear(2, 1), F.mse_loss, DataError, r"column 'digit' do not fit the loss.*\(1, 1\)"),
     ],
 )
 def test_what_does_not_fit_is_named(model, loss, error, message):
     with pytest.raises(error, match=message):
         probe_one(model, loss, [1.0, 2.0], 1.0)
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(BagOfWords(), nn.Linear(5, 3)), nn.Linear(5, 3)])
+def test_integers_that_fit_in_no_dtype_are_told_by_the_shapes_that_differ(model):
+    with pytest.raises(DataError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
+        probe_one(model, nn.CrossEntropyLoss(), [1, 2], 0)
+    assert "shapes cannot be multiplied" in str(caught.value.__cause__)
+
+
+def test_integers_beyond_an_embedding_are_told_as_such():
+    with pytest.raises(DataError, match="dtype int64 gave IndexError: index out of range"):
+        probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 20], 0)
+
+
+def scores(*values, head=()):
+    """A model whose scores are these, whatever its input."""
+    linear = nn.Linear(2, len(values))
+    nn.init.zeros_(linear.weight)
+    linear.bias.data = torch.tensor(values)
+    return nn.Sequential(linear, *head)
+
+
+@pytest.mark.parametrize("loss", [nn.BCELoss(), as_module(F.binary_cross_entropy)])
+@pytest.mark.parametrize("score", [-0.5, 1.5])
+def test_bce_of_an_output_that_is_no_probability_names_the_sigmoid(loss, score):
+    with pytest.raises(
+        ParamError, match=rf"output for the first row is {score}, .*Sigmoid.*BCEWithLogitsLoss"
+    ):
+        probe_one(scores(score), loss, [1.0, 2.0], 1.0)
+    probe_one(scores(score, head=[nn.Sigmoid()]), loss, [1.0, 2.0], 1.0)
+
+
+@pytest.mark.parametrize("values", [(0.5, 1.0, -2.0), (0.2, 0.3, 0.5), (-9.0, -9.0, -9.0)])
+def test_nll_of_outputs_that_are_no_logs_of_probabilities_names_the_log_softmax(values):
+    with pytest.raises(ParamError, match=r"whose sum is .*, not 1.*LogSoftmax.*CrossEntropyLoss"):
+        probe_one(scores(*values), nn.NLLLoss(), [1.0, 2.0], 2)
+    probe_one(scores(*values, head=[nn.LogSoftmax(dim=1)]), nn.NLLLoss(), [1.0, 2.0], 2)
 
 
 @pytest.mark.parametrize(

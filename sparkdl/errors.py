@@ -108,7 +108,10 @@ class ExecutorsLostError(LossError, LaunchError):
 
 
 class TrainingError(SparkdlError, ArithmeticError):
-    """Training cannot go on, as when the loss is no longer finite; the message names epoch and step."""
+    """Training cannot go on: the loss is no longer finite, or code of the user's raised, which is then ``__cause__``.
+
+    The message names rank, epoch and step.
+    """
 
 
 class SavedModelError(SparkdlError, ValueError):

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from sparkdl.data.executor_python import executor_python_problem
 from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError, SparkdlError
 from sparkdl.launch.outcome import Failure, find_culprit
+from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.spark_job import SparkJob
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def collect(
 
     Raises:
         LaunchError: if the ranks could not be started, or were lost with their executors.
-        RankError: if a rank failed; ``__cause__`` is its exception.
+        RankError: if a rank failed; ``__cause__`` is its exception, with the causes of that.
     """
     try:
         rows = _Rows(job)
@@ -77,7 +78,7 @@ def collect(
 def _raise_for(failures: list[Failure], spark_error: Exception | None, spark: SparkSession) -> None:
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None:
-        raise _rank_error(culprit, spark_error) from (_original(culprit) or spark_error)
+        raise _rank_error(culprit, spark_error) from (unpack_error(culprit.pickled) or spark_error)
     if spark_error is not None:
         problem = executor_python_problem(spark_error, spark)
         if problem:
@@ -131,11 +132,3 @@ def _rank_error(failure: Failure, spark_error: Exception | None) -> RankError:
     is_loss = failure.is_loss or failure.is_consequence
     kind = RankDiedError if is_loss and not _CANCELLED.search(str(spark_error or "")) else RankError
     return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)
-
-
-def _original(failure: Failure) -> BaseException | None:
-    try:
-        error = pickle.loads(failure.pickled)  # noqa: S301 - likewise
-    except Exception:
-        return None  # its class cannot be built here; the traceback tells
-    return error if isinstance(error, BaseException) else None

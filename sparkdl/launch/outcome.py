@@ -29,7 +29,7 @@ class Failure:
     """Whether the rank's process was killed, or went with its executor, and no code of it raised anything."""
 
     pickled: bytes = field(default=b"", repr=False)
-    """The exception itself, where it can be pickled; unpickled by the driver only after it came through Spark."""
+    """The exception itself, packed where it can be; unpacked by the driver only after it came through Spark."""
 
     def to_fields(self) -> dict[str, Any]:
         """Everything but the pickled exception, as JSON can hold it."""

@@ -23,6 +23,7 @@ from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.addresses import Address
 from sparkdl.collective.membership import is_consequence
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
+from sparkdl.launch.packed_error import pack_error
 from sparkdl.launch.rank_context import RankContext
 
 CONNECT_TIMEOUT_S = 60.0
@@ -138,11 +139,7 @@ def _send_result(task: MessageConnection, value: Any) -> None:
 
 
 def _send_failure(task: MessageConnection, error: BaseException) -> None:
-    try:
-        pickled = cloudpickle.dumps(error)
-    except Exception:
-        pickled = b""  # an error that cannot travel is told by its traceback
-    _ChunkWriter(task, "error").write(pickled)
+    _ChunkWriter(task, "error").write(pack_error(error))
     failure = {
         "error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[

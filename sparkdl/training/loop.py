@@ -35,6 +35,7 @@ from sparkdl.training.reading_deadline import read_timeout_s
 from sparkdl.training.seeds import refuse_what_varies, seed_rank
 from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
+from sparkdl.training.step_failure import told_with_place
 from sparkdl.training.update import UpdatePlan, WeightUpdate
 from sparkdl.training.user_step import StepModule
 from sparkdl.training.validation import Validation
@@ -77,7 +78,8 @@ def train(
             only.
 
     Raises:
-        TrainingError: if the loss is no longer finite, naming epoch and step; if a metric or a callback fails.
+        TrainingError: if the loss is no longer finite, or code of the user's fails: the model, its losses, a trainStep,
+            augment, a metric or a callback.
         ParamError: if the device or the optimizer cannot be used.
         CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
         StoreError: if a checkpoint cannot be written or read.
@@ -173,7 +175,8 @@ def _train(
             place = Place(communicator.rank, epoch, plan.steps_before + 1)
             record = _run_epoch(place, feed, step, plan, meter, progress, learning_rate, course, checkpoints)
             if validation is not None:
-                record = record.with_validation(*validation.run(module))
+                with told_with_place("validation", rank=communicator.rank, place=f"epoch {epoch}"):
+                    record = record.with_validation(*validation.run(module))
             update.end_epoch(epoch)
             learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
             progress.epoch(record)
@@ -239,7 +242,9 @@ def _run_epoch(
     prepared = step.objective.prepare_all(feed.epoch(epoch - 1), first)
     with closing(batches_for(step.device, prepared, ahead=not step.objective.draws)) as batches:
         for index, batch in enumerate(meter.time_waits(batches), start=first.step):
-            result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
+            place = f"epoch {epoch}, step {index}"
+            with told_with_place("training", rank=first.rank, place=place, batch=batch):
+                result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
             course.end_step(epoch, index, result.loss_mean)
             progress.step(epoch=epoch, step=index, rows=plan.rows_of_step(index), meter=meter)

@@ -25,6 +25,7 @@ from sparkdl.training.losses import (
 from sparkdl.training.model_inputs import Arrays
 from sparkdl.training.random_state import random_numbers_apart
 from sparkdl.training.seeds import rank_seed
+from sparkdl.training.step_failure import told_with_place
 from sparkdl.training.user_step import run_user_step
 
 if TYPE_CHECKING:
@@ -162,11 +163,20 @@ class Objective:
         Args:
             batches: of the feed.
             first: place of the first of them, where they are to train on.
+
+        Raises:
+            TrainingError: with rank, epoch and step, if the user's changes for training fail.
         """
         with closing(batches):
             for index, batch in enumerate(batches):
-                place = None if first is None else first._replace(step=first.step + index)
-                yield self.prepare(batch, place=place)
+                if first is None:
+                    yield self.prepare(batch)
+                    continue
+                place = first._replace(step=first.step + index)
+                where = f"epoch {place.epoch}, step {place.step}"
+                with told_with_place("preparing the batch", rank=place.rank, place=where, batch=batch):
+                    prepared = self.prepare(batch, place=place)
+                yield prepared
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluation:
         """Apply the module, wrapped or not and in whichever mode it is, to a prepared batch of one row at least."""

@@ -16,6 +16,7 @@ from sparkdl.errors import (
     RankDiedError,
     RankError,
     StoreError,
+    TrainingError,
 )
 from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.estimators.restarts import run_with_restarts
@@ -150,9 +151,12 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
 @pytest.mark.any_spark_will_do
 def test_what_code_raises_on_a_rank_is_not_tried_again(frame, tmp_path, caplog):
     loss = LossThatSpoils(tmp_path, "nothing", fails=True)
-    with pytest.raises(RankError, match="the loss failed") as caught:
+    told = r"In epoch \d, step \d+ on rank \d training failed: ValueError: the loss failed. The batch: image float64"
+    with pytest.raises(RankError, match=told) as caught:
         make_estimator(tmp_path, loss=loss, maxRestarts=5).fit(frame)
     assert not isinstance(caught.value, RankDiedError)
+    assert isinstance(caught.value.__cause__, TrainingError)
+    assert isinstance(caught.value.__cause__.__cause__, ValueError)
     assert "restart" not in caplog.text
 
 

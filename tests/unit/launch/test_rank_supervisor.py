@@ -18,6 +18,7 @@ from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
 from sparkdl.errors import RankLostError
 from sparkdl.launch import rank_supervisor
+from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.process_guard import ProcessGuard
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
@@ -139,7 +140,7 @@ def test_exception_is_told_with_its_traceback() -> None:
     assert failure is not None
     assert failure.error == "LookupError: in vain"
     assert "in fail" in failure.traceback
-    assert isinstance(pickle.loads(failure.pickled), LookupError)
+    assert isinstance(unpack_error(failure.pickled), LookupError)
     assert not failure.is_consequence
 
 
@@ -153,7 +154,7 @@ def test_exception_with_a_large_pickle_keeps_its_traceback() -> None:
         failure = supervisor.wait()
     assert failure is not None
     assert "in fail" in failure.traceback
-    assert len(pickle.loads(failure.pickled).data) == 70 << 20
+    assert len(unpack_error(failure.pickled).data) == 70 << 20
 
 
 def test_error_raised_from_a_failed_collective_is_a_consequence() -> None:

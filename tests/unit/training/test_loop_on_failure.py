@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sparkdl.data import ParquetFeed
+from sparkdl.errors import TrainingError
 from sparkdl.training.history import EpochMeter
 from sparkdl.training.loop import _run_epoch
 from sparkdl.training.objective import Place
@@ -44,8 +45,9 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
         progress = ProgressReporter(lambda event: None, epochs=1, steps_per_epoch=feed.steps_per_epoch)
         plan = UpdatePlan(feed, 1)
         meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
-        with pytest.raises(ValueError, match="failed in step 1 with 4 rows") as raised:
+        with pytest.raises(TrainingError, match="ValueError: failed in step 1 with 4 rows") as raised:
             _run_epoch(Place(0, 1, 1), feed, _FailingStep(), plan, meter, progress, None, None, None)
-        assert raised.value.__traceback__ is not None
+        assert "In epoch 1, step 1 on rank 0 training failed" in str(raised.value)
+        assert raised.value.__cause__.__traceback__ is not None
         assert feed.ended
         assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

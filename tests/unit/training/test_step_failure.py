@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.collective.membership import is_consequence
+from sparkdl.errors import ParamError, RankLostError, TrainingError
+from sparkdl.training.step_failure import told_with_place
+
+
+def fail_with(error: BaseException, cause: BaseException | None = None) -> None:
+    batch = {"tokens": np.zeros((8, 7), np.int64), "label": torch.zeros(8)}
+    with told_with_place("training", rank=3, place="epoch 1, step 2", batch=batch):
+        raise error from cause
+
+
+def test_what_the_model_raises_is_told_with_epoch_step_rank_and_batch_and_stays_the_cause():
+    error = IndexError("index out of range in self")
+    with pytest.raises(TrainingError) as caught:
+        fail_with(error)
+    assert str(caught.value) == (
+        "In epoch 1, step 2 on rank 3 training failed: IndexError: index out of range in self. "
+        "The batch: tokens int64 (8, 7), label float32 (8,)."
+    )
+    assert caught.value.__cause__ is error
+    assert [entry.name for entry in caught.traceback][-1] == "told_with_place"
+    assert error.__traceback__ is not None
+    assert not is_consequence(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (RankLostError("rank 1 is gone"), None),
+        (RuntimeError("could not average"), RankLostError("rank 1 is gone")),
+        (ParamError("trainStep returned nothing"), None),
+        (MemoryError(), None),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_what_is_told_already_or_no_failure_of_the_model_passes_as_it_is(error, cause):
+    with pytest.raises(type(error)) as caught:
+        fail_with(error, cause)
+    assert caught.value is error

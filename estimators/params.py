@@ -9,6 +9,7 @@ from pyspark.ml.param.shared import HasPredictionCol, HasSeed, HasWeightCol
 from torch import nn
 
 from sparkdl.errors import ParamError
+from sparkdl.estimators.callables import check_callable, check_optimizer
 from sparkdl.estimators.checked_params import CheckedParams
 from sparkdl.estimators.checkpoint_mixins import HasCheckpoints, HasRestarts
 from sparkdl.estimators.course_mixins import HasBestMetric, HasCallbacks, HasEarlyStopping
@@ -212,7 +213,7 @@ class _TorchEstimatorParams(
         ):
             value = self.getOrDefault(param)
             if value < least:
-                raise ParamError(f"Param {param.name} is {value}: {param.doc}, at least {least}.")
+                raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
         self._check_checkpoints()
         max_grad_norm = self.getMaxGradNorm()
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -237,9 +238,10 @@ class _TorchEstimatorParams(
             raise ParamError(f"Param lossWeights is {self.getLossWeights()}: {self.lossWeights.doc}.")
         losses = self.getLoss() if self.isSet(self.loss) else []
         for loss in losses if isinstance(losses, list | tuple) else [losses]:
-            _check_callable(self.loss, loss)
-        for param in (self.optimizer, *self.function_params()):
-            _check_callable(param, self.getOrDefault(param))
+            check_callable(self.loss, loss)
+        check_optimizer(self.optimizer, self.getOptimizer())
+        for param in self.function_params():
+            check_callable(param, self.getOrDefault(param))
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]
@@ -263,15 +265,9 @@ class _TorchEstimatorParams(
             counts.append((self.checkpointEverySteps, every, 1))
         for param, value, least in counts:
             if value < least:
-                raise ParamError(f"Param {param.name} is {value}: {param.doc}, at least {least}.")
+                raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
         if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
             raise ParamError(
                 f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "
                 f"{self.minWorkers.doc}."
             )
-
-
-def _check_callable(param: Param[Any], given: object) -> None:
-    if isinstance(given, type) or not callable(given):
-        shown = given.__name__ if isinstance(given, type) else type(given).__name__
-        raise ParamError(f"Param {param.name} is {shown}: {param.doc}.")

@@ -10,6 +10,7 @@ from sparkdl.data import Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.fit_multiple import with_param_maps
+from sparkdl.training.optimizer import make_optimizer
 
 
 def make_estimator(**changes):
@@ -73,6 +74,10 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         make_estimator(precision="fp8")
 
 
+class OwnLoss(nn.Module):
+    pass
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -81,17 +86,26 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         ({"optimizer": None}, "Param optimizer is not set"),
         ({"model": "resnet"}, "Param model is a str, not a torch.nn.Module"),
         (
-            {"optimizer": torch.optim.SGD},
-            "Param optimizer is SGD: function that takes the model's parameters",
+            {"optimizer": torch.optim.Adam(nn.Linear(1, 1).parameters(), lr=0.01)},
+            r"is an instance of Adam.*each rank.*: lambda parameters: torch\.optim\.Adam\(parameters, lr=0\.01\)",
         ),
-        ({"loss": nn.MSELoss}, "Param loss is MSELoss"),
-        ({"epochs": 0}, "Param epochs is 0"),
-        ({"batchSize": -1}, "Param batchSize is -1"),
-        ({"numWorkers": 0}, "Param numWorkers is 0"),
+        ({"optimizer": 3}, "Param optimizer is int: function that takes the model's parameters"),
+        (
+            {"optimizer": torch.optim.lr_scheduler.StepLR},
+            "Param optimizer is the class StepLR: function that takes the model's parameters",
+        ),
+        ({"loss": nn.MSELoss}, r"Param loss is the class MSELoss; give an instance: nn\.MSELoss\(\)"),
+        ({"loss": [OwnLoss, nn.MSELoss()]}, r"is the class OwnLoss; give an instance: OwnLoss\(\)"),
+        ({"epochs": 0}, "Param epochs must be at least 1, got 0: "),
+        ({"batchSize": -1}, "Param batchSize must be at least 1, got -1: "),
+        ({"numWorkers": 0}, "Param numWorkers must be at least 1, got 0: "),
         ({"gpusPerWorker": 2}, "Param gpusPerWorker is 2"),
-        ({"scheduler": torch.optim.lr_scheduler.StepLR}, "Param scheduler is StepLR: function that takes"),
-        ({"warmupSteps": -1}, "Param warmupSteps is -1"),
-        ({"gradientAccumulationSteps": 0}, "Param gradientAccumulationSteps is 0"),
+        (
+            {"scheduler": torch.optim.lr_scheduler.StepLR},
+            "Param scheduler is the class StepLR: function that takes",
+        ),
+        ({"warmupSteps": -1}, "Param warmupSteps must be at least 0, got -1: "),
+        ({"gradientAccumulationSteps": 0}, "Param gradientAccumulationSteps must be at least 1, got 0: "),
         ({"maxGradNorm": 0.0}, r"Param maxGradNorm is 0\.0"),
         ({"validationFraction": 0.0}, r"Param validationFraction is 0\.0: share of the rows"),
         ({"validationFraction": 1.5}, r"Param validationFraction is 1\.5"),
@@ -123,14 +137,19 @@ def test_values_that_cannot_work_are_named(changes, message):
         make_estimator(**changes).check_values()
 
 
+def test_a_class_of_optimizers_makes_one_of_the_parameters():
+    make_estimator(optimizer=torch.optim.Adam).check_values()
+    assert isinstance(make_optimizer(torch.optim.Adam, nn.Linear(1, 1)), torch.optim.Adam)
+
+
 def test_params_of_checkpoints_and_restarts_are_checked(tmp_path):
     estimator = make_estimator(checkpointDir=tmp_path / "here", numWorkers=3)
     assert (estimator.getCheckpointDir(), estimator.getMinWorkers()) == (str(tmp_path / "here"), 3)
     assert make_estimator().getCheckpointDir() is None
     for changes, said in (
-        ({"checkpointEverySteps": 0}, "checkpointEverySteps is 0: .*at least 1"),
-        ({"keepCheckpoints": 0}, "keepCheckpoints is 0"),
-        ({"maxRestarts": -1}, "maxRestarts is -1"),
+        ({"checkpointEverySteps": 0}, "checkpointEverySteps must be at least 1, got 0: "),
+        ({"keepCheckpoints": 0}, "keepCheckpoints must be at least 1, got 0"),
+        ({"maxRestarts": -1}, "maxRestarts must be at least 0, got -1"),
         ({"minWorkers": 4, "numWorkers": 3}, "minWorkers is 4 and numWorkers 3"),
         ({"minWorkers": 0}, "minWorkers is 0"),
     ):

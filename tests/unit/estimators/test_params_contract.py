@@ -299,7 +299,7 @@ BAD_MAPS = {
         lambda e, o: {o.epochs: 3},
         "sets epochs of .*, and this is .*no effect",
     ),
-    "a value out of range": (lambda e, o: {e.epochs: 0}, "Param epochs is 0"),
+    "a value out of range": (lambda e, o: {e.epochs: 0}, "Param epochs must be at least 1, got 0"),
 }
 
 

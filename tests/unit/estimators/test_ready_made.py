@@ -251,7 +251,7 @@ REFUSED = {
     "growing weights": (TorchClassifier, {"weightDecay": -1.0}, ParamError, "Param weightDecay is -1.0"),
     "all dropped": (TorchRegressor, {"dropout": 1.0}, ParamError, "Param dropout is 1.0"),
     "a layer of nothing": (TorchRegressor, {"hiddenSizes": [8, 0]}, ParamError, r"hiddenSizes is \[8, 0\]"),
-    "no epochs": (TorchRegressor, {"epochs": 0}, ParamError, "Param epochs is 0"),
+    "no epochs": (TorchRegressor, {"epochs": 0}, ParamError, "Param epochs must be at least 1, got 0"),
 }
 
 

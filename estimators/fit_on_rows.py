@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_checkpoints import (
     FinishedFit,
     checkpoints_of,
@@ -52,6 +53,7 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
     Raises:
         SparkdlError: whatever :meth:`sparkdl.estimators.TorchEstimator.fit` raises.
     """
+    check_columns(params, rows.available)
     check_picklable(params)
     check_cluster(spark, num_ranks=params.getNumWorkers(), gpus_per_rank=params.getGpusPerWorker())
     with _progress(show=params.getShowProgress()) as progress:
@@ -107,7 +109,7 @@ def _train(
     stored = store_spec(spec, weights)
 
     def run(num_ranks: int) -> FitOutcome:
-        listener.progress.status(f"Starting {num_ranks} ranks")
+        listener.progress.status(f"Starting {num_ranks} rank{'s' if num_ranks > 1 else ''}")
         outcomes = run_on_ranks(
             fit_on_rank,
             stored,

@@ -80,6 +80,11 @@ class TrainingRows:
         self._held = ExitStack()
         self._dataset: ParquetDataset | None = None
 
+    @property
+    def available(self) -> list[str]:
+        """The columns of the DataFrame."""
+        return list(self._df.columns)
+
     @contextmanager
     def use(
         self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None = None

@@ -207,7 +207,7 @@ def test_a_second_fit_on_the_same_rows_does_not_write_them_again(frame, tmp_path
 
 
 BAD_DATA = {
-    "a missing column": ("1", {"featuresCol": "nowhere"}, DataError, "There is no column 'nowhere'"),
+    "a missing column": ("1", {"featuresCol": "nowhere"}, DataError, "Param featuresCol is 'nowhere', and"),
     "strings as features": ("1", {"featuresCol": "text"}, DataError, "'text' holds string"),
     "a null in a feature": (
         "if(id != 5, image, null)",

@@ -13,6 +13,7 @@ from torch import nn
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.scoring import score_batch
 from sparkdl.training.predictor import Predictor
@@ -35,6 +36,34 @@ def make_estimator(**changes):
         "labelCol": "number",
     }
     return TorchEstimator(**{**params, **changes})
+
+
+MISSING = {
+    "a slip of the pen": ({"labelCol": "lable"}, "labelCol is 'lable', and the .* Did you mean 'label'"),
+    "one of several": (
+        {"labelCol": ["label", "x"]},
+        "labelCol names 'x', and the DataFrame has no such column",
+    ),
+    "a default": (
+        {"featuresCol": None},
+        r"featuresCol is 'features' \(the default\), .*Its columns are: dense, label",
+    ),
+    "a weight": ({"weightCol": "w"}, "weightCol is 'w'"),
+    "an indicator": ({"validationIndicatorCol": "v"}, "validationIndicatorCol is 'v'"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_column_that_is_missing_is_told_with_the_param_that_names_it(name):
+    changes, message = MISSING[name]
+    with pytest.raises(DataError, match=f"Param {message}"):
+        check_columns(make_estimator(**{"labelCol": "label", **changes}), ["dense", "label"])
+
+
+def test_columns_that_are_there_and_labels_that_a_step_does_without_are_fine():
+    check_columns(make_estimator(), ["number", "dense", "another"])
+    without = {"labelCol": None, "loss": None, "trainStep": loss_alone}
+    check_columns(make_estimator(**without), ["dense"])
 
 
 def half(columns):

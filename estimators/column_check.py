@@ -1,0 +1,46 @@
+"""Names the Param behind a column that a DataFrame lacks, before anything starts. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.ml.param import Param
+
+    from sparkdl.estimators.params import _TorchEstimatorParams
+
+
+def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> None:
+    """Check that a DataFrame has the columns that Params name.
+
+    Raises:
+        DataError: naming Param and column, and those there are.
+    """
+    others = (params.weightCol, params.validationIndicatorCol)
+    named: list[tuple[Param[Any], Sequence[str]]] = [
+        (params.featuresCol, params.getFeaturesCols()),
+        (params.labelCol, params.label_names()),
+        *((param, [params.getOrDefault(param)]) for param in others if params.isSet(param)),
+    ]
+    for param, names in named:
+        for name in names:
+            if name not in available:
+                raise _missing(params, param, name, available)
+
+
+def _missing(
+    params: _TorchEstimatorParams, param: Param[Any], name: str, available: Sequence[str]
+) -> DataError:
+    verb = "is" if isinstance(params.getOrDefault(param), str) else "names"
+    default = "" if params.isSet(param) else " (the default)"
+    near = difflib.get_close_matches(name, available, n=1, cutoff=0.6)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return DataError(
+        f"Param {param.name} {verb} {name!r}{default}, and the DataFrame has no such column.{hint} Its columns are: "
+        f"{', '.join(available)}."
+    )

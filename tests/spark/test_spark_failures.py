@@ -110,7 +110,7 @@ def test_labels_of_a_damaged_file_are_an_error_with_file_row_group_and_column(
     content[chunk.data_page_offset : end] = b"\xff" * chunk.total_compressed_size
     path.write_bytes(bytes(content))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # a disk's fault, not another file
-    with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0 failed"):
+    with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0, column 'y' failed"):
         list(stored_values(dataset, "y"))
 
 

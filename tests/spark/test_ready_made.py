@@ -105,6 +105,7 @@ def test_nulls_in_training_are_named(people, tmp_path):
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_grid_over_layers_and_learning_rates_chooses_a_regressor(people, tmp_path):
     estimator = TorchRegressor(featuresCol="image", labelCol="price", epochs=5, **common(tmp_path))
     assert isinstance(estimator, Regressor)

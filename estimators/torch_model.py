@@ -15,6 +15,7 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import can_be_packed, packed
 from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
+from sparkdl.estimators.scored_mixins import scored_columns_of
 from sparkdl.estimators.scoring import prediction_udf
 from sparkdl.estimators.scoring_models import ScoringModels
 from sparkdl.estimators.summary import TrainingSummary
@@ -102,7 +103,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         return TorchModelReader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        columns, outputs = self.scored_columns(), self._saved.signature.outputs
+        columns, outputs = scored_columns_of(self), self._saved.signature.outputs
         for column in columns:
             if column.name in dataset.columns:
                 raise ParamError(

@@ -77,7 +77,7 @@ def test_a_classifier_gives_what_evaluators_take(people, classified):
 
 def test_a_row_alone_is_told_what_it_is_told_in_a_frame(people, classified):
     _, model = classified
-    assert (model.numClasses, model.numFeatures) == (2, -1)
+    assert (model.numClasses, model.numFeatures) == (2, 7)
     for row in model.transform(people.limit(3)).collect():
         features = {name: row[name] for name in model.getFeaturesCols()}
         assert model.predict(features) == row["prediction"]

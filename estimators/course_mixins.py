@@ -47,20 +47,21 @@ class HasEarlyStopping(Params):
         """Set by more than which an epoch has to be better."""
         return self._set(earlyStoppingMinDelta=value)
 
-    def patience(self) -> Patience | None:
-        """Return when to end early, as ranks take it.
 
-        Raises:
-            ParamError: naming the Param that is out of range.
-        """
-        epochs, min_delta = self.getEarlyStoppingPatience(), self.getEarlyStoppingMinDelta()
-        if not min_delta >= 0:
-            raise ParamError(f"Param earlyStoppingMinDelta is {min_delta}: {self.earlyStoppingMinDelta.doc}.")
-        if epochs is None:
-            return None
-        if epochs < 1:
-            raise ParamError(f"Param earlyStoppingPatience is {epochs}: {self.earlyStoppingPatience.doc}.")
-        return Patience(epochs=epochs, min_delta=min_delta)
+def patience_of(params: HasEarlyStopping) -> Patience | None:
+    """Return when to end early, as ranks take it.
+
+    Raises:
+        ParamError: naming the Param that is out of range.
+    """
+    epochs, min_delta = params.getEarlyStoppingPatience(), params.getEarlyStoppingMinDelta()
+    if not min_delta >= 0:
+        raise ParamError(f"Param earlyStoppingMinDelta is {min_delta}: {params.earlyStoppingMinDelta.doc}.")
+    if epochs is None:
+        return None
+    if epochs < 1:
+        raise ParamError(f"Param earlyStoppingPatience is {epochs}: {params.earlyStoppingPatience.doc}.")
+    return Patience(epochs=epochs, min_delta=min_delta)
 
 
 class HasBestMetric(Params):
@@ -95,33 +96,33 @@ class HasBestMetric(Params):
         """Set whether the metric is best where it is min or max."""
         return self._set(bestMode=value)
 
-    def best_goal(self, available: Sequence[str]) -> Goal | None:
-        """Return what makes an epoch the best, as ranks take it; None where the last one counts.
 
-        Args:
-            available: names of losses and metrics that a fit with the other Params has.
+def best_goal_of(params: HasBestMetric, available: Sequence[str]) -> Goal | None:
+    """Return what makes an epoch the best, as ranks take it; None where the last one counts.
 
-        Raises:
-            ParamError: if there is no such metric, or it is not clear what is better.
-        """
-        metric, mode = self.getBestMetric(), self.getBestMode()
-        if metric is None:
-            if mode is not None:
-                raise ParamError(
-                    f"Param bestMode is {mode!r}, but bestMetric is not set. Set it, or clear both."
-                )
-            return None
-        if metric not in available:
-            raise ParamError(
-                f"Param bestMetric is {metric!r}, but this fit has {', '.join(available)}. Choose one of them, or set "
-                "metrics, validationFraction or validationIndicatorCol so that there is such a metric."
-            )
-        if mode is None and metric not in ("loss", "val_loss"):
-            raise ParamError(
-                f"Param bestMetric is {metric!r}, and bestMode is not set: whether {metric!r} is better where it is "
-                "'min' or 'max' has to be said."
-            )
-        return Goal(metric=metric, mode=mode or "min")
+    Args:
+        params: of the estimator.
+        available: names of losses and metrics that a fit with the other Params has.
+
+    Raises:
+        ParamError: if there is no such metric, or it is not clear what is better.
+    """
+    metric, mode = params.getBestMetric(), params.getBestMode()
+    if metric is None:
+        if mode is not None:
+            raise ParamError(f"Param bestMode is {mode!r}, but bestMetric is not set. Set it, or clear both.")
+        return None
+    if metric not in available:
+        raise ParamError(
+            f"Param bestMetric is {metric!r}, but this fit has {', '.join(available)}. Choose one of them, or set "
+            "metrics, validationFraction or validationIndicatorCol so that there is such a metric."
+        )
+    if mode is None and metric not in ("loss", "val_loss"):
+        raise ParamError(
+            f"Param bestMetric is {metric!r}, and bestMode is not set: whether {metric!r} is better where it is "
+            "'min' or 'max' has to be said."
+        )
+    return Goal(metric=metric, mode=mode or "min")
 
 
 class HasCallbacks(Params):

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from sparkdl.estimators.params import _TorchEstimatorParams
     from sparkdl.training.heads import Head
 
+_OTHER_WAYS = {
+    "string": "; or index them with StringIndexer, as an embedding takes them. TorchClassifier and TorchRegressor take "
+    "strings as categories, TextClassifier takes texts",
+    "binary": "; ImageClassifier takes images as the bytes of their files",
+    "image": "; ImageClassifier takes such images",
+    "decimal": "; or cast them to double",
+    "date": "; or cast them to numbers, for instance with unix_date",
+    "timestamp": "; or cast them to numbers, for instance with unix_timestamp",
+}
+
 
 def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> ModelInputs:
     """Return the inputs of a fit; their dtypes are found out later.
@@ -86,5 +96,5 @@ def _check_numbers(column: Column) -> None:
     if element != "number":
         raise DataError(
             f"Column {column.name!r} holds {element} values, not numbers. Give prepareFeatures a function that makes "
-            "numbers of them."
+            f"numbers of them{_OTHER_WAYS.get(element, '')}."
         )

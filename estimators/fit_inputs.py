@@ -12,9 +12,11 @@ import numpy.typing as npt
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.data.shards import steps_per_epoch
 from sparkdl.errors import ParamError, SerializationError
+from sparkdl.estimators.course_mixins import best_goal_of, patience_of
 from sparkdl.estimators.fit_features import check_indexed_features, check_names, make_inputs
 from sparkdl.estimators.fit_heads import make_heads, trial_labels, with_classes
 from sparkdl.estimators.scored_columns import check_scored_columns
+from sparkdl.estimators.scored_mixins import scored_columns_of
 from sparkdl.estimators.step_trial import try_step
 from sparkdl.estimators.validation_split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.weights import check_row_weights
@@ -121,7 +123,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     _check_sparse(params, gradients)
     spec = replace(spec, has_unused_parameters=gradients.lack_some)
     signature = _signature(found, heads)
-    check_scored_columns(params.scored_columns(), signature.outputs)
+    check_scored_columns(scored_columns_of(params), signature.outputs)
     return FitInputs(spec, signature, row)
 
 
@@ -173,7 +175,7 @@ def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
 def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
     """The one place where Spark's Params become the fields of the spec."""
     names = params.metric_names()
-    best = params.best_goal(names)
+    best = best_goal_of(params, names)
     return TrainingSpec(
         model=params.getModel(),
         inputs=found.inputs,
@@ -193,7 +195,7 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
         deterministic=params.getDeterministic(),
         metrics=params.getMetrics(),
         best=best,
-        patience=params.patience(),
+        patience=patience_of(params),
         watched=best or Goal(metric="val_loss" if "val_loss" in names else "loss"),
         callbacks=params.getCallbacks(),
         weight=params.weight_column(),

@@ -12,7 +12,13 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators.callables import check_callable, check_optimizer
 from sparkdl.estimators.checked_params import CheckedParams
 from sparkdl.estimators.checkpoint_mixins import HasCheckpoints, HasRestarts
-from sparkdl.estimators.course_mixins import HasBestMetric, HasCallbacks, HasEarlyStopping
+from sparkdl.estimators.course_mixins import (
+    HasBestMetric,
+    HasCallbacks,
+    HasEarlyStopping,
+    best_goal_of,
+    patience_of,
+)
 from sparkdl.estimators.input_mixins import (
     HasAugment,
     HasFeatureColumns,
@@ -39,7 +45,7 @@ from sparkdl.estimators.param_mixins import (
     HasTransport,
     P,
 )
-from sparkdl.estimators.scored_mixins import HasScoredColumns
+from sparkdl.estimators.scored_mixins import HasScoredColumns, scored_columns_of
 from sparkdl.estimators.update_mixins import (
     HasCompileModel,
     HasDeterministic,
@@ -51,7 +57,7 @@ from sparkdl.estimators.update_mixins import (
     HasSchedulerInterval,
     HasSyncBatchNorm,
 )
-from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation
+from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation, check_validation
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -228,12 +234,12 @@ class _TorchEstimatorParams(
             )
         if not isinstance(self.getModel(), nn.Module):
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
-        self.scored_columns()
-        self.check_validation()
+        scored_columns_of(self)
+        check_validation(self)
         self.check_metrics()
         self.check_callbacks()
-        self.patience()
-        self.best_goal(self.metric_names())
+        patience_of(self)
+        best_goal_of(self, self.metric_names())
         if any(not weight > 0 for weight in self.getLossWeights() or ()):
             raise ParamError(f"Param lossWeights is {self.getLossWeights()}: {self.lossWeights.doc}.")
         losses = self.getLoss() if self.isSet(self.loss) else []

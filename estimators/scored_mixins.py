@@ -41,24 +41,25 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
         """Set the column of class scores that transform adds; with an empty name it adds none."""
         return self._set(rawPredictionCol=value)
 
-    def scored_columns(self) -> tuple[ScoredColumn, ...]:
-        """Return the columns that transform adds, in Spark's order.
 
-        Raises:
-            ParamError: if there are none, or two of one name.
-        """
-        columns = (
-            ScoredColumn(name=self.getRawPredictionCol(), answer="rawPrediction"),
-            ScoredColumn(name=self.getProbabilityCol(), answer="probability"),
-            ScoredColumn(name=self.getPredictionCol(), type=self.getPredictionType()),
+def scored_columns_of(params: HasScoredColumns) -> tuple[ScoredColumn, ...]:
+    """Return the columns that transform adds, in Spark's order.
+
+    Raises:
+        ParamError: if there are none, or two of one name.
+    """
+    columns = (
+        ScoredColumn(name=params.getRawPredictionCol(), answer="rawPrediction"),
+        ScoredColumn(name=params.getProbabilityCol(), answer="probability"),
+        ScoredColumn(name=params.getPredictionCol(), type=params.getPredictionType()),
+    )
+    named = tuple(column for column in columns if column.name)
+    if not named:
+        raise ParamError(
+            "Params predictionCol, probabilityCol and rawPredictionCol are all empty, so that transform adds "
+            "nothing. Name one of them."
         )
-        named = tuple(column for column in columns if column.name)
-        if not named:
-            raise ParamError(
-                "Params predictionCol, probabilityCol and rawPredictionCol are all empty, so that transform adds "
-                "nothing. Name one of them."
-            )
-        if len({column.name for column in named}) < len(named):
-            given = ", ".join(f"{column.param} {column.name!r}" for column in named)
-            raise ParamError(f"Two columns cannot have one name: {given}. Name them differently.")
-        return named
+    if len({column.name for column in named}) < len(named):
+        given = ", ".join(f"{column.param} {column.name!r}" for column in named)
+        raise ParamError(f"Two columns cannot have one name: {given}. Name them differently.")
+    return named

@@ -189,7 +189,12 @@ def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
         expected = replace(expected, dtype=dtype)
     elif expected.kind == "ragged" and expected.element[0] == kind == "number":
         expected = replace(expected, element=(kind, dtype))
-    return to_numpy(pa.chunked_array([column]), expected)
+    return to_numpy(pa.chunked_array([column]), expected, _trained_on_one_length)
+
+
+def _trained_on_one_length(column: Column, level: int) -> str:
+    del column, level
+    return "The model was trained on arrays of that length: bring those of every row to it."
 
 
 def _limit_threads() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
 from pyspark.ml.functions import vector_to_array
@@ -15,6 +15,7 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import can_be_packed, packed
 from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
+from sparkdl.estimators.scored_mixins import scored_columns_of
 from sparkdl.estimators.scoring import prediction_udf
 from sparkdl.estimators.scoring_models import ScoringModels
 from sparkdl.estimators.summary import TrainingSummary
@@ -35,7 +36,8 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
     for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order). Where the
     label column held strings, booleans or numbers that were indexed, it is those; ``predictionType`` names another
     type. Where ``probabilityCol`` and ``rawPredictionCol`` are named, it adds vectors with an entry for each class, in
-    ascending order. With several label columns each of these is a struct with a field for each.
+    ascending order; ``labels`` says what they are called. With several label columns each of these is a struct with a
+    field for each.
 
     A row with a null among its features has null in all of them. Rows keep their order and all their columns; the
     module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before the
@@ -64,6 +66,20 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         return self._saved
 
     @property
+    def labels(self) -> list[Any] | dict[str, list[Any] | None] | None:
+        """The classes as the label column calls them, in the order of ``probabilityCol`` and ``rawPredictionCol``.
+
+        Strings, booleans, or integers that were indexed. None where the column holds the numbers of the classes, so
+        that entry ``i`` belongs to the label ``i``, and where the model tells no classes. With several label columns
+        a dict of that by their names.
+        """
+        by_name = {
+            output.name: None if output.classes is None else list(output.classes)
+            for output in self._saved.signature.outputs
+        }
+        return by_name if len(by_name) > 1 else next(iter(by_name.values()))
+
+    @property
     def history(self) -> tuple[EpochRecord, ...]:
         """One record per epoch of the fit."""
         return self._summary.history
@@ -87,7 +103,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         return TorchModelReader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        columns, outputs = self.scored_columns(), self._saved.signature.outputs
+        columns, outputs = scored_columns_of(self), self._saved.signature.outputs
         for column in columns:
             if column.name in dataset.columns:
                 raise ParamError(

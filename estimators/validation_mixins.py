@@ -40,20 +40,21 @@ class HasValidation(HasValidationIndicatorCol):
         """Set the column of booleans that are true for rows to validate on."""
         return self._set(validationIndicatorCol=value)
 
-    def check_validation(self) -> None:
-        """Check what needs no data.
 
-        Raises:
-            ParamError: naming the Param, its value and what it may be.
-        """
-        fraction = self.getValidationFraction()
-        if fraction is not None and not 0 < fraction < 1:
-            raise ParamError(f"Param validationFraction is {fraction}: {self.validationFraction.doc}.")
-        if fraction is not None and self.isSet(self.validationIndicatorCol):
-            raise ParamError(
-                f"Params validationFraction ({fraction}) and validationIndicatorCol "
-                f"({self.getValidationIndicatorCol()!r}) both say which rows to validate on. Set one of them."
-            )
+def check_validation(params: HasValidation) -> None:
+    """Check what needs no data.
+
+    Raises:
+        ParamError: naming the Param, its value and what it may be.
+    """
+    fraction = params.getValidationFraction()
+    if fraction is not None and not 0 < fraction < 1:
+        raise ParamError(f"Param validationFraction is {fraction}: {params.validationFraction.doc}.")
+    if fraction is not None and params.isSet(params.validationIndicatorCol):
+        raise ParamError(
+            f"Params validationFraction ({fraction}) and validationIndicatorCol "
+            f"({params.getValidationIndicatorCol()!r}) both say which rows to validate on. Set one of them."
+        )
 
 
 class HasMetrics(Params):

@@ -12,6 +12,7 @@ from pyspark.ml.regression import RegressionModel
 from sparkdl.estimators.param_mixins import P
 from sparkdl.estimators.ready_made.single_row import answer_row
 from sparkdl.estimators.torch_model import TorchModel
+from sparkdl.training.ready_made.tabular_inputs import TabularInputs
 
 
 class _ReadyMadeModel(TorchModel):
@@ -19,14 +20,18 @@ class _ReadyMadeModel(TorchModel):
 
     @property
     def numFeatures(self) -> int:
-        """Numbers in the feature columns of a row; -1 where one holds something else."""
-        columns = self.saved.signature.inputs.columns
-        if any(column.kind != "number" for column in columns):
+        """Features of a row: one for each scalar, number or category, and for each element of an array.
+
+        -1 for texts and for encoded images, which have no number of features.
+        """
+        inputs = self.saved.signature.inputs
+        is_table = isinstance(inputs.prepare, TabularInputs)
+        if any(column.kind != "number" and not is_table for column in inputs.columns):
             return -1
-        return sum(math.prod(column.shape) for column in columns)
+        return sum(math.prod(column.shape) for column in inputs.columns)
 
     def predict(self, value: Any) -> Any:
-        """Return the prediction for one row: its features, or a dict of them by name where there are several."""
+        """Return the prediction for one row: its features, or by the names of the columns a dict or a Row of them."""
         return answer_row(self.saved, value, "prediction")
 
     def setFeaturesCol(self: P, value: str | Sequence[str]) -> P:

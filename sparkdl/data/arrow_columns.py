@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from sparkdl.errors import ColumnMismatchError, DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparkdl.data.dataset import Column
 
 _PRIMITIVES: dict[pa.DataType, str] = {
@@ -43,6 +45,9 @@ _KINDS = {
     "timestamp": (pa.types.is_timestamp,),
 }
 _DTYPES = {"date": "datetime64[D]", "timestamp": "datetime64[us]"}
+
+LengthRemedy: TypeAlias = "Callable[[Column, int], str]"
+"""Says what to do about arrays of another length, of a column and how deep inside it they are."""
 
 IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
 """Fields of the struct that Spark's ``image`` source reads."""
@@ -98,18 +103,25 @@ def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]:
+def to_numpy(
+    array: pa.ChunkedArray, column: Column, remedy: LengthRemedy | None = None
+) -> npt.NDArray[np.generic]:
     """Return the values of a column as one array of shape ``(num_rows, *column.shape)``.
 
     The result is a writable view of Arrow's buffer wherever Arrow made that buffer for this read alone, and a
     copy otherwise (booleans, which Arrow packs in bits; several chunks).
+
+    Args:
+        array: the values.
+        column: what they have to be.
+        remedy: what the reader of arrays of another length is told to do.
 
     Raises:
         DataError: if there are nulls, lists of another length, elements of another type than the column
             says, or timestamps that microseconds in 64 bits do not reach.
     """
     try:
-        return _to_numpy(array, column)
+        return _to_numpy(array, column, remedy)
     except pa.ArrowException as error:
         raise DataError(
             f"Column {column.name!r} of the type {array.type} cannot be given as {_describe(column)}: "
@@ -117,18 +129,18 @@ def to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]:
         ) from error
 
 
-def _to_numpy(array: pa.ChunkedArray, column: Column) -> npt.NDArray[np.generic]:
+def _to_numpy(array: pa.ChunkedArray, column: Column, remedy: LengthRemedy | None) -> npt.NDArray[np.generic]:
     values = (
         array.chunk(0)
         if array.num_chunks == 1
         else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
     )
     if column.kind in {"ragged", "image"}:
-        return _objects_of_rows(values, column)
+        return _objects_of_rows(values, column, remedy)
     num_rows = len(values)
     for level in range(len(column.shape)):
         _check_no_nulls(values, column)
-        values = _flatten(values, level, column)
+        values = _flatten(values, level, column, remedy)
     _check_no_nulls(values, column)
     if column.kind != "number":
         return _without_number_type(values, column).reshape((num_rows, *column.shape))
@@ -152,7 +164,9 @@ def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.gen
     return objects
 
 
-def _objects_of_rows(values: pa.Array, column: Column) -> npt.NDArray[np.generic]:
+def _objects_of_rows(
+    values: pa.Array, column: Column, remedy: LengthRemedy | None
+) -> npt.NDArray[np.generic]:
     """Return one array per row: of a ragged column, or an image."""
     _check_no_nulls(values, column)
     rows = np.empty(len(values), dtype=object)
@@ -161,12 +175,14 @@ def _objects_of_rows(values: pa.Array, column: Column) -> npt.NDArray[np.generic
             raise _other_type(values.type, column)
         rows[:] = [_image(row, column) for row in values.to_pylist()]
         return rows
-    for index, row in enumerate(_ragged_rows(values, column, column.lengths)):
+    for index, row in enumerate(_ragged_rows(values, column, column.lengths, remedy)):
         rows[index] = row
     return rows
 
 
-def _ragged_rows(values: pa.Array, column: Column, lengths: tuple[int | None, ...]) -> list[Any]:
+def _ragged_rows(
+    values: pa.Array, column: Column, lengths: tuple[int | None, ...], remedy: LengthRemedy | None
+) -> list[Any]:
     """Return for every list an array, of arrays where inner lists differ in length, too."""
     if not is_list(values.type):
         raise _other_type(values.type, column)
@@ -175,11 +191,11 @@ def _ragged_rows(values: pa.Array, column: Column, lengths: tuple[int | None, ..
     inner = values.flatten()
     elements: Any
     if None in lengths[1:]:
-        elements = _ragged_rows(inner, column, lengths[1:])
+        elements = _ragged_rows(inner, column, lengths[1:], remedy)
     else:
         shape = tuple(length for length in lengths[1:] if length is not None)
         as_elements = dataclasses.replace(column, kind=kind, dtype=dtype, shape=shape, lengths=())
-        elements = to_numpy(pa.chunked_array([inner]), as_elements)
+        elements = to_numpy(pa.chunked_array([inner]), as_elements, remedy)
     ends = np.cumsum(np.asarray(pc.list_value_length(values)))
     starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
     return [elements[start:end] for start, end in zip(starts, ends, strict=True)]
@@ -211,7 +227,7 @@ def _check_no_nulls(values: pa.Array, column: Column) -> None:
         )
 
 
-def _flatten(values: pa.Array, level: int, column: Column) -> pa.Array:
+def _flatten(values: pa.Array, level: int, column: Column, remedy: LengthRemedy | None) -> pa.Array:
     length = column.shape[level]
     if not is_list(values.type):
         raise _other_type(values.type, column)
@@ -222,10 +238,9 @@ def _flatten(values: pa.Array, level: int, column: Column) -> pa.Array:
     if len(values) and (lengths != length).any():
         least, greatest = lengths.min(), lengths.max()
         found = f"{least}" if least == greatest else f"{least} to {greatest}"
-        ragged = tuple(None if each == level else known for each, known in enumerate(column.shape))
+        more = f" {remedy(column, level)}" if remedy is not None else ""
         raise ColumnMismatchError(
-            f"Column {column.name!r} has arrays of {found} elements; all must have {length}. A ParquetFeed takes "
-            f"arrays of any length with shapes={{{column.name!r}: {ragged}}}."
+            f"Column {column.name!r} has arrays of {found} elements; all must have {length}.{more}"
         )
     return values.flatten()
 

@@ -87,7 +87,7 @@ class BlockLayout:
         return [
             _pack_scalars(table, group.columns)
             if group.has_matrix
-            else to_numpy(table.column(group.columns[0].name), group.columns[0])
+            else to_numpy(table.column(group.columns[0].name), group.columns[0], _take_any_length)
             for group in self._groups
         ]
 
@@ -191,6 +191,15 @@ def _matrix(name: str, field: Sequence[Column]) -> tuple[Column, ...]:
                 f"{columns[0].dtype} and {column.name!r} {found}. Cast them to one type, or name them apart."
             )
     return columns
+
+
+def _take_any_length(column: Column, level: int) -> str:
+    """What a feed can be told about arrays of differing lengths."""
+    shape = tuple(None if each == level else known for each, known in enumerate(column.shape))
+    return (
+        f"A ParquetFeed takes arrays of any length with shapes={{{column.name!r}: {shape}}}, an estimator with "
+        "paddingValue."
+    )
 
 
 def _pack_scalars(table: pa.Table, columns: Sequence[Column]) -> npt.NDArray[Any]:

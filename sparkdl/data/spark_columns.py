@@ -137,11 +137,18 @@ def _remedy(data_type: DataType) -> str:
     if is_vector(data_type):
         return ""
     if isinstance(element, (T.StringType, T.CharType, T.VarcharType)):
-        return "Encode strings as numbers first, for instance with StringIndexer."
+        return (
+            "Encode strings as numbers first, for instance with StringIndexer. As features TorchClassifier and "
+            "TorchRegressor take strings as categories, TextClassifier as texts, and TorchEstimator with "
+            "prepareFeatures, a function that makes numbers of them (docs/inputs.md)."
+        )
     if isinstance(element, T.DecimalType):
         return "Cast it to double, or to bigint where it holds whole numbers."
     if isinstance(element, (T.DateType, T.TimestampType)):
         return "Cast it to a number, for instance with unix_timestamp."
     if isinstance(element, T.BinaryType):
-        return "Decode it into an array of numbers first."
+        return (
+            "Decode it into an array of numbers first. As features ImageClassifier takes encoded images, and "
+            "TorchEstimator any bytes with prepareFeatures, a function that makes numbers of them."
+        )
     return "Turn it into numbers, a vector, or arrays of a fixed length."

@@ -72,7 +72,6 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             position = hosts[:rank].count(hosts[rank])
             supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
         supervisor.begin(_order(spec, rank, address))
-        link.started()
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
         failure = supervisor.wait()
@@ -136,6 +135,7 @@ def _start_rank(
         # A process that had touched CUDA could not be forked; what is not imported cannot do that.
         modules=() if spec.gpus_per_rank else spec.modules,
         inherited=inherited,
+        on_start=link.started,
         on_line=link.line,
         on_event=link.event,
     )

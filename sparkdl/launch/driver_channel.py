@@ -42,6 +42,16 @@ class _Heard:
     lost: list[int] = field(default_factory=list)
     peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
     """What tasks tell each other, by rank."""
+    introduces: bool = True
+    """Whether tasks may be introduced to each other: none has gone, and none has come in another one's place."""
+
+
+@dataclass
+class _Task:
+    """What one connection has told of itself."""
+
+    rank: int = -1
+    said_goodbye: bool = False
 
 
 class DriverChannel:
@@ -128,43 +138,51 @@ class DriverChannel:
         threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
 
     def _serve(self, connection: MessageConnection) -> None:
-        rank = -1
-        said_goodbye = False
-        while not said_goodbye and (message := connection.receive()) is not None:
+        task = _Task()
+        try:
+            self._listen(connection, task)
+        finally:
+            with self._lock:
+                if task.rank >= 0 and not task.said_goodbye:
+                    self._heard.lost.append(task.rank)
+                if task.rank in self._heard.peers:
+                    self._heard.introduces = False
+                self._connections.discard(connection)
+                self._lock.notify_all()
+            connection.close()
+
+    def _listen(self, connection: MessageConnection, task: _Task) -> None:
+        while not task.said_goodbye and (message := connection.receive()) is not None:
             header, body = message
             kind = header["kind"]
             if kind == "log":
-                self._hand_over(RankMessage(rank=rank, line=str(body, "utf-8", "replace")))
+                self._hand_over(RankMessage(rank=task.rank, line=str(body, "utf-8", "replace")))
             elif kind == "event":
-                self._hand_over(RankMessage(rank=rank, event=header["event"]))
+                self._hand_over(RankMessage(rank=task.rank, event=header["event"]))
             elif kind == "meet":
-                self._introduce(connection, rank, header["peer"])
+                self._introduce(connection, task.rank, header["peer"])
             elif kind == "goodbye":
-                said_goodbye = True
+                task.said_goodbye = True
             else:
                 with self._lock:
                     if kind == "hello":
-                        rank = int(header["rank"])
-                        self._heard.hosts[rank] = header["host"]
+                        task.rank = int(header["rank"])
+                        self._heard.hosts[task.rank] = header["host"]
                     elif kind == "started":
-                        self._heard.started.add(rank)
+                        self._heard.started.add(task.rank)
                     elif kind == "failure":
                         self._heard.failures.append(Failure(**header["failure"]))
-        connection.close()
-        with self._lock:
-            if rank >= 0 and not said_goodbye:
-                self._heard.lost.append(rank)
-            self._connections.discard(connection)
-            self._lock.notify_all()
 
     def _introduce(self, connection: MessageConnection, rank: int, peer: Any) -> None:
         """Note what a task tells the others; the last one has all of them hear it."""
         with self._lock:
             there = self._heard.peers
-            if rank in there:
-                return  # of another attempt of the stage, whose tasks are to find each other by Spark alone
+            if (
+                rank in there
+            ):  # of another attempt of the stage, whose tasks are to find each other by Spark alone
+                self._heard.introduces = False
             there[rank] = connection, peer
-            if len(there) < self._num_ranks:
+            if len(there) < self._num_ranks or not self._heard.introduces:
                 return
         told = [peer for _, (_, peer) in sorted(there.items())]
         for receiver, _ in there.values():

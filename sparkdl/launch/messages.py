@@ -28,16 +28,19 @@ class MessageConnection:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._sending = threading.Lock()
+        self._is_closed = False
 
     def send(self, header: dict[str, Any], body: bytes | memoryview = b"") -> None:
         """Send one message.
 
         Raises:
-            OSError: if the peer is gone.
+            OSError: if the peer is gone, or the connection was closed.
         """
         text = json.dumps(header).encode()
         frame = b"".join((_HEADER_LENGTH.pack(len(text)), text, body))
         with self._sending:
+            if self._is_closed:
+                raise ConnectionAbortedError("the connection was closed")
             send_frame(self._socket, frame)
 
     def receive(self) -> tuple[dict[str, Any], memoryview] | None:
@@ -52,9 +55,11 @@ class MessageConnection:
         return json.loads(bytes(view[_HEADER_LENGTH.size : start])), view[start:]
 
     def close(self) -> None:
-        """Close the socket in both directions, which wakes a thread that waits in ``receive``."""
+        """Close the socket in both directions, which wakes threads that wait in ``receive`` and ``send``."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the peer was faster
-        self._socket.close()
+        with self._sending:
+            self._is_closed = True
+            self._socket.close()

@@ -7,6 +7,7 @@ killed, and takes its rank with it. It runs nothing of the user's: a rank finds 
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import json
@@ -15,23 +16,48 @@ import select
 import signal
 import socket
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sparkdl.launch import rank_process
 
 MAX_REQUEST_BYTES = 1 << 16
 MAX_FDS = 8
+_LOOK_MS = 100
 
 
 def main() -> int:
     """Serve until the worker is gone; in a forked rank, run that. Returns the exit status."""
     requests = socket.socket(fileno=int(sys.argv[1]))
-    import_all(sys.argv[2:])
+    faulthandler.enable()
+    with _ending_with(requests):
+        import_all(sys.argv[2:])
     task = _serve(requests)
     return 0 if task is None else rank_process.main(task)
+
+
+@contextmanager
+def _ending_with(requests: socket.socket) -> Iterator[None]:
+    """Inside, the process ends as soon as nobody is there any more who could want a rank."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(requests, select.POLLRDHUP)
+        while not is_over.is_set():
+            if poller.poll(_LOOK_MS):
+                os._exit(0)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()  # a fork has no threads but its own
 
 
 def import_all(modules: Sequence[str]) -> None:
@@ -53,13 +79,16 @@ def _serve(requests: socket.socket) -> int | None:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # it has to have a handler to write to the pair
     signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    rank = 0
+    poller = select.poll()  # which takes descriptors of any number
+    for end in (requests, woken):
+        poller.register(end, select.POLLIN)
+    rank, exit_told = 0, False
     while True:
-        ready, _, _ = select.select([requests, woken], [], [])
-        if woken in ready:
+        ready = [number for number, _ in poller.poll()]
+        if woken.fileno() in ready:
             woken.recv(64)
-            _tell_of_exit(requests, rank)
-        if requests not in ready:
+            exit_told = exit_told or _tell_of_exit(requests, rank)
+        if requests.fileno() not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, MAX_FDS)
         if not message:
@@ -68,9 +97,15 @@ def _serve(requests: socket.socket) -> int | None:
         request = json.loads(message)
         if request["kind"] == "reap":
             os.waitpid(rank, 0)
-            rank = 0
+            rank, exit_told = 0, False
             continue
-        rank = _fork()
+        try:
+            rank = _fork()
+        except OSError as error:
+            _send(requests, {"failure": f"it could not be forked: {error.strerror}"})
+            for received in fds:
+                os.close(received)
+            continue
         if rank == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -109,22 +144,23 @@ def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> int:
     numbers = zip(request["inherited"], map(str, inherited), strict=True)
     os.environ.update({**request["variables"], **dict(numbers)})
     os.chdir(request["folder"])
-    with open("/proc/self/comm", "w") as name:  # by which ps and top tell it from its siblings
+    with suppress(OSError), open("/proc/self/comm", "w") as name:  # by which ps tells it from its siblings
         name.write(request["name"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does it by itself
     return task
 
 
-def _tell_of_exit(requests: socket.socket, rank: int) -> None:
+def _tell_of_exit(requests: socket.socket, rank: int) -> bool:
     # Not reaped yet: its number must stay taken until its process group has been ended.
     ending = os.waitid(os.P_PID, rank, os.WEXITED | os.WNOHANG | os.WNOWAIT) if rank else None
     if ending is not None:
         status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
         _send(requests, {"exited": status})
+    return ending is not None
 
 
-def _send(requests: socket.socket, answer: dict[str, int]) -> None:
+def _send(requests: socket.socket, answer: dict[str, Any]) -> None:
     try:
         requests.send(json.dumps(answer).encode())
     except OSError:

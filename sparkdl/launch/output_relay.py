@@ -19,6 +19,7 @@ class OutputRelay:
         on_line: called with each line.
         on_error: called with what ``on_line`` raised, after which nothing is passed on any more.
         name: of the thread.
+        max_bytes: of a line; a longer one is passed on in pieces. Any, when negative.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class OutputRelay:
         on_line: Callable[[bytes], None],
         on_error: Callable[[OSError], None],
         name: str,
+        max_bytes: int = -1,
     ) -> None:
         self._output, self._on_line, self._on_error = output, on_line, on_error
+        self._max_bytes = max_bytes
         self._awaits_line = True
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -52,7 +55,7 @@ class OutputRelay:
     def _run(self) -> None:
         with self._output:
             try:
-                while line := self._output.readline():
+                while line := self._output.readline(self._max_bytes):
                     self._awaits_line = False
                     if self._is_over:
                         return

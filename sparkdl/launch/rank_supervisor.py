@@ -6,18 +6,22 @@ the process that it is forked from has not done so long ago; its place among the
 
 from __future__ import annotations
 
+import queue
 import socket
 import tempfile
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, Any
 
+from sparkdl.collective import Deadline
 from sparkdl.launch.guarded_process import how_it_ended
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.outcome import Failure
+from sparkdl.launch.output_relay import OutputRelay
 from sparkdl.launch.rank_nursery import ForkedRank
 
 LAST_LINES = 40
@@ -30,7 +34,10 @@ ABORT_GRACE_S = 3.0
 """How long a rank may take to notice that another one failed, and say where it was, before it is ended."""
 
 RELAY_TIMEOUT_S = 30.0
-"""How long the last lines and the result of a rank that has ended may take to be written down."""
+"""How long the result of a rank that has ended may take to be written down."""
+
+LAST_LINES_TIMEOUT_S = 2.0
+"""How long nothing may come of a rank that has ended before it is taken that somebody else holds its output open."""
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size stay in the task's memory; larger ones wait in a temporary file."""
@@ -48,6 +55,7 @@ class RankSupervisor:
         more_variables: variables that are those of this launch alone.
         modules: what the process has imported before it is this rank.
         inherited: file descriptors that it inherits, by the variables that tell it their numbers.
+        on_start: called once the process is there, from a thread.
         on_line: called with each line that it prints, from one thread.
         on_event: called with each event that it reports, from one thread.
     """
@@ -61,6 +69,7 @@ class RankSupervisor:
         more_variables: Mapping[str, str] | None = None,
         modules: Sequence[str] = (),
         inherited: Mapping[str, int] | None = None,
+        on_start: Callable[[], None] = lambda: None,
         on_line: Callable[[str], None],
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -68,6 +77,7 @@ class RankSupervisor:
         self._rank, self._payload = rank, payload
         self._environment, self._more_variables = environment, more_variables or {}
         self._modules, self._inherited = modules, inherited or {}
+        self._on_start = on_start
         self._on_line, self._on_event = on_line, on_event
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._error_chunks: list[bytes] = []
@@ -76,10 +86,15 @@ class RankSupervisor:
         self._stop_reason: str | None = None
         self._news = threading.Event()
         self._is_ended = False
+        self._orders: queue.SimpleQueue[tuple[dict[str, Any], bytes | memoryview] | None] = (
+            queue.SimpleQueue()
+        )
 
     def __enter__(self) -> RankSupervisor:
         ours, theirs = socket.socketpair()
-        with theirs:
+        self._connection = MessageConnection(ours)
+        with theirs, ExitStack() as stack:
+            stack.callback(self._connection.close)
             self._process = ForkedRank(
                 environment=self._environment,
                 more_variables=self._more_variables,
@@ -87,21 +102,29 @@ class RankSupervisor:
                 name=f"sparkdl-rank-{self._rank}"[:15],
                 task=theirs.fileno(),
                 inherited=self._inherited,
+                on_start=self._on_start,
                 on_exit=self._news.set,
             )
-        self._connection = MessageConnection(ours)
-        self._threads = [
-            threading.Thread(
-                target=self._relay, args=(source,), name=f"sparkdl-rank-{self._rank}", daemon=True
+            stack.callback(self._process.end, grace_s=0.0)
+            name = f"sparkdl-rank-{self._rank}"
+            self._lines = OutputRelay(
+                self._process.output,
+                on_line=self._take_line,
+                on_error=self._give_up,
+                name=name,
+                max_bytes=CHUNK_BYTES,
             )
-            for source in (self._relay_lines, self._relay_messages)
-        ]
-        for thread in self._threads:
-            thread.start()
+            self._threads = [
+                threading.Thread(target=target, name=name, daemon=True)
+                for target in (self._relay_messages, self._send_orders)
+            ]
+            for thread in self._threads:
+                thread.start()
+            stack.pop_all()
         view = memoryview(self._payload)
         for start in range(0, len(view), CHUNK_BYTES):
-            self._send({"kind": "payload"}, view[start : start + CHUNK_BYTES])
-        self._send({"kind": "unpickle"})
+            self._orders.put(({"kind": "payload"}, view[start : start + CHUNK_BYTES]))
+        self._orders.put(({"kind": "unpickle"}, b""))
         return self
 
     def __exit__(
@@ -118,7 +141,7 @@ class RankSupervisor:
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Have the rank call its function; the order is what it has to know apart from that."""
-        self._send({"kind": "start", **order})
+        self._orders.put(({"kind": "start", **order}, b""))
 
     def stop(self, reason: str) -> None:
         """Have :meth:`wait` end the rank, because ``reason``. Safe from any thread."""
@@ -139,6 +162,11 @@ class RankSupervisor:
             return None
         if self._stop_reason is not None:
             return Failure(rank=self._rank, error=self._stop_reason, traceback="", is_consequence=True)
+        if self._process.refusal is not None:
+            reason, said = self._process.refusal
+            return Failure(
+                rank=self._rank, error=f"its process could not be started: {reason}", traceback=said
+            )
         status = self._process.status
         assert status is not None, "it has just been ended"
         unasked = " before its function returned" if status >= 0 else ""
@@ -155,37 +183,46 @@ class RankSupervisor:
             return
         self._process.end(grace_s=grace_s)
         self._is_ended = True
-        for thread in self._threads:
-            thread.join(RELAY_TIMEOUT_S)
-        self._connection.close()
-        self._process.outputs[0].close()
-
-    def _send(self, header: dict[str, Any], body: bytes | memoryview = b"") -> None:
-        try:
-            self._connection.send(header, body)
-        except OSError:
-            pass  # it died at its start; wait() tells how
-
-    def _relay(self, source: Callable[[], None]) -> None:
-        try:
-            source()
-        except Exception as error:
-            # Nobody takes what the rank says any more, so it would block, and the others with it.
-            self._failure = Failure(
-                rank=self._rank,
-                error=f"its task could not take what it said: {type(error).__name__}: {error}",
-                traceback=traceback.format_exc(),
+        if not self._lines.finish(Deadline(LAST_LINES_TIMEOUT_S), is_patient=True):
+            self._on_line(
+                "What this rank left running, in a session of its own, still holds its output open; no more is shown."
             )
-            self._news.set()
+        self._orders.put(None)
+        receiving, sending = self._threads
+        receiving.join(RELAY_TIMEOUT_S)
+        self._connection.close()
+        sending.join(RELAY_TIMEOUT_S)
 
-    def _relay_lines(self) -> None:
+    def _send_orders(self) -> None:
+        # From a thread, as a process that imports yet takes nothing, while the task has more to do.
+        while (order := self._orders.get()) is not None:
+            try:
+                self._connection.send(*order)
+            except OSError:
+                return  # it died at its start; wait() tells how
+
+    def _give_up(self, error: Exception) -> None:
+        # Nobody takes what the rank says any more, so it would block, and the others with it.
+        self._failure = Failure(
+            rank=self._rank,
+            error=f"its task could not take what it said: {type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+        )
+        self._news.set()
+
+    def _take_line(self, raw: bytes) -> None:
         # A line without an end arrives in pieces.
-        while raw := self._process.outputs[0].readline(CHUNK_BYTES):
-            line = raw.decode("utf-8", "replace").rstrip("\r\n")
-            self._last_lines.append(line)
-            self._on_line(line)
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        self._last_lines.append(line)
+        self._on_line(line)
 
     def _relay_messages(self) -> None:
+        try:
+            self._take_messages()
+        except Exception as error:
+            self._give_up(error)
+
+    def _take_messages(self) -> None:
         while (message := self._connection.receive()) is not None:
             header, body = message
             if header["kind"] == "event":

@@ -77,7 +77,7 @@ def test_a_classifier_gives_what_evaluators_take(people, classified):
 
 def test_a_row_alone_is_told_what_it_is_told_in_a_frame(people, classified):
     _, model = classified
-    assert (model.numClasses, model.numFeatures) == (2, -1)
+    assert (model.numClasses, model.numFeatures) == (2, 7)
     for row in model.transform(people.limit(3)).collect():
         features = {name: row[name] for name in model.getFeaturesCols()}
         assert model.predict(features) == row["prediction"]
@@ -105,6 +105,7 @@ def test_nulls_in_training_are_named(people, tmp_path):
     assert store_is_empty(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_grid_over_layers_and_learning_rates_chooses_a_regressor(people, tmp_path):
     estimator = TorchRegressor(featuresCol="image", labelCol="price", epochs=5, **common(tmp_path))
     assert isinstance(estimator, Regressor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,8 +104,13 @@ def test_labels_of_a_damaged_file_are_an_error_with_file_row_group_and_column(
     dataset = materialize(spark.read.parquet(str(damaged)), ["x", "y"], store)
     assert sum(map(len, stored_values(dataset, "y"))) == 2000
     path = damaged / "b.parquet"
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0 failed"):
+    chunk, times = pq.read_metadata(path).row_group(0).column(1), path.stat()
+    content = bytearray(path.read_bytes())
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    content[chunk.data_page_offset : end] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # a disk's fault, not another file
+    with pytest.raises(CorruptFileError, match=r"b\.parquet, row group 0, column 'y' failed"):
         list(stored_values(dataset, "y"))
 
 

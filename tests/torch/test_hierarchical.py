@@ -35,6 +35,7 @@ def seen(scene: str) -> list[Outcome]:
     return [outcomes[scene] for outcomes in played()]
 
 
+@pytest.mark.slow
 def test_large_tensors_are_right() -> None:
     for outcome in seen("sums"):
         assert outcome["is right"]

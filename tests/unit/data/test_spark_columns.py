@@ -5,7 +5,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
 from sparkdl.data import Column
-from sparkdl.data.spark_columns import check_like
+from sparkdl.data.spark_columns import check_like, check_types
 from sparkdl.errors import DataError
 
 TRAINED = {
@@ -46,3 +46,18 @@ def test_numbers_of_any_type_stand_for_numbers(trained, data_type):
 def test_columns_of_another_kind_are_refused_with_both_types(trained, data_type, message):
     with pytest.raises(DataError, match=message):
         check_like(T.StructField("x", data_type), TRAINED[trained])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "message"),
+    [
+        (
+            T.StringType(),
+            "'x' holds string, not numbers. .* StringIndexer.* TorchClassifier .* TextClassifier .* prepareFeatures",
+        ),
+        (T.BinaryType(), "'x' holds binary, not numbers. Decode .* ImageClassifier .* prepareFeatures"),
+    ],
+)
+def test_who_has_no_numbers_is_told_of_all_that_takes_them(data_type, message):
+    with pytest.raises(DataError, match=message):
+        check_types(T.StructType([T.StructField("x", data_type)]), ["x"], numbers_only=True)

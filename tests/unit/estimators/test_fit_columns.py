@@ -136,7 +136,8 @@ REFUSED = {
     "strings as features": (
         {"featuresCol": "kind"},
         DataError,
-        "Column 'kind' holds string values, not numbers. Give prepareFeatures",
+        "Column 'kind' holds string values, not numbers. Give prepareFeatures .* StringIndexer, .* TorchClassifier "
+        "and TorchRegressor take strings as categories, TextClassifier takes texts",
     ),
     "a name that forward lacks": (
         {"passFeaturesBy": "name"},

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pyspark.sql import Row
 
 from sparkdl.data import scan_dataset
 from sparkdl.data.drawn_rows import draw_rows
@@ -16,7 +17,9 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.ready_made.classes import count_classes
+from sparkdl.estimators.ready_made.models import TorchClassificationModel
 from sparkdl.estimators.ready_made.shared_arguments import SharedArguments
+from sparkdl.estimators.ready_made.single_row import answer_row
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel
 
@@ -271,3 +274,49 @@ def test_shared_arguments_are_those_of_the_torch_estimator(made):
     assert set(SharedArguments.__annotations__) < set(arguments)
     assert arguments["numWorkers"].annotation == "int | None"
     assert "numWorkers: ranks that train together" in inspect.getdoc(made)
+
+
+def fitted(dataset, **params):
+    inputs = learn(TorchClassifier(labelCol="kind", **params), dataset)
+    return TorchClassificationModel(SavedModel(inputs.spec.model.eval(), inputs.signature))
+
+
+def test_a_row_of_a_frame_is_predicted_whatever_else_it_holds(dataset):
+    model = fitted(dataset, featuresCol=["age", "kind", "vector"])
+    features = {"age": 0.5, "kind": "bee", "vector": [1.0, 2.0, 3.0, 4.0]}
+    expected = model.predictProbability(features)
+    assert model.predictProbability(Row(label="bee", when=None, **features)) == expected
+    assert model.predictProbability({"label": b"", **features}) == expected
+    alone = fitted(dataset, featuresCol="vector")
+    for each in (Row(vector=features["vector"], kind=None), features["vector"]):
+        assert alone.predictRaw(each) == alone.predictRaw({"vector": features["vector"]})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (Row(age=0.5), "no column 'kind'. The columns are: age"),
+        ({"age": "old", "kind": "bee"}, "'age' takes a number, .*, not str"),
+        ({"age": None, "kind": "bee"}, "'age' is null"),
+        ({"age": 0.5, "kind": 3}, "'kind' takes a string, .*, not int"),
+        ([0.5, "bee"], "several columns: give a dict of age, kind, or a Row that has them, not list"),
+    ],
+)
+def test_one_row_that_does_not_fit_is_refused_by_its_column(dataset, row, message):
+    inputs = learn(TorchClassifier(labelCol="class", featuresCol=["age", "kind"]), dataset)
+    with pytest.raises(DataError, match=message):
+        answer_row(SavedModel(inputs.spec.model, inputs.signature), row, "prediction")
+
+
+@pytest.mark.parametrize(
+    ("features", "count"),
+    [
+        ("vector", 4),
+        (["age", "count"], 2),
+        (["age", "flag", "kind"], 3),
+        (["vector", "kind"], 5),
+        ("kind", 1),
+    ],
+)
+def test_a_model_counts_scalars_and_elements_of_arrays_as_features(dataset, features, count):
+    assert fitted(dataset, featuresCol=features).numFeatures == count

@@ -247,6 +247,39 @@ def test_one_row_of_spark_or_its_pixels_is_answered_alike(dataset):
     assert len(answers[0]) == 3
 
 
+OTHER_VALUES = {
+    "bytes for an image": (
+        "image",
+        b"png",
+        "'image' takes a row of Spark's image source .*, not bytes",
+    ),
+    "a path for an image": ("image", "a.png", "'image' takes a row of Spark's image source .*, not str"),
+    "half an image": ("image", {"height": 2}, "not dict. KeyError: 'width'"),
+    "too few bytes": (
+        "image",
+        {"height": 2, "width": 2, "nChannels": 3, "data": b"1"},
+        "not dict. ValueError: cannot reshape",
+    ),
+    "a path for bytes": ("encoded", "a.png", "'encoded' takes bytes, .*, not str. Give what is in the file"),
+    "a number for bytes": ("encoded", 7, "'encoded' takes bytes, .*, not int"),
+    "nothing for bytes": ("encoded", None, "'encoded' is null in this row"),
+    "bytes for arrays": ("nested", b"png", "'nested' takes arrays of numbers, .*, not bytes"),
+    "arrays of no one length": (
+        "nested",
+        [[1.0], [1.0, 2.0]],
+        "'nested' takes arrays of numbers, .*, not list",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_VALUES)
+def test_one_row_of_another_kind_is_refused_with_what_the_column_takes(dataset, case):
+    name, value, message = OTHER_VALUES[case]
+    model = saved(ImageClassifier(featuresCol=name, **SMALL), dataset)
+    with pytest.raises(DataError, match=message):
+        answer_row(model, value, "prediction")
+
+
 REFUSED = {
     "two columns": (["encoded", "image"], {}, ParamError, "takes one column of images"),
     "no column": ("nowhere", {}, DataError, "no column 'nowhere'"),

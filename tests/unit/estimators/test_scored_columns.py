@@ -6,13 +6,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from pyspark.ml import Model
+from pyspark.ml.param import Param
 from torch import nn
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators import TorchEstimator
+from sparkdl.estimators import TorchEstimator, TorchModel
 from sparkdl.estimators.scored_columns import ScoredColumn, check_scored_columns, result_type
+from sparkdl.estimators.scored_mixins import scored_columns_of
 from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch
 from sparkdl.training.architecture import pack_module
+from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.signature import ModelOutput, ModelSignature
 from tests.training.signatures import make_inputs, make_signature
 
@@ -168,10 +172,44 @@ def test_what_a_model_cannot_answer_is_named_with_its_param(name):
 
 def test_columns_are_those_that_have_a_name():
     estimator = TorchEstimator()
-    assert estimator.scored_columns() == (ScoredColumn(name="prediction"),)
+    assert scored_columns_of(estimator) == (ScoredColumn(name="prediction"),)
     estimator.setProbabilityCol("p").setPredictionCol("").setPredictionType("long")
-    assert estimator.scored_columns() == (ScoredColumn(name="p", answer="probability"),)
+    assert scored_columns_of(estimator) == (ScoredColumn(name="p", answer="probability"),)
     with pytest.raises(ParamError, match="are all empty"):
-        estimator.setProbabilityCol("").scored_columns()
+        scored_columns_of(estimator.setProbabilityCol(""))
     with pytest.raises(ParamError, match="one name: rawPredictionCol 'p', probabilityCol 'p'"):
-        estimator.setProbabilityCol("p").setRawPredictionCol("p").scored_columns()
+        scored_columns_of(estimator.setProbabilityCol("p").setRawPredictionCol("p"))
+
+
+@pytest.mark.parametrize("classes", [LETTERS, (False, True), (-1, 1), None])
+def test_labels_are_called_in_the_order_of_their_probabilities(classes):
+    signature = make_signature((2,), "class", num_classes=len(classes or LETTERS), classes=classes)
+    module = nn.Linear(2, len(classes or LETTERS))
+    model = TorchModel(SavedModel(module, signature))
+    if classes is None:
+        assert model.labels is None
+        return
+    assert model.labels == list(classes)
+    predictor = load_predictor(ScoringModel(pack_module(module), signature, 4))
+    for row in score_batch(predictor, (pa.array(ROWS),), EVERYTHING).to_pylist():
+        assert row["prediction"] == model.labels[int(np.argmax(row["probability"]))]
+
+
+def test_labels_of_several_heads_come_by_label_column():
+    outputs = (
+        ModelOutput(name="kind", kind="class", num_classes=3, classes=LETTERS),
+        ModelOutput(name="price", kind="value"),
+    )
+    signature = ModelSignature(inputs=make_inputs("x"), outputs=outputs)
+    model = TorchModel(SavedModel(nn.Identity(), signature))
+    assert model.labels == {"kind": ["a", "b", "c"], "price": None}
+
+
+def test_a_model_has_besides_what_spark_has_only_what_users_ask_it():
+    def public(kind):
+        params = {name for name in dir(kind) if name.startswith(("get", "set"))}
+        params |= {name for name in dir(kind) if isinstance(getattr(kind, name), Param)}
+        return {name for name in dir(kind) if not name.startswith("_")} - params
+
+    added = public(TorchModel) - public(Model) - {"load", "read", "save", "write"}
+    assert added == {"history", "labels", "module", "saved", "summary"}

@@ -51,8 +51,12 @@ def test_scalars_are_features_too():
 
 def test_rows_that_do_not_fit_are_named():
     predictor = load_predictor(make_model()[0])
-    with pytest.raises(DataError, match="'x' has arrays of 1 to 2 elements; all must have 2"):
+    with pytest.raises(
+        DataError,
+        match=r"'x' has arrays of 1 to 2 elements; all must have 2\. The model was trained on arrays",
+    ) as refusal:
         score_batch(predictor, (pa.array([[1.0, 2.0], [1.0]]),))
+    assert "ParquetFeed" not in str(refusal.value)
     with pytest.raises(DataError, match="'x' has 1 null"):
         score_batch(predictor, (pa.array([[1.0, None]]),))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sparkdl.collective.authentication import new_secret
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.meeting import Meeting, Peer
+from tests.collective.eventually import eventually
 
 PEERS = [Peer(host=f"host-{rank}", conflicts=[], coordinator="here" * (rank == 0)) for rank in range(2)]
 
@@ -80,23 +82,30 @@ def test_what_spark_says_of_a_cancelled_stage_is_raised(spark: Any) -> None:
             meeting.peers()
 
 
-def test_tasks_of_another_attempt_are_not_introduced_to_those_of_the_first(spark: Any) -> None:
+@pytest.mark.parametrize("first_is_gone", [False, True])
+def test_tasks_of_several_attempts_are_left_to_spark(first_is_gone: bool) -> None:
     secret = new_secret()
     heard: list[Any] = []
-    with (
-        DriverChannel(secret, 2) as channel,
-        DriverLink(channel.address, secret, rank=0, host="a") as first,
-        DriverLink(channel.address, secret, rank=0, host="a") as second,
-        DriverLink(channel.address, secret, rank=1, host="b") as other,
-    ):
-        met = threading.Event()
-        # Each connection is served by a thread of its own: a line says that what came before it has been taken.
-        first.meet({"attempt": 1}, lambda _: met.set())
-        first.line("said")
-        assert channel.next_message(10) is not None
-        second.meet({"attempt": 2}, heard.append)
-        second.line("said")
-        assert channel.next_message(10) is not None
-        other.meet({"attempt": 1}, lambda _: None)
-        assert met.wait(10)
+    with DriverChannel(secret, 2) as channel, ExitStack() as links:
+
+        def meet(rank: int) -> DriverLink:
+            link = links.enter_context(DriverLink(channel.address, secret, rank=rank, host="here"))
+            link.meet({"rank": rank}, heard.append)
+            # Each connection is served by a thread of its own: a line says that what came before it has been taken.
+            link.line("said")
+            assert channel.next_message(10) is not None
+            return link
+
+        first = meet(0)
+        if first_is_gone:
+            assert first._connection is not None
+            first._connection.close()
+            assert eventually(lambda: bool(channel.failures))
+        else:
+            meet(0)
+        last = meet(1)
+        last.line("and is heard on")
+        message = channel.next_message(10)
+        assert message is not None
+        assert message.line == "and is heard on"
     assert heard == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
-from sparkdl.launch import rank_nursery
+from sparkdl.launch import rank_nursery, rank_supervisor
 from sparkdl.launch.outcome import Failure
 from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_environment import rank_environment
@@ -34,7 +35,7 @@ def supervised(function: Callable[[Any], Any], **options: Any) -> Iterator[RankS
             rank=0,
             payload=cloudpickle.dumps((function, (), {})),
             environment=rank_environment(options.pop("environment", {}), gpus=None),
-            on_line=lambda line: None,
+            on_line=options.pop("on_line", lambda line: None),
             on_event=lambda event: None,
             **options,
         ) as supervisor,
@@ -166,6 +167,74 @@ def test_a_rank_that_is_ended_while_its_libraries_are_imported_leaves_nothing(tm
     assert wait_until_gone([int((tmp_path / "pid").read_text())], 10) == []
 
 
+def test_a_rank_that_leaves_a_process_with_its_output_does_not_hold_up_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_supervisor, "LAST_LINES_TIMEOUT_S", 0.2)
+
+    def leave_behind(context: Any) -> int:
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+        )
+        return child.pid
+
+    lines: list[str] = []
+    left = value_of(leave_behind, on_line=lines.append)
+    os.kill(left, signal.SIGKILL)
+    assert "still holds its output open" in lines[-1]
+
+
+def test_a_large_function_does_not_wait_for_imports_and_stopping_does_not_either(tmp_path: Path) -> None:
+    (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(600)\n")
+    ballast = os.urandom(16 << 20)
+    with supervised(
+        lambda context: len(ballast),
+        modules=("slow_library",),
+        environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+    ) as supervisor:  # which it would not reach
+        supervisor.stop("another rank failed")
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "another rank failed"
+
+
+def test_what_dies_while_it_imports_is_told_with_its_last_words_and_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "bad_library.py").write_text(
+        "import os\nprint('no such processor', flush=True)\nos.abort()\n"
+    )
+    with supervised(
+        look_around, modules=("bad_library",), environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    ) as supervisor:
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "could not be started: the process that imports for it was ended by SIGABRT" in failure.error
+    assert "no such processor" in failure.traceback
+    assert "bad_library" in failure.traceback, "where it was"
+    assert not failure.is_loss
+
+
+def test_a_worker_with_many_descriptors_starts_ranks_too() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert value_of(look_around, environment={"OF_ALL": "many"})["pid"]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_fork_of_the_worker_neither_ends_nor_keeps_what_ranks_are_forked_from() -> None:
+    first = value_of(look_around)
+    child = os.fork()
+    if child == 0:
+        rank_nursery._close_idle()
+        os._exit(len(rank_nursery._idle))
+    assert os.waitpid(child, 0)[1] == 0
+    assert value_of(look_around)["parent"] == first["parent"]
+
+
 def test_what_a_task_prepares_serves_the_next_rank_and_later_partitions_prepare_nothing() -> None:
     rank_nursery._close_idle()
     prepare_in_task(2, num_ranks=2, modules=("wave",))
@@ -186,7 +255,7 @@ def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_p
         "import socket\n"
         "ours, theirs = socket.socketpair()\n"
         "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"
-        "    name='rank', task=theirs.fileno(), inherited={}, on_exit=lambda: None)\n"
+        "    name='rank', task=theirs.fileno(), inherited={}, on_start=lambda: None, on_exit=lambda: None)\n"
         "print(rank.pid, rank._nursery._process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -199,3 +268,23 @@ def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_p
         process.kill()
     assert len(pids) == 2
     assert wait_until_gone(pids, 10) == []
+
+
+def test_a_process_that_imports_yet_ends_with_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "slow_library.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    worker = (
+        "import os, time; from sparkdl.launch.rank_nursery import RankNursery\n"
+        "nursery = RankNursery(dict(os.environ), ['slow_library'])\n"
+        f"while not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    assert (
+        subprocess.run([sys.executable, "-c", worker], env=environment, timeout=60, check=False).returncode
+        == -9
+    )
+    while not (tmp_path / "pid").read_text():
+        threading.Event().wait(0.02)
+    assert wait_until_gone([int((tmp_path / "pid").read_text())], 10) == []

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import RankError
+from sparkdl.collective.membership import is_consequence
+from sparkdl.errors import RankError, SparkdlError
 from sparkdl.training.single_rows import single_rows_allowed
 from tests.run_ranks import run_ranks
+from tests.training.test_validation import with_split
 from tests.training.training_scenes import (
     make_model,
     make_spec,
@@ -158,6 +160,59 @@ def test_a_loss_that_is_no_longer_finite_is_named_with_epoch_and_step(tmp_path, 
     )
     with pytest.raises(RankError, match=r"TrainingError: The loss became (inf|nan) in epoch 1, step [23]"):
         run_ranks(world_size, train_all, [(spec, dataset)])
+
+
+class FailsOnOneRank(nn.Module):
+    """A loss that fails in the third batch of rank 1, while rank 0 waits for its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, outputs, labels):
+        self.calls += 1
+        if torch.distributed.get_rank() == 1 and self.calls == 3:
+            raise RuntimeError("not these rows")
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+def fail_on_one_rank(environment, spec, dataset):
+    with pytest.raises(SparkdlError) as caught:
+        train_all(environment, [(spec, dataset)])
+    return str(caught.value), is_consequence(caught.value)
+
+
+def test_a_loss_that_fails_on_one_rank_is_told_by_that_rank_and_is_a_consequence_on_the_other(tmp_path):
+    spec = make_spec(loss=FailsOnOneRank(), batch_size=4)
+    (other, own) = run_ranks(2, fail_on_one_rank, spec, write_dataset(tmp_path, 40))
+    told = "In epoch 1, step 3 on rank 1 training failed: RuntimeError: not these rows. The batch: x float32 (4, 4)"
+    assert own[0].startswith(told)
+    assert not own[1]
+    assert other[1]
+    assert told in other[0], "why rank 1 has aborted"
+
+
+class FailsInValidation(nn.Module):
+    def forward(self, outputs, labels):
+        if not torch.is_grad_enabled():
+            raise IndexError("not these rows")
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+def fail_to_augment(arrays):
+    raise KeyError("nowhere")
+
+
+def test_validation_and_augment_that_fail_are_told_with_their_place(tmp_path):
+    dataset = write_dataset(tmp_path, 40)
+    validated = with_split(make_spec(loss=FailsInValidation()), dataset, 0.3)
+    with pytest.raises(RankError, match="In epoch 1 on rank 0 validation failed: IndexError: not these rows"):
+        run_ranks(1, train_all, [(validated, dataset)])
+    message = (
+        "In epoch 1, step 1 on rank 0 preparing the batch failed: KeyError: 'nowhere'. The batch: x float32"
+    )
+    with pytest.raises(RankError, match=message):
+        run_ranks(1, train_all, [(make_spec(augment=fail_to_augment), dataset)])
 
 
 def loss_in_any_order(outputs, labels):

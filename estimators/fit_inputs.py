@@ -121,7 +121,8 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
     gradients = try_step(spec, dataset) or found.gradients
     _check_sparse(params, gradients)
-    spec = replace(spec, has_unused_parameters=gradients.lack_some)
+    # Other rows may take another way through a step of the user's own than those that were tried.
+    spec = replace(spec, has_unused_parameters=gradients.lack_some or spec.user_step is not None)
     signature = _signature(found, heads)
     check_scored_columns(scored_columns_of(params), signature.outputs)
     return FitInputs(spec, signature, row)

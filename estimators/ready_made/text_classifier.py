@@ -203,15 +203,14 @@ class TextClassifier(
     def _make_pretrained(self, folder: str, name: str, num_classes: int) -> MadeModel:
         with seeded(self.getSeed()):
             tokenizer, network = load_folder(folder, num_outputs=num_classes)
-        longest, max_length = longest_text(tokenizer, network), self.getMaxLength()
-        if longest is not None and max_length > longest:
-            if self.isSet(self.maxLength):
-                raise ParamError(
-                    f"Param maxLength is {max_length}, and the model in {folder!r} takes {longest} tokens at most. "
-                    f"Lower maxLength to {longest}."
-                )
-            max_length = longest
-        inputs = PretrainedTextInputs(column=name, tokenizer=tokenizer, max_length=max_length)
+        max_length = self.getMaxLength()
+        longest = longest_text(tokenizer, network, max_length)
+        if longest < max_length and self.isSet(self.maxLength):
+            raise ParamError(
+                f"Param maxLength is {max_length}, and the model in {folder!r} takes {longest} tokens at most. "
+                f"Lower maxLength to {longest}."
+            )
+        inputs = PretrainedTextInputs(column=name, tokenizer=tokenizer, max_length=longest)
         return MadeModel(network, inputs, nn.CrossEntropyLoss())
 
     def model_class(self) -> type[TorchClassificationModel]:

@@ -141,7 +141,11 @@ class TrainingSpec:
     """Threads that read Parquet ahead of the training."""
 
     has_unused_parameters: bool = False
-    """Whether some parameters had no part in the loss when the driver tried it; DDP then looks for them."""
+    """Whether some parameters may have no part in the loss; DDP then looks for them in each step.
+
+    They may with a step of the user's own, whose way may depend on the rows, and where some had none when the driver
+    tried it.
+    """
 
     checkpoints: CheckpointPlan | None = None
     """Where and when checkpoints are taken, and where the fit goes on from; None for no checkpoints."""

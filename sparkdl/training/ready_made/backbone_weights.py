@@ -49,7 +49,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_outputs: int, path: str) -> None:
-    """Load weights into a module, all but those of layers for other classes, which stay as they are.
+    """Load weights into a module, all but those of last layers for other classes, which stay as they are.
+
+    A layer is a last one if it has an output for each class, here as in the weights: a width that happens to be the
+    number of classes makes none.
 
     Args:
         module: to load them into.
@@ -62,6 +65,11 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
     """
     own = module.state_dict()
     last = last_layer(module, num_outputs)
+    of_last = weights.get(f"{last}.weight")
+    num_given = None if of_last is None or of_last.dim() == 0 else len(of_last)
+    of_classes = {
+        f"{layer}.{part}" for layer in _layers_of(module, num_outputs) for part in ("weight", "bias")
+    }
     fitting, missing = {}, []
     for name, tensor in own.items():
         given = weights.get(name)
@@ -70,7 +78,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
         elif given is None:
             is_needed = last is None or name.rpartition(".")[0] != last
             missing += [name] if is_needed else []
-        elif tensor.shape[:1] != (num_outputs,) or given.shape[1:] != tensor.shape[1:]:
+        elif name not in of_classes or given.shape != (num_given, *tensor.shape[1:]):
             missing.append(name)
     spare = [name for name in weights if name not in own]
     if missing or spare:
@@ -113,9 +121,14 @@ def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
 
 def last_layer(module: nn.Module, num_outputs: int) -> str | None:
     """Return the name of the last linear layer or convolution with so many outputs; None where there is none."""
-    found = None
-    for name, layer in module.named_modules():
-        outputs = getattr(layer, "out_features", None) or getattr(layer, "out_channels", None)
-        if isinstance(layer, nn.Linear | nn.Conv2d) and outputs == num_outputs:
-            found = name
-    return found
+    return next(iter(reversed(_layers_of(module, num_outputs))), None)
+
+
+def _layers_of(module: nn.Module, num_outputs: int) -> list[str]:
+    """The names of linear layers and convolutions with so many outputs."""
+    return [
+        name
+        for name, layer in module.named_modules()
+        if (isinstance(layer, nn.Linear) and layer.out_features == num_outputs)
+        or (isinstance(layer, nn.Conv2d) and layer.out_channels == num_outputs)
+    ]

@@ -14,14 +14,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
 from sparkdl.training.ready_made.text_inputs import checked_texts
+from sparkdl.training.validation import evaluating
 
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids")
 _NO_LIMIT = 1 << 20
 """Tokenizers without a limit say so by a huge number."""
+
+_FEW = 8
+"""How many tokens any model takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +103,27 @@ def check_folder(folder: str) -> None:
 
 
 def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNetwork]:
-    """Return tokenizer and network of a folder, with a last layer for so many classes, new where it had others.
+    """Return tokenizer and network of a folder, with last layers for so many classes, new where it had others or none.
 
     Raises:
-        ParamError: if there is no tokenizer, or no model for texts as a whole.
+        ParamError: if there is no tokenizer, or no model for texts as a whole, or its weights are those of another.
     """
     try:
         transformers = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder, local_files_only=True, num_labels=num_outputs, ignore_mismatched_sizes=True
+        model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            local_files_only=True,
+            num_labels=num_outputs,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     except Exception as error:
         raise ParamError(
             f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
             f"{type(error).__name__}: {error}"
         ) from error
+    _check_loaded(model, loading, folder)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ParamError(
@@ -127,9 +137,60 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
     )  # weights may come in a lower precision
 
 
-def longest_text(tokenizer: Any, network: PretrainedTextNetwork) -> int | None:
-    """Return how many tokens a model takes at most; None where it does not say."""
+def longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -> int:
+    """Return how many tokens of a text a model takes, ``wanted`` at most.
+
+    Tries it, too: of the places that their configuration tells of, some models keep the first for what fills up.
+
+    Raises:
+        ParamError: if it takes no text at all.
+    """
     config: Any = network.model.config
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
-    known = [int(limit) for limit in limits if limit is not None and 0 < limit < _NO_LIMIT]
-    return min(known, default=None)
+    most = min([wanted, *(int(limit) for limit in limits if limit is not None and 0 < limit < _NO_LIMIT)])
+    if _failure(tokenizer, network, most) is None:
+        return most
+    taken, refused = min(_FEW, most), most
+    failure = _failure(tokenizer, network, taken)
+    if failure is not None:
+        raise ParamError(
+            f"Param pretrained names a model that fails with a text of {taken} tokens, tried on the driver: "
+            f"{type(failure).__name__}: {failure}"
+        ) from failure
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        if _failure(tokenizer, network, middle) is None:
+            taken = middle
+        else:
+            refused = middle
+    return taken
+
+
+def _failure(tokenizer: Any, network: PretrainedTextNetwork, num_tokens: int) -> Exception | None:
+    """What a model raises with a text of so many tokens."""
+    text = np.array(["a " * num_tokens], dtype=object)
+    inputs = PretrainedTextInputs(column="text", tokenizer=tokenizer, max_length=num_tokens)({"text": text})
+    try:
+        with torch.no_grad(), evaluating(network):
+            network(*(torch.from_numpy(inputs[name]) for name in network.names))
+    except Exception as error:
+        return error
+    return None
+
+
+def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
+    """Check that only layers after the body of a model begin anew: the body's own weights are what it is taken for."""
+    # With names of another shape are both shapes.
+    names = {*loading["missing_keys"], *(each[0] for each in loading["mismatched_keys"])}
+    lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
+    if lacking:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose weights are not those of the model that its config.json tells of: "
+            f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
+            "it again with model.save_pretrained(folder)."
+        )
+
+
+def _is_of_body(name: str, body: str) -> bool:
+    # Models that were trained to guess words lack the pooler, the body's own layer before that for classes.
+    return name.startswith(f"{body}.") and ".pooler." not in name

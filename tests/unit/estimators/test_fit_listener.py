@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from dataclasses import replace
 
 from sparkdl.estimators.fit_listener import FitListener
 from sparkdl.estimators.progress import ProgressLine
@@ -66,3 +68,21 @@ def test_the_run_has_each_epoch_once_whether_restored_or_trained():
         "going on from a checkpoint: epoch 3/3",
         "epoch 3/3",
     ]
+
+
+def test_epochs_since_a_checkpoint_that_come_again_are_told_once_and_then_only_what_became_another():
+    run = NotedRun()
+    listener = FitListener(run, ProgressLine(io.StringIO()))
+    first = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    for epoch in (1, 2, 3):
+        first.epoch(replace(record(epoch), metrics={"val_loss": 0.25, "nothing": math.nan}))
+    assert len(run.epochs) == 3
+    again = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    again.resume(
+        epoch=2, steps=0, history=[replace(record(1), metrics={"val_loss": 0.25, "nothing": math.nan})]
+    )
+    again.epoch(replace(record(2), seconds=7.0, metrics={"val_loss": 0.25, "nothing": math.nan}))
+    again.epoch(replace(record(3), loss=0.5, metrics={"val_loss": 0.125, "nothing": math.nan}))
+    assert run.epochs[3:] == [(3, {"loss": 0.5, "val_loss": 0.125})]
+    again.epoch(replace(record(3), loss=0.5, metrics={"val_loss": 0.125, "nothing": math.nan}))
+    assert len(run.epochs) == 4

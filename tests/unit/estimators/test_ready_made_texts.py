@@ -166,6 +166,30 @@ def test_what_a_pretrained_model_brings_itself_is_refused_beside_it(dataset, pre
         learn(TextClassifier(featuresCol="text", pretrained=pretrained, maxLength=13), dataset)
 
 
+def test_a_model_whose_first_places_are_no_texts_takes_fewer_tokens(dataset, pretrained, tmp_path):
+    folder = write_folder(tmp_path / "later", first_place=2)
+    inputs = learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
+    assert inputs.spec.inputs.prepare.max_length == 10
+    with pytest.raises(ParamError, match="maxLength is 11, and the model in .* takes 10 tokens at most"):
+        learn(TextClassifier(featuresCol="text", pretrained=folder, maxLength=11), dataset)
+    nowhere = write_folder(tmp_path / "nowhere", first_place=40)
+    with pytest.raises(ParamError, match="fails with a text of 8 tokens, tried on the driver: IndexError"):
+        learn(TextClassifier(featuresCol="text", pretrained=nowhere), dataset)
+
+
+@pytest.mark.parametrize("what", ["missing", "mismatched"])
+def test_weights_of_another_model_than_its_config_tells_of_are_refused(dataset, pretrained, tmp_path, what):
+    anew = ["classifier.weight", "classifier.bias", "body.pooler.dense.weight"]
+    head = write_folder(tmp_path / "head", **{what: anew})
+    learn(TextClassifier(featuresCol="text", pretrained=head), dataset)
+    other = write_folder(tmp_path / "other", **{what: [*anew, "body.words.weight"]})
+    with pytest.raises(
+        ParamError,
+        match=r"not those of the model .*: missing or of another shape are body.words.weight\. Save",
+    ):
+        learn(TextClassifier(featuresCol="text", pretrained=other), dataset)
+
+
 def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
     with pytest.raises(ParamError, match="no config.json in such a folder on the driver.*save_pretrained"):
         TextClassifier(pretrained=str(tmp_path / "nowhere")).check_values()

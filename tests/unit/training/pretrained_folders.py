@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 TRANSFORMERS = '''
+import json
 import os
 import numpy as np
 import torch
@@ -13,16 +15,28 @@ from torch import nn
 class Config:
     max_position_embeddings = 12
 
+class Body(nn.Module):
+    def __init__(self, first_place):
+        super().__init__()
+        self.words = nn.Embedding(40, 4, dtype=torch.bfloat16)
+        self.places = nn.Embedding(Config.max_position_embeddings, 4, dtype=torch.bfloat16)
+        self.first_place = first_place
+
+    def forward(self, input_ids):
+        return self.words(input_ids) + self.places(self.first_place + torch.arange(input_ids.shape[1]))
+
 class TinyModel(nn.Module):
-    def __init__(self, num_labels):
+    base_model_prefix = "body"
+
+    def __init__(self, num_labels, first_place):
         super().__init__()
         self.config = Config()
-        self.embedding = nn.Embedding(40, 4, dtype=torch.bfloat16)
+        self.body = Body(first_place)
         self.classifier = nn.Linear(4, num_labels, dtype=torch.bfloat16)
 
     def forward(self, *, input_ids, attention_mask):
-        counted = attention_mask.unsqueeze(2).to(self.embedding.weight.dtype)
-        means = (self.embedding(input_ids) * counted).sum(dim=1) / counted.sum(dim=1)
+        counted = attention_mask.unsqueeze(2).to(self.body.words.weight.dtype)
+        means = (self.body(input_ids) * counted).sum(dim=1) / counted.sum(dim=1)
         return type("Output", (), {"logits": self.classifier(means)})
 
 class TinyTokenizer:
@@ -53,10 +67,20 @@ class AutoTokenizer:
 
 class AutoModelForSequenceClassification:
     @staticmethod
-    def from_pretrained(folder, *, local_files_only, num_labels, ignore_mismatched_sizes):
-        assert local_files_only and ignore_mismatched_sizes
+    def from_pretrained(
+        folder, *, local_files_only, num_labels, ignore_mismatched_sizes, output_loading_info
+    ):
+        assert local_files_only and ignore_mismatched_sizes and output_loading_info
         found(folder, "config.json")
-        return TinyModel(num_labels)
+        with open(os.path.join(folder, "config.json")) as file:
+            said = json.load(file)
+        info = {
+            "missing_keys": said.get("missing", []),
+            "unexpected_keys": [],
+            "mismatched_keys": [(name, (1,), (2,)) for name in said.get("mismatched", [])],
+            "error_msgs": [],
+        }
+        return TinyModel(num_labels, said.get("first_place", 0)), info
 '''
 
 
@@ -70,9 +94,14 @@ def install(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
 
 
-def write_folder(folder):
-    """Write what the stand-in takes for a model and a tokenizer, and return the path."""
+def write_folder(folder, **config):
+    """Write what the stand-in takes for a model and a tokenizer, and return the path.
+
+    Args:
+        folder: a new one.
+        config: weights that are ``missing`` or ``mismatched``, and the ``first_place`` of a text.
+    """
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_text("{}")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
     return str(folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -34,6 +36,24 @@ def test_words_and_marks_between_them_are_tokens_in_lower_case():
     ]  # fmt: skip
     np.testing.assert_array_equal(WORDS.encode("The CAT sat! Élan", 10), [3, 4, 2, 5, 6])
     assert WORDS.num_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "word", ["हिन्दी", "भाषा", "ภาษาไทยที่", "நாடு", "שָׁלוֹם", "क\u094d\u200dष", "❤\ufe0f", "q\u0307"]
+)
+def test_marks_belong_to_the_word_or_character_that_they_are_on(word):
+    assert words_of(f"{word}, {word}") == [word, ",", word]
+
+
+@given(st.text())
+def test_a_letter_and_its_accent_may_be_one_character_or_two(text):
+    assert words_of("cafe\u0301") == ["caf\u00e9"]
+    assert words_of(unicodedata.normalize("NFD", text)) == words_of(text)
+
+
+def test_marks_of_all_of_unicode_belong_to_words():
+    marks = [chr(place) for place in range(sys.maxunicode + 1) if unicodedata.category(chr(place))[0] == "M"]
+    assert [mark for mark in marks if len(words_of(f"x{mark}")) != 1] == []
 
 
 @given(st.text(), st.integers(1, 40))

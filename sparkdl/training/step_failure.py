@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sparkdl.collective.membership import is_consequence
-from sparkdl.errors import SparkdlError, TrainingError
+from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
 from sparkdl.torch import collective_errors
 from sparkdl.training.columns import dtype_name
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
     from sparkdl.training.objective import Batch
 
+_OF_USERS_CODE = (DataError, ParamError, TrainingError)
+
 
 @contextmanager
 def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = None) -> Iterator[None]:
     """Raise errors that say nothing of where they happened from within one that does.
 
-    As they are pass those that sparkdl raises, those behind which another rank's failure is, and a lack of memory.
+    Those with which sparkdl answers functions of the user's, labels and columns keep their type; as they are pass those
+    that tell a step already, those behind which another rank's failure is, and a lack of memory.
 
     Args:
         what: fails.
@@ -32,16 +35,21 @@ def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = N
 
     Raises:
         TrainingError: from the error, whose type and message it repeats.
+        DataError: where one was raised; likewise ParamError.
     """
     try:
         # Else what torch makes of a failed collective looks like an error of the model.
         with collective_errors():
             yield
-    except (SparkdlError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:
         if is_consequence(error):
             raise
+        if isinstance(error, SparkdlError):
+            if type(error) not in _OF_USERS_CODE or ", step " in str(error):
+                raise
+            raise type(error)(f"In {place} on rank {rank}: {error}") from error
         raise TrainingError(
             f"In {place} on rank {rank} {what} failed: {type(error).__name__}: {str(error).rstrip('.')}."
             f"{_described(batch)}"

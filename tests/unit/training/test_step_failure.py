@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sparkdl.collective.membership import is_consequence
-from sparkdl.errors import ParamError, RankLostError, TrainingError
+from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostError, TrainingError
 from sparkdl.training.step_failure import told_with_place
 
 
@@ -34,7 +34,9 @@ def test_what_the_model_raises_is_told_with_epoch_step_rank_and_batch_and_stays_
     [
         (RankLostError("rank 1 is gone"), None),
         (RuntimeError("could not average"), RankLostError("rank 1 is gone")),
-        (ParamError("trainStep returned nothing"), None),
+        (DataError("rank 1 read nothing"), RankLostError("rank 1 is gone")),
+        (TrainingError("The loss became nan in epoch 1, step 2 on rank 3."), None),
+        (CorruptFileError("part-0 is damaged"), None),
         (MemoryError(), None),
         (KeyboardInterrupt(), None),
     ],
@@ -43,3 +45,14 @@ def test_what_is_told_already_or_no_failure_of_the_model_passes_as_it_is(error, 
     with pytest.raises(type(error)) as caught:
         fail_with(error, cause)
     assert caught.value is error
+
+
+@pytest.mark.parametrize("kind", [DataError, ParamError, TrainingError])
+def test_what_sparkdl_says_of_functions_of_the_user_is_told_with_its_place(kind):
+    error = kind("Metric 'm' failed: KeyError: 'nowhere'")
+    with pytest.raises(
+        kind, match="^In epoch 1, step 2 on rank 3: Metric 'm' failed: KeyError: 'nowhere'$"
+    ) as caught:
+        fail_with(error)
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is error

@@ -2,7 +2,8 @@
 
 A fit has a lease in the folder as long as it runs, and looks for those of others once it has its own: of two that begin
 at once, each may refuse, never both go on. One whose process has ended without a word is known at once on the same
-machine, and elsewhere when nobody renews its lease any more.
+machine, and elsewhere when nobody renews its lease any more. One that was only suspended, or cut off from the folder,
+is taken for ended, too: it learns of that by its lease, with its next renewal, and ends with an error.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.filesystems import open_location
-from sparkdl.data.lease import LEASE_S, Lease, file_names, modified
+from sparkdl.data.lease import LEASE_S, Lease, file_names, modified, store_time
 from sparkdl.data.store_failures import explain_failure, store_error
-from sparkdl.data.uses import store_time
-from sparkdl.errors import CheckpointsInUseError
+from sparkdl.errors import CheckpointsInUseError, SparkdlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,29 +32,52 @@ _INTERVAL_S = 0.5
 
 
 @contextmanager
-def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the folder of checkpoints for one fit.
+def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Hold the folder of checkpoints for one fit; give what raises once the fit holds it no longer, and costs nothing.
 
     Args:
         url: of the folder.
         on_wait: is told whose lease it has to wait for, where that may be nobody's any more.
 
     Raises:
-        CheckpointsInUseError: if another fit uses it.
-        StoreError: if it cannot be written.
+        CheckpointsInUseError: if another fit uses it, or may have used it before the end of this one.
+        StoreError: if it cannot be written or read.
     """
     location = open_location(url)
     try:
         lease = Lease(location, f"{_PREFIX}{uuid.uuid4().hex}", json.dumps(_this_process()).encode())
     except Exception as error:
         raise store_error(f"The folder {url} cannot be written: {explain_failure(error)}") from error
+
+    def check() -> None:
+        if lease.is_lost:
+            raise CheckpointsInUseError(
+                f"Another fit may use the checkpointDir {url}: this one was suspended, or cut off from it, for more "
+                f"than {LEASE_S:g} s, and was taken for ended. Wait until the other has ended and fit again, which "
+                "goes on from its checkpoints, or choose another checkpointDir."
+            )
+
+    try:
+        _await_others(location, lease, url, on_wait)
+        yield check
+        lease.stop()
+        lease.look()
+        check()
+    finally:
+        lease.end()
+
+
+def _await_others(location: Location, lease: Lease, url: str, on_wait: Callable[[str], None]) -> None:
     try:
         for name in file_names(location):
             if name.startswith(_PREFIX) and not lease.path.endswith(name):
                 _await_end(location, name, url, on_wait)
-        yield
-    finally:
-        lease.end()
+    except SparkdlError:
+        raise
+    except Exception as error:
+        raise store_error(
+            f"Whether another fit uses {url} cannot be seen: {explain_failure(error)}"
+        ) from error
 
 
 def _await_end(location: Location, name: str, url: str, on_wait: Callable[[str], None]) -> None:

@@ -48,32 +48,38 @@ class FinishedFit:
 
 
 @contextmanager
-def checkpoints_of(params: _TorchEstimatorParams, on_wait: Callable[[str], None]) -> Iterator[str | None]:
-    """Give the URL where a fit has its checkpoints, alone; None for no checkpoints.
+def checkpoints_of(
+    params: _TorchEstimatorParams, on_wait: Callable[[str], None]
+) -> Iterator[tuple[str | None, Callable[[], None]]]:
+    """Give the URL where a fit has its checkpoints, alone, or None for none; and what raises once it is not alone.
 
-    It is as the Param says, or in the Store until the fit ends if it may be restarted.
+    The URL is as the Param says, or in the Store until the fit ends if it may be restarted.
 
     Args:
         params: of the fit.
         on_wait: is told what the fit has to wait for.
 
     Raises:
-        CheckpointsInUseError: if another fit uses the folder.
+        CheckpointsInUseError: if another fit uses the folder, or may have used it before the end of this one.
         StoreError: if it cannot be written.
     """
     url = params.getCheckpointDir()
     if url is None:
         scratch = params.getStore().scratch_folder("checkpoints")
         with scratch if params.getMaxRestarts() else nullcontext() as temporary:
-            yield temporary
+            yield temporary, _do_nothing
         return
     store = Store(url)
     try:
         store.check_writable()
     except StoreError as error:
         raise StoreError(f"Param checkpointDir cannot be used. {error}") from error
-    with held_alone(store.url, on_wait):
-        yield store.url
+    with held_alone(store.url, on_wait) as check_alone:
+        yield store.url, check_alone
+
+
+def _do_nothing() -> None:
+    """Nobody else knows of a folder that is made for a fit."""
 
 
 def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:

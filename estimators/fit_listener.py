@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.estimators.validation_mixins import EPOCH_METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sparkdl.estimators.progress import ProgressLine
     from sparkdl.tracking import FitRun
@@ -25,19 +25,21 @@ class FitListener:
     Args:
         run: of MLflow.
         progress: line.
+        check: is called with each event, and ends the fit by what it raises.
 
     Attributes:
         progress: of the fit.
     """
 
-    def __init__(self, run: FitRun, progress: ProgressLine) -> None:
-        self._run = run
+    def __init__(self, run: FitRun, progress: ProgressLine, check: Callable[[], object]) -> None:
+        self._run, self._check = run, check
         self._tracked: dict[int, dict[str, float]] = {}
         self.progress = progress
 
     def hear(self, rank: int, event: Mapping[str, Any]) -> None:
         """Take an event of :class:`~sparkdl.training.progress.ProgressReporter`."""
         del rank  # only rank 0 reports
+        self._check()
         self.progress.update(event)
         if event.get("kind") in ("epoch", "restored"):
             self.track(event)

@@ -62,7 +62,7 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
         with (
             rows.use(lambda: progress.status("Writing the rows to the Store"), _prepare(params)) as parquet,
             store.scratch_folder("weights") as weights,
-            checkpoints_of(params, progress.status) as checkpoints,
+            checkpoints_of(params, progress.status) as (checkpoints, check_alone),
         ):
             params.learn(parquet, spark)
             inputs = prepare_fit(params, parquet)
@@ -71,7 +71,7 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
             mode = cast("TrackingMode", params.getTracking())
             with open_run(mode, experiment=params.getExperiment(), run_name=params.getRunName()) as run:
                 run.log_params(params_to_log(params, parquet))
-                listener = FitListener(run, progress)
+                listener = FitListener(run, progress, check_alone)
                 if finished is None:
                     finished = _train(params, spark, inputs.spec, parquet, weights, listener)
                 else:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset import MANIFEST_NAME
 from sparkdl.data.filesystems import open_location
+from sparkdl.data.lease import store_time
 from sparkdl.data.store_failures import explain_failure
-from sparkdl.data.uses import Marks, mark_for_removal, store_time, unmark_for_removal
+from sparkdl.data.uses import Marks, mark_for_removal, unmark_for_removal
 from sparkdl.errors import StoreError
 
 if TYPE_CHECKING:

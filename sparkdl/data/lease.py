@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sparkdl.data.filesystems import Location
 
@@ -23,6 +24,9 @@ LEASE_S = 120.0
 
 RENEWAL_S = 20.0
 """Seconds between two renewals."""
+
+STORE_TIMEOUT_S = 10.0
+"""How long the end of a lease waits for its store."""
 
 
 class Lease:
@@ -36,17 +40,21 @@ class Lease:
     Attributes:
         path: of the file.
         began: when the file was written.
+        is_lost: whether others may have taken it for over, as it was not renewed in time: its file has gone since, or
+            another lease of its kind lies beside it, whose name begins alike up to the first hyphen. One whose file
+            somebody deleted earlier than that is not lost, and not renewed either.
 
     Raises:
         Exception: of the filesystem, if the folder cannot be written.
     """
 
     def __init__(self, location: Location, name: str, content: bytes = b"sparkdl") -> None:
-        self._location, self._content = location, content
+        self._location, self._name, self._content = location, name, content
         self.path = f"{location.path}/{name}"
         location.make_folder()
         self._write()
-        self.began = modified(location, name)
+        self.began = self._renewed = modified(location, name)
+        self.is_lost = False
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparkdl-lease", daemon=True)
         self._thread.start()
@@ -57,24 +65,62 @@ class Lease:
         return self._is_over.is_set()
 
     def stop(self) -> None:
-        """Renew it no more, and leave the file."""
+        """Renew it no more, and leave the file. A renewal on its way is waited for, but not for long."""
         self._is_over.set()
-        self._thread.join()
+        self._thread.join(STORE_TIMEOUT_S)
 
     def end(self) -> None:
         """Renew it no more and remove the file, if that can be; doing so again does nothing."""
         self.stop()
-        with suppress(Exception):
-            self._location.filesystem.rm(self.path)
+        self.within_timeout(self._remove)
+
+    def look(self) -> None:
+        """See whether it is lost, and renew it if not; without an answer of the store all stays as it was."""
+        self.within_timeout(self._look_or_warn)
+
+    def within_timeout(self, function: Callable[[], object]) -> None:
+        """Call what asks the store, once the renewals have stopped; a store that does not answer costs a warning."""
+        thread = self._thread
+        if not thread.is_alive():
+            thread = threading.Thread(target=function, name="sparkdl-lease-end", daemon=True)
+            thread.start()
+            thread.join(STORE_TIMEOUT_S)
+        if thread.is_alive():
+            logger.warning("The store of %s has not answered for %g s.", self._location.path, STORE_TIMEOUT_S)
 
     def _renew(self) -> None:
         while not self._is_over.wait(RENEWAL_S):
-            try:
-                if not self._location.filesystem.exists(self.path):
-                    return  # somebody deleted the folder on purpose
-                self._write()
-            except Exception as error:
-                logger.warning("The use of %s could not be renewed: %s", self._location.path, error)
+            if not self._look_or_warn():
+                return
+
+    def _look_or_warn(self) -> bool:
+        """Return whether there is something left to renew."""
+        try:
+            return self._look()
+        except Exception as error:
+            logger.warning("The use of %s could not be renewed: %s", self._location.path, error)
+            return True
+
+    def _look(self) -> bool:
+        filesystem = self._location.filesystem
+        filesystem.invalidate_cache()
+        if not filesystem.exists(self.path):
+            # What is not there was removed by others after its time, or by somebody on purpose, with the folder or not.
+            if filesystem.exists(self._location.path):
+                self.is_lost |= store_time(self._location) - self._renewed >= LEASE_S
+            return False
+        self._write()
+        before, self._renewed = self._renewed, modified(self._location, self._name)
+        if self._renewed - before >= LEASE_S:
+            # It may have been removed after we looked, and been written anew.
+            kind = self._name.partition("-")[0]
+            names = {name for name in file_names(self._location) if name.partition("-")[0] == kind}
+            self.is_lost |= names != {self._name}
+        return True
+
+    def _remove(self) -> None:
+        with suppress(Exception):
+            self._location.filesystem.rm(self.path)
 
     def _write(self) -> None:
         with self._location.filesystem.open(self.path, "wb") as file:
@@ -89,6 +135,18 @@ def modified(location: Location, name: str) -> float:
     """
     location.filesystem.invalidate_cache()
     return float(location.filesystem.modified(f"{location.path}/{name}").timestamp())
+
+
+def store_time(location: Location) -> float:
+    """Return what the clock of a Store shows, in seconds: the modification time of a file made for that."""
+    name = f"clock-{uuid.uuid4().hex}.tmp"
+    with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
+        file.write(b"sparkdl")
+    try:
+        return modified(location, name)
+    finally:
+        with suppress(FileNotFoundError):
+            location.filesystem.rm(f"{location.path}/{name}")
 
 
 def file_names(location: Location) -> list[str]:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.data.cleanup import list_folders, remove_folder, remove_old_folders
 from sparkdl.data.dataset import MANIFEST_NAME
 from sparkdl.data.filesystems import Location, absolute_url, open_location
+from sparkdl.data.lease import store_time
 from sparkdl.data.manifest import open_dataset, write_manifest
 from sparkdl.data.store_failures import explain_failure, store_error
-from sparkdl.data.uses import FolderUse, Marks, store_time
+from sparkdl.data.uses import FolderUse, Marks
 from sparkdl.errors import ParamError, StoreError
 
 if TYPE_CHECKING:

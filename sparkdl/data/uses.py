@@ -10,7 +10,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparkdl.data.lease import LEASE_S, Lease, file_names, modified
+from sparkdl.data.lease import LEASE_S, Lease, file_names
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -42,11 +42,14 @@ class FolderUse:
         if self._lease.is_over:
             return
         self._lease.stop()
+        self._lease.within_timeout(self._note_end)
+        self._lease.end()
+
+    def _note_end(self) -> None:
         # A folder that was removed meanwhile must not come back as one that holds nothing but this note.
         with suppress(Exception):
             if self._location.filesystem.exists(self._lease.path):
                 _write(self._location, _LAST_USE)
-        self._lease.end()
 
     def __enter__(self) -> FolderUse:
         return self
@@ -97,17 +100,6 @@ def mark_for_removal(location: Location) -> None:
 def unmark_for_removal(location: Location) -> None:
     """Take :func:`mark_for_removal` back."""
     location.filesystem.rm(f"{location.path}/{_REMOVING}")
-
-
-def store_time(location: Location) -> float:
-    """Return what the clock of a Store shows, in seconds: the modification time of a file made for that."""
-    name = f"clock-{uuid.uuid4().hex}.tmp"
-    _write(location, name)
-    try:
-        return modified(location, name)
-    finally:
-        with suppress(FileNotFoundError):
-            location.filesystem.rm(f"{location.path}/{name}")
 
 
 def _write(location: Location, name: str) -> None:

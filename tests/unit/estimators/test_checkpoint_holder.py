@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 
+from sparkdl.data import lease as lease_module
 from sparkdl.data.lease import LEASE_S
-from sparkdl.errors import CheckpointError, CheckpointsInUseError
+from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
+from sparkdl.estimators import checkpoint_holder
 from sparkdl.estimators.checkpoint_holder import held_alone
 
 ELSEWHERE = {"host": "there", "pid": 7, "where": "another machine", "began": "1"}
@@ -102,3 +105,46 @@ def test_a_fit_elsewhere_that_ends_meanwhile_leaves_the_folder(tmp_path):
     lease = lease_from_elsewhere(tmp_path)
     with held_alone(str(tmp_path), lambda text: lease.unlink()):
         assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_fit_whose_lease_was_taken_for_over_ends_with_an_error_and_one_whose_lease_was_deleted_does_not(
+    tmp_path, monkeypatch, is_late
+):
+    refused = pytest.raises(CheckpointsInUseError, match="suspended, or cut off from it, for more than")
+    with refused if is_late else nullcontext(), held_alone(str(tmp_path), refuse) as check:
+        (lease,) = tmp_path.iterdir()
+        lease.unlink()
+        if is_late:
+            monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+        check()  # nobody has looked since
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_lease_that_was_written_too_late_is_lost_where_another_fit_has_one(tmp_path, monkeypatch, is_late):
+    refused = pytest.raises(CheckpointsInUseError, match="taken for ended")
+    with refused if is_late else nullcontext(), held_alone(str(tmp_path), refuse):
+        other = lease_from_elsewhere(tmp_path)
+        if is_late:
+            monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_lease_that_was_written_too_late_goes_on_where_nobody_took_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+    with held_alone(str(tmp_path), refuse):
+        (tmp_path / "_fitting").touch()
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_error_of_the_store(tmp_path, monkeypatch):
+    def fail(location):
+        raise PermissionError("denied")
+
+    lease_from_elsewhere(tmp_path)
+    monkeypatch.setattr(checkpoint_holder, "store_time", fail)
+    with (
+        pytest.raises(StoreError, match="Whether another fit uses .* cannot be seen: .*denied"),
+        held_alone(str(tmp_path), refuse),
+    ):
+        raise AssertionError("held")

@@ -6,6 +6,9 @@ import io
 import math
 from dataclasses import replace
 
+import pytest
+
+from sparkdl.errors import CheckpointsInUseError
 from sparkdl.estimators.fit_listener import FitListener
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.tracking import NoRun
@@ -52,7 +55,7 @@ def told(epoch):
 
 def test_the_run_has_each_epoch_once_whether_restored_or_trained():
     run, stream = NotedRun(), io.StringIO()
-    listener = FitListener(run, ProgressLine(stream))
+    listener = FitListener(run, ProgressLine(stream), list)
     first = ProgressReporter(lambda event: listener.hear(0, event), epochs=3, steps_per_epoch=2)
     first.resume(epoch=2, steps=1, history=[record(1)])
     assert run.epochs == [told(1)]
@@ -72,7 +75,7 @@ def test_the_run_has_each_epoch_once_whether_restored_or_trained():
 
 def test_epochs_since_a_checkpoint_that_come_again_are_told_once_and_then_only_what_became_another():
     run = NotedRun()
-    listener = FitListener(run, ProgressLine(io.StringIO()))
+    listener = FitListener(run, ProgressLine(io.StringIO()), list)
     first = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
     for epoch in (1, 2, 3):
         first.epoch(replace(record(epoch), metrics={"val_loss": 0.25, "nothing": math.nan}))
@@ -86,3 +89,13 @@ def test_epochs_since_a_checkpoint_that_come_again_are_told_once_and_then_only_w
     assert run.epochs[3:] == [(3, {"loss": 0.5, "val_loss": 0.125})]
     again.epoch(replace(record(3), loss=0.5, metrics={"val_loss": 0.125, "nothing": math.nan}))
     assert len(run.epochs) == 4
+
+
+def test_an_event_ends_a_fit_that_no_longer_holds_its_folder():
+    def check():
+        raise CheckpointsInUseError("taken")
+
+    listener = FitListener(NotedRun(), ProgressLine(io.StringIO()), check)
+    reporter = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    with pytest.raises(CheckpointsInUseError, match="taken"):
+        reporter.epoch(record(1))

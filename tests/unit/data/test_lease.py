@@ -1,0 +1,66 @@
+"""Leases that are lost, and stores that do not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from sparkdl.data import lease as lease_module
+from sparkdl.data.filesystems import open_location
+from sparkdl.data.lease import Lease, modified
+
+NAME = "_fit-one"
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_renewals_find_out_that_a_lease_is_lost(tmp_path, monkeypatch, is_late):
+    def modified_then_gone(location, name):
+        when = modified(location, name)
+        if name == NAME:
+            (tmp_path / NAME).unlink()
+        return when
+
+    monkeypatch.setattr(lease_module, "RENEWAL_S", 0.001)
+    monkeypatch.setattr(lease_module, "modified", modified_then_gone)
+    if is_late:
+        monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+    lease = Lease(open_location(str(tmp_path)), NAME)
+    lease._thread.join(60)
+    assert not lease._thread.is_alive()
+    assert lease.is_lost is is_late
+
+
+def test_a_folder_that_was_removed_does_not_come_back(tmp_path):
+    lease = Lease(open_location(str(tmp_path / "folder")), NAME)
+    (tmp_path / "folder" / NAME).unlink()
+    (tmp_path / "folder").rmdir()
+    lease.stop()
+    lease.look()
+    assert not lease.is_lost
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["_write", "_remove"])
+def test_a_store_that_does_not_answer_does_not_hold_the_end_up(tmp_path, monkeypatch, call):
+    location = open_location(str(tmp_path))
+    called, answer = threading.Event(), threading.Event()
+
+    def hang(*args, **options):
+        called.set()
+        assert answer.wait(60)
+
+    monkeypatch.setattr(lease_module, "STORE_TIMEOUT_S", 0.01)
+    if call == "_write":
+        monkeypatch.setattr(lease_module, "RENEWAL_S", 0.001)
+    lease = Lease(location, NAME)
+    monkeypatch.setattr(Lease, call, hang)
+    began = time.monotonic()
+    if call == "_write":
+        assert called.wait(60)
+    lease.end()
+    assert not answer.is_set()
+    assert time.monotonic() - began < 60
+    answer.set()
+    lease._thread.join(60)

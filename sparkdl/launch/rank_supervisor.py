@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import IO, Any
 
 from sparkdl.collective import Deadline
+from sparkdl.launch.forked_rank import ForkedRank
 from sparkdl.launch.guarded_process import how_it_ended
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.outcome import Failure
 from sparkdl.launch.output_relay import OutputRelay
-from sparkdl.launch.rank_nursery import ForkedRank
 
 LAST_LINES = 40
 """How many of a rank's last log lines stand in for a traceback when it died without one."""

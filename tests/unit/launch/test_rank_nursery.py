@@ -251,7 +251,7 @@ def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_p
     worker.write_text(
         "import os, sys, time\n"
         "from sparkdl.launch.rank_environment import rank_environment\n"
-        "from sparkdl.launch.rank_nursery import ForkedRank\n"
+        "from sparkdl.launch.forked_rank import ForkedRank\n"
         "import socket\n"
         "ours, theirs = socket.socketpair()\n"
         "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"

@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-# A process can hold one Spark session, so each kind of Spark is a part of its own. A part keeps about one core busy.
-TEST_PARTS := test-ranks test-spark-local test-spark-cluster test-commands test-spark-connect
+# A process can hold one Spark session, so each kind of Spark is a part of its own. A part keeps about one core busy, and
+# two of them run side by side, the long ones first.
+TEST_PARTS := test-ranks test-spark-local test-commands test-spark-connect test-unit test-spark-cluster
 COMMANDS := tests/cli tests/notebooks tests/packaging
 
 .PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-native-sanitizers bench lint hooks format clean requirements
@@ -39,7 +40,8 @@ demo: setup
 test: setup test-native
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 $(TEST_PARTS)
 
-test-ranks: TESTS := tests $(addprefix --ignore=,tests/spark $(COMMANDS))
+test-unit: TESTS := tests/unit
+test-ranks: TESTS := tests $(addprefix --ignore=,tests/unit tests/spark $(COMMANDS))
 test-commands: TESTS := $(COMMANDS)
 test-spark-local test-spark-cluster test-spark-connect: TESTS = tests/spark --spark $(@:test-spark-%=%)
 $(TEST_PARTS): SHELL := bash

@@ -26,6 +26,9 @@ _Call = tuple["Future[Any]", "Callable[..., Any]", tuple[Any, ...]]
 
 _alive: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
 
+_running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Those of objects that are gone, too, which end by themselves, but may be in C++ yet."""
+
 
 class DaemonThreads:
     """Runs calls in a number of threads, each beginning with the call that waits longest.
@@ -46,6 +49,7 @@ class DaemonThreads:
         for thread in self._threads:
             thread.start()
         _alive.add(self)
+        _running.update(self._threads)
         # The threads hold the queue and not this, so that they end with whoever forgets to stop them.
         weakref.finalize(self, _end, self._calls, num_threads).atexit = False
 
@@ -100,9 +104,8 @@ def _end(calls: queue.SimpleQueue[_Call | None], num_threads: int) -> None:
 
 @atexit.register
 def _end_with_the_interpreter() -> None:
-    pools = list(_alive)
-    for pool in pools:
+    for pool in list(_alive):
         pool.stop()
     deadline = time.monotonic() + _EXIT_GRACE_S
-    for pool in pools:
-        pool.join(max(0.0, deadline - time.monotonic()))
+    for thread in list(_running):
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -89,3 +89,24 @@ def test_threads_end_with_who_forgets_to_stop_them() -> None:
     for thread in mine:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_the_interpreter_waits_for_a_call_under_way_also_of_threads_that_nobody_has_any_more() -> None:
+    """A thread that comes back from C++ when Python is gone would abort the process."""
+    program = (
+        "import gc, threading, time\n"
+        "from sparkdl.data.daemon_threads import DaemonThreads\n"
+        "threads, begun = DaemonThreads(1, 'test'), threading.Event()\n"
+        "def call():\n"
+        "    begun.set()\n"
+        "    time.sleep(0.3)\n"
+        "    print('ended')\n"
+        "threads.submit(call)\n"
+        "begun.wait()\n"
+        "del threads\n"
+        "gc.collect()\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "ended\n", "")

@@ -53,7 +53,9 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             conflicts=version_conflicts(spec.versions, installed_versions()),
             coordinator=coordinator.address.to_bytes().decode() if coordinator is not None else "",
         )
-        peers = stack.enter_context(Meeting(context, link, mine)).peers()
+        meeting = stack.enter_context(Meeting(context, link, mine))
+        link.watch(meeting.abandon)
+        peers = meeting.peers()
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return

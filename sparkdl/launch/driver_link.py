@@ -61,7 +61,10 @@ class DriverLink:
         self._send({"kind": "meet", "peer": mine})
 
     def watch(self, on_stop: Callable[[str], None]) -> None:
-        """Call ``on_stop`` with the reason, from a thread, when the driver cancels or is gone."""
+        """Call ``on_stop`` with the reason when the driver cancels or is gone; from a thread, or at once if it has.
+
+        It takes the place of one that was given before.
+        """
         with self._lock:
             self._on_stop, reason = on_stop, self._stop_reason
         if reason is not None:

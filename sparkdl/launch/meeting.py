@@ -11,7 +11,9 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import LaunchError
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
@@ -48,8 +50,16 @@ class Meeting:
         link.meet(asdict(mine), self._settle)
 
     def peers(self) -> list[Peer]:
-        """Wait for what all tasks told, by rank."""
+        """Wait for what all tasks told, by rank; the driver limits how long, as it does for the slots of the stage.
+
+        Raises:
+            LaunchError: if the driver cancels, or is gone.
+        """
         return self._peers.result()
+
+    def abandon(self, reason: str) -> None:
+        """Wait no longer. Safe from any thread; does nothing where all have met."""
+        self._fail(LaunchError(f"the tasks did not meet: {reason}"))
 
     def __enter__(self) -> Meeting:
         return self
@@ -66,13 +76,16 @@ class Meeting:
             gathered = context.allGather(json.dumps(asdict(mine)))
             self._settle([json.loads(text) for text in gathered])
         except Exception as error:
-            try:
-                self._peers.set_exception(error)
-            except InvalidStateError:
-                pass  # nobody waits for it any more
+            self._fail(error)
 
-    def _settle(self, peers: list[dict[str, object]]) -> None:
+    def _fail(self, error: Exception) -> None:
         try:
-            self._peers.set_result([Peer(**peer) for peer in peers])  # type: ignore[arg-type]
+            self._peers.set_exception(error)
+        except InvalidStateError:
+            pass  # nobody waits for it any more
+
+    def _settle(self, peers: list[dict[str, Any]]) -> None:
+        try:
+            self._peers.set_result([Peer(**peer) for peer in peers])
         except InvalidStateError:
             pass  # the other way was faster

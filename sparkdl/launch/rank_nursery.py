@@ -44,7 +44,7 @@ class RankNursery:
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         self.key = (dict(environment), tuple(modules))
         # What it says while it imports belongs to no rank, and is of interest if it dies of it.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read after its end, and closed with this object
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ class Goal:
 
     def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
         """Whether a value is better than another by more than some amount; any is than None, and NaN never."""
-        if value != value:  # noqa: PLR0124 - NaN is not itself
+        if math.isnan(value):
             return False
         if than is None:
             return True

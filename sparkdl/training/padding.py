@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def _check_value(value: float, dtype: np.dtype[Any], name: str) -> None:
     if dtype.kind == "f":
         return
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    if value != value or value != int(value) or not least <= value <= most:  # noqa: PLR0124 - NaN is not itself
+    if math.isnan(value) or value != int(value) or not least <= value <= most:
         raise ParamError(
             f"Param paddingValue is {value:g}, and {name!r} holds {dtype}. Choose a value of that type."
         )

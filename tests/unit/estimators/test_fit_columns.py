@@ -12,30 +12,28 @@ import torch
 from torch import nn
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators import TorchEstimator
 from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.scoring import score_batch
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.signature import ModelOutput, ModelSignature
-from tests.training.input_scenes import CODES, KINDS, Heads, Two, decode, write_rows
+from tests.training.input_scenes import CODES, KINDS, Two, decode, write_rows
+from tests.unit.estimators.fit_examples import (
+    HEADS,
+    Encoder,
+    fail,
+    first_mean,
+    loss_alone,
+    loss_by_gradients,
+    make_estimator,
+    two_values,
+)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("rows") / "rows")
-
-
-def make_estimator(**changes):
-    params = {
-        "model": nn.Linear(4, 3),
-        "loss": nn.CrossEntropyLoss(),
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        "featuresCol": "dense",
-        "labelCol": "number",
-    }
-    return TorchEstimator(**{**params, **changes})
 
 
 MISSING = {
@@ -73,44 +71,6 @@ def half(columns):
 def as_label(columns):
     return {"number": columns["dense"]}
 
-
-def fail(batch):
-    raise KeyError("nowhere")
-
-
-def two_values(model, batch):
-    return model(batch["dense"]).mean(dim=1).repeat(2)
-
-
-def loss_alone(model, batch):
-    return model(batch["dense"]).mean()
-
-
-def loss_by_gradients(model, batch):
-    """Wants the output to change little with the features."""
-    rows = batch["dense"].requires_grad_()
-    (slope,) = torch.autograd.grad(model(rows).sum(), rows, create_graph=True)
-    return slope.pow(2).sum()
-
-
-class Encoder(nn.Module):
-    """Returns, as variational encoders do, more than there are labels."""
-
-    def __init__(self, *, sparse: bool = False) -> None:
-        super().__init__()
-        self.last, self.table = nn.Linear(4, 2), nn.Embedding(3, 4, sparse=sparse)
-
-    def forward(self, dense):
-        rows = dense + self.table(torch.zeros(len(dense), dtype=torch.int64))
-        found = self.last(rows)
-        return found, found.mean(dim=1), {"rows": rows}
-
-
-def first_mean(model, batch):
-    return model(batch["dense"])[0].mean()
-
-
-HEADS = {"model": Heads(named=False), "labelCol": ["number", "target"]}
 
 REFUSED = {
     "one loss too few": (
@@ -286,56 +246,6 @@ def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
     changes, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         prepare_fit(make_estimator(**changes), dataset)
-
-
-def test_a_step_may_do_without_labels(dataset):
-    estimator = make_estimator(loss=None, trainStep=loss_alone, labelCol=None)
-    fit = prepare_fit(estimator, dataset)
-    assert fit.spec.heads == ()
-    assert [(output.name, output.kind, output.shape) for output in fit.signature.outputs] == [
-        ("prediction", "value", (3,))
-    ]
-    rows = {"dense": np.zeros((2, 4), np.float32)}
-    assert Predictor(SavedModel(nn.Linear(4, 3), fit.signature)).predict(rows)["prediction"].shape == (2, 3)
-
-
-def test_a_step_is_tried_with_gradients_and_leaves_the_model_and_random_numbers_as_they_were(dataset):
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
-    before = [tensor.clone() for tensor in model.state_dict().values()]
-    estimator = make_estimator(
-        model=model, loss=None, trainStep=loss_by_gradients, labelCol=None, batchSize=1
-    )
-    torch.manual_seed(0)
-    spec = prepare_fit(estimator, dataset).spec
-    drawn = torch.rand(())
-    torch.manual_seed(0)
-    assert drawn == torch.rand(())
-    assert all(map(torch.equal, before, model.state_dict().values()))
-    assert spec.has_unused_parameters  # the last bias
-
-
-def test_any_weight_may_go_unused_in_a_step_whatever_the_first_rows_use(dataset):
-    assert not prepare_fit(make_estimator(), dataset).spec.has_unused_parameters
-    assert prepare_fit(make_estimator(loss=None, trainStep=loss_alone), dataset).spec.has_unused_parameters
-
-
-@pytest.mark.parametrize("labels", [None, "number", ["number", "target"]])
-def test_outputs_of_a_model_with_a_step_need_not_be_one_for_each_label(dataset, labels):
-    estimator = make_estimator(model=Encoder(), loss=None, trainStep=first_mean, labelCol=labels)
-    signature = prepare_fit(estimator, dataset).signature
-    assert [(output.name, output.shape) for output in signature.outputs] == [("prediction", (2,))]
-    model, rows = Encoder(), np.ones((5, 4), np.float32)
-    predicted = Predictor(SavedModel(model, signature)).predict({"dense": rows})["prediction"]
-    np.testing.assert_allclose(predicted, model(torch.from_numpy(rows))[0].detach().numpy(), rtol=1e-6)
-
-
-def test_a_model_with_a_step_and_an_output_for_each_label_predicts_each(dataset):
-    def step(model, batch):
-        return sum(each.mean() for each in model(batch["dense"]))
-
-    estimator = make_estimator(**HEADS, loss=None, trainStep=step)
-    outputs = prepare_fit(estimator, dataset).signature.outputs
-    assert [(output.name, output.shape) for output in outputs] == [("number", (3,)), ("target", ())]
 
 
 @pytest.mark.parametrize(

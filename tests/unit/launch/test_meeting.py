@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparkdl.collective.authentication import new_secret
+from sparkdl.errors import LaunchError
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.meeting import Meeting, Peer
@@ -80,6 +81,26 @@ def test_what_spark_says_of_a_cancelled_stage_is_raised(spark: Any) -> None:
         spark.answers.set()
         with pytest.raises(RuntimeError, match="cancelled"):
             meeting.peers()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_driver_that_cancels_or_goes_while_tasks_meet_is_heard(spark: Any, is_gone: bool) -> None:
+    secret = new_secret()
+    with (
+        DriverChannel(secret, 2) as channel,
+        DriverLink(channel.address, secret, rank=0, host="a") as link,
+        pytest.raises(
+            LaunchError, match="did not meet: the driver is gone" if is_gone else "did not meet: enough"
+        ),
+        Meeting(spark, link, PEERS[0]) as meeting,
+    ):
+        link.watch(meeting.abandon)
+        if is_gone:
+            channel.__exit__(None, None, None)
+        else:
+            channel.cancel("enough")
+        meeting.peers()
+    spark.answers.set()
 
 
 @pytest.mark.parametrize("first_is_gone", [False, True])

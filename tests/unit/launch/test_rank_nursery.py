@@ -24,6 +24,7 @@ from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
 from tests.processes import wait_until_gone
+from tests.unit.launch.orders import order_of_one
 
 
 @contextmanager
@@ -40,17 +41,7 @@ def supervised(function: Callable[[Any], Any], **options: Any) -> Iterator[RankS
             **options,
         ) as supervisor,
     ):
-        supervisor.begin(
-            {
-                "rank": 0,
-                "world_size": 1,
-                "secret": secret.hex(),
-                "coordinator": coordinator.address.to_bytes().decode(),
-                "transport": "auto",
-                "wire": "float32",
-                "operation_timeout_s": 10.0,
-            }
-        )
+        supervisor.begin(order_of_one(coordinator, secret))
         yield supervisor
 
 

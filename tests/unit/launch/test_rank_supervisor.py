@@ -23,6 +23,7 @@ from sparkdl.launch.process_guard import ProcessGuard
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
 from tests.processes import wait_until_gone
+from tests.unit.launch.orders import order_of_one
 
 
 @contextmanager
@@ -40,28 +41,21 @@ def supervised(
         lines.append(line)
         has_line.set()
 
-    with Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator:
-        order = {
-            "rank": 0,
-            "world_size": 1,
-            "secret": secret.hex(),
-            "coordinator": coordinator.address.to_bytes().decode(),
-            "transport": "auto",
-            "wire": "float32",
-            "operation_timeout_s": 10.0,
-        }
-        with RankSupervisor(
+    with (
+        Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator,
+        RankSupervisor(
             rank=0,
             payload=cloudpickle.dumps((function, args, {})),
             environment=rank_environment({}, gpus=None),
             on_line=heard,
             on_event=on_event or events.append,
-        ) as supervisor:
-            if before_begin is not None:
-                assert has_line.wait(60)
-                before_begin(lines)
-            supervisor.begin(order)
-            yield supervisor, lines, events
+        ) as supervisor,
+    ):
+        if before_begin is not None:
+            assert has_line.wait(60)
+            before_begin(lines)
+        supervisor.begin(order_of_one(coordinator, secret))
+        yield supervisor, lines, events
 
 
 def value_of(supervisor: RankSupervisor) -> Any:

@@ -1,0 +1,59 @@
+"""Estimators and functions of a user for the tests of what may be fitted."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sparkdl.estimators import TorchEstimator
+from tests.training.input_scenes import Heads
+
+
+def make_estimator(**changes):
+    params = {
+        "model": nn.Linear(4, 3),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "featuresCol": "dense",
+        "labelCol": "number",
+    }
+    return TorchEstimator(**{**params, **changes})
+
+
+def fail(batch):
+    raise KeyError("nowhere")
+
+
+def two_values(model, batch):
+    return model(batch["dense"]).mean(dim=1).repeat(2)
+
+
+def loss_alone(model, batch):
+    return model(batch["dense"]).mean()
+
+
+def loss_by_gradients(model, batch):
+    """Wants the output to change little with the features."""
+    rows = batch["dense"].requires_grad_()
+    (slope,) = torch.autograd.grad(model(rows).sum(), rows, create_graph=True)
+    return slope.pow(2).sum()
+
+
+class Encoder(nn.Module):
+    """Returns, as variational encoders do, more than there are labels."""
+
+    def __init__(self, *, sparse: bool = False) -> None:
+        super().__init__()
+        self.last, self.table = nn.Linear(4, 2), nn.Embedding(3, 4, sparse=sparse)
+
+    def forward(self, dense):
+        rows = dense + self.table(torch.zeros(len(dense), dtype=torch.int64))
+        found = self.last(rows)
+        return found, found.mean(dim=1), {"rows": rows}
+
+
+def first_mean(model, batch):
+    return model(batch["dense"])[0].mean()
+
+
+HEADS = {"model": Heads(named=False), "labelCol": ["number", "target"]}

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.data.petastorm.array_bytes import array_from_npy, array_from_npz
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
 install()
-from petastorm.codecs import OPENCV_AVAILABLE, CompressedImageCodec
+from petastorm.codecs import OPENCV_AVAILABLE, CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from petastorm.utils import decode_row
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:
         DataError: if a value cannot be decoded; it names the column and the value's row.
     """
     field = schema.fields[name]
+    codec = type(field.codec)
     is_image = isinstance(field.codec, CompressedImageCodec) and not OPENCV_AVAILABLE
     decoded: list[Any] = []
     for row, value in enumerate(values):
@@ -34,6 +36,10 @@ def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:
                 decoded.append(None)
             elif is_image:
                 decoded.append(_decode_image(value))
+            elif codec is NdarrayCodec:
+                decoded.append(array_from_npy(value))
+            elif codec is CompressedNdarrayCodec:
+                decoded.append(array_from_npz(value, "arr"))
             elif isinstance(value, str) and field.numpy_dtype is np.bool_:  # of a folder
                 decoded.append(np.bool_(value == "true"))
             else:

@@ -27,12 +27,15 @@ def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None
 
     Raises:
         TimeoutError: if the peer does not take all of it before the deadline; what follows would be misread.
-        OSError: if the connection is lost.
+        OSError: if the connection is lost, or was closed on this side.
     """
     unsent = memoryview(HEADER.pack(len(payload)) + payload)
     # The wait is here and not in the socket, whose one timeout belongs to whoever receives.
     poller = select.poll()
-    poller.register(sock, select.POLLOUT)
+    try:
+        poller.register(sock, select.POLLOUT)
+    except ValueError as error:  # it has no descriptor any more: another thread closed it
+        raise ConnectionAbortedError("this side closed the connection") from error
     while unsent:
         if not poller.poll(None if deadline is None else 1000 * deadline.remaining_s()):
             assert deadline is not None

@@ -158,6 +158,28 @@ def test_close_ends_the_waits_of_other_threads(connect: Connect) -> None:
     client.close()
 
 
+def test_close_between_another_threads_request_and_its_sending_is_the_same_error(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    requested, closed = threading.Event(), threading.Event()
+
+    def pack_slowly(number: int, operation: Operation, fields: tuple[bytes, ...]) -> bytes:
+        if operation == Operation.GET:
+            requested.set()
+            assert closed.wait(10.0)
+        return pack(number, operation, fields)
+
+    monkeypatch.setattr("sparkdl.collective.rendezvous_client.pack", pack_slowly)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.get, "never", 30.0)
+        assert requested.wait(10.0)
+        client.close()
+        closed.set()
+        with pytest.raises(CommunicatorError, match="this rank closed its rendezvous"):
+            answer.result(5.0)
+
+
 def test_lost_coordinator_ends_waits_with_an_error() -> None:
     with Coordinator(secret=SECRET, world_size=1) as coordinator:
         client = RendezvousClient.connect(coordinator.address, SECRET, 10.0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_checkpoints import (
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.estimators.training_rows import TrainingRows
     from sparkdl.training.spec import TrainingSpec
 
-
-@dataclass(frozen=True)
-class FittedModule:
-    """What a fit made: the trained module with what it takes and gives, and what is known about the fit."""
-
-    saved: SavedModel
-    summary: TrainingSummary
+M = TypeVar("M", bound="TorchModel")
 
 
-def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: TrainingRows) -> FittedModule:
-    """Run a fit whose Params have been checked, on rows that other fits may share.
+def fit_on_rows(
+    params: _TorchEstimatorParams,
+    spark: SparkSession,
+    rows: TrainingRows,
+    make_model: Callable[[SavedModel, TrainingSummary], M],
+) -> M:
+    """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
 
     Raises:
         SparkdlError: whatever :meth:`sparkdl.estimators.TorchEstimator.fit` raises.
@@ -79,10 +79,8 @@ def fit_on_rows(params: _TorchEstimatorParams, spark: SparkSession, rows: Traini
                         listener.track(asdict(record))
                     progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
                 progress.status("Logging the model to MLflow" if run.run_id else "")
-                saved = SavedModel(finished.module, inputs.signature)
-                return FittedModule(
-                    saved, _summary(finished, log_model_or_warn(saved, inputs.example, run), run)
-                )
+                model = make_model(SavedModel(finished.module, inputs.signature), _summary(finished, run))
+                return model._logged_at(log_model_or_warn(model, inputs.example, run))
 
 
 def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
@@ -92,10 +90,8 @@ def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
     return partial(prepare_in_task, num_ranks=params.getNumWorkers(), modules=IMPORTED_FIRST)
 
 
-def _summary(finished: FinishedFit, uri: str | None, run: FitRun) -> TrainingSummary:
-    return TrainingSummary(
-        history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id, model_uri=uri
-    )
+def _summary(finished: FinishedFit, run: FitRun) -> TrainingSummary:
+    return TrainingSummary(history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id)
 
 
 def _train(

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.training_rows import TrainingRows
+    from sparkdl.training.saved_model import SavedModel
 
 M = TypeVar("M", bound=TorchModel)
 
@@ -109,8 +111,10 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
     def _fit_rows(self, dataset: DataFrame, rows: TrainingRows) -> M:
         """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
-        fitted = fit_on_rows(self.params_of_fit(), dataset.sparkSession, rows)
-        model = self.model_class()(fitted.saved, fitted.summary)
+        return fit_on_rows(self.params_of_fit(), dataset.sparkSession, rows, self._make_model)
+
+    def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
+        model = self.model_class()(saved, summary)
         # As all models of Spark ML have it: the estimator's Params are then the model's as well, in Param maps.
         model._resetUid(self.uid)
         return self._copyValues(model)

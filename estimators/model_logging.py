@@ -1,4 +1,4 @@
-"""Logs a trained model to MLflow, in the terms that MLflow has for what it takes and gives. Runs on the *driver*."""
+"""Describes a trained model in the terms that MLflow has for what it takes and gives. Runs on the *driver*."""
 
 from __future__ import annotations
 
@@ -10,74 +10,90 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.tracking import LoggedColumn, LoggedModelSpec
-from sparkdl.training.saved_model import SavedModel, save_model
+from sparkdl.tracking.flavor import DATA_FOLDER
+from sparkdl.training.pyfunc import DEFAULT_PARAMS, answer_names
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from sparkdl.data import Column
+    from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.tracking import FitRun
     from sparkdl.training.signature import ModelOutput
 
 _logger = logging.getLogger(__name__)
 
-_LOADER = "sparkdl.training.pyfunc"
+
+def save_for_mlflow(
+    model: TorchModel, folder: str | os.PathLike[str], example: Mapping[str, Any] | None = None
+) -> LoggedModelSpec:
+    """Save a model below a local folder and return what MLflow should know about it.
+
+    Args:
+        model: the model.
+        folder: that exists.
+        example: one row, columns of shape ``(1, *shape)``.
+
+    Raises:
+        SerializationError: if something of the model cannot be pickled.
+    """
+    there = Path(folder) / DATA_FOLDER
+    model.write().save(str(there))
+    signature = model.saved.signature
+    columns, outputs = signature.inputs.columns, signature.outputs
+    return LoggedModelSpec(
+        folder=there,
+        model_class=f"{type(model).__module__}.{type(model).__name__}",
+        inputs=tuple(_input(column) for column in columns),
+        outputs=tuple(
+            column
+            for output, names in zip(outputs, answer_names(outputs), strict=True)
+            for column in _answers(output, *names)
+        ),
+        example=None if example is None else {column.name: example[column.name][0] for column in columns},
+        params=DEFAULT_PARAMS,
+        classes={output.name: output.classes for output in outputs if output.classes is not None},
+    )
 
 
-def log_model_or_warn(saved: SavedModel, example: Mapping[str, Any], run: FitRun) -> str | None:
+def log_model_or_warn(model: TorchModel, example: Mapping[str, Any], run: FitRun) -> str | None:
     """Log the model and return its URI; None without tracking, or with a warning where MLflow does not take it.
 
     Args:
-        saved: the model.
+        model: the model.
         example: one row, columns of shape ``(1, *shape)``.
         run: of the fit.
     """
     if run.run_id is None:
         return None
     try:
-        return _log_model(saved, example, run)
+        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+            return run.log_model(save_for_mlflow(model, folder, example))
     except Exception as error:
         _logger.warning(
-            "The model is trained, but MLflow did not take it: %s: %s. To log it later: model.save(path), then "
-            "mlflow.start_run(run_id=%r) and mlflow.pyfunc.log_model(name='model', "
-            "loader_module=%r, data_path=path + '/module').",
+            "The model is trained, but MLflow did not take it: %s: %s. To log it later: "
+            "sparkdl.mlflow.log_model(model, run_id=%r).",
             type(error).__name__,
             error,
             run.run_id,
-            _LOADER,
         )
         return None
-
-
-def _log_model(saved: SavedModel, example: Mapping[str, Any], run: FitRun) -> str | None:
-    columns, outputs = saved.signature.inputs.columns, saved.signature.outputs
-    names = ["prediction"] if len(outputs) == 1 else [output.name for output in outputs]
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        save_model(saved, Path(folder) / "sparkdl_model")
-        return run.log_model(
-            LoggedModelSpec(
-                folder=Path(folder) / "sparkdl_model",
-                loader_module=_LOADER,
-                inputs=tuple(_input(column) for column in columns),
-                example={column.name: example[column.name][0] for column in columns},
-                outputs=tuple(_output(name, output) for name, output in zip(names, outputs, strict=True)),
-            )
-        )
 
 
 def _input(column: Column) -> LoggedColumn:
     if column.kind == "ragged":
         kind, dtype = column.element
         return LoggedColumn(name=column.name, kind=_kind(kind, dtype), depth=len(column.lengths))
-    # Arrays of one shape are taken flat, in row-major order.
-    return LoggedColumn(
-        name=column.name, kind=_kind(column.kind, column.dtype), depth=int(bool(column.shape))
-    )
+    return LoggedColumn(name=column.name, kind=_kind(column.kind, column.dtype), depth=len(column.shape))
 
 
-def _output(name: str, output: ModelOutput) -> LoggedColumn:
+def _answers(output: ModelOutput, prediction: str, probability: str | None) -> list[LoggedColumn]:
     kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
-    return LoggedColumn(name=name, kind=kind, depth=int(bool(output.shape)))
+    columns = [LoggedColumn(name=prediction, kind=kind, depth=int(bool(output.shape)))]
+    if probability is not None:
+        columns.append(LoggedColumn(name=probability, kind="double", depth=1))
+    return columns
 
 
 def _kind(kind: str, dtype: str) -> str:

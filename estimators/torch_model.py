@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml import Model
 from pyspark.ml.functions import vector_to_array
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sparkdl.data import Column as FeedColumn
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.saved_model import SavedModel
+
+T = TypeVar("T", bound="TorchModel")
 
 
 class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
@@ -101,6 +104,11 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         from sparkdl.estimators.persistence import TorchModelReader
 
         return TorchModelReader(cls)
+
+    def _logged_at(self: T, uri: str | None) -> T:
+        """Note where MLflow has this model."""
+        self._summary = replace(self._summary, model_uri=uri)
+        return self
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         columns, outputs = scored_columns_of(self), self._saved.signature.outputs

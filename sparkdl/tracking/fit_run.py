@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from sparkdl.errors import ParamError
-from sparkdl.tracking.logged_model import LoggedModelSpec, log_pyfunc
+from sparkdl.tracking.flavor import FlavorOptions, log_flavor
+from sparkdl.tracking.logged_model import LoggedModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +46,7 @@ class FitRun(Protocol):
         """
 
     def log_model(self, model: LoggedModelSpec) -> str | None:
-        """Log a saved model as a pyfunc and return its URI; None without tracking.
+        """Log a saved model and return its URI; None without tracking.
 
         Raises:
             Exception: what MLflow raises when its server or its artifact store does not take it.
@@ -192,7 +193,7 @@ class _MlflowRun:
 
     def log_model(self, model: LoggedModelSpec) -> str | None:
         self.close()
-        return log_pyfunc(self._id, model)
+        return str(log_flavor(model, FlavorOptions(), run_id=self._id).model_uri)
 
     def close(self) -> None:
         """Send the metrics that were kept, once; a server that does not take them costs a warning."""

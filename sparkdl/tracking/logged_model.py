@@ -1,10 +1,10 @@
-"""Logs a saved model to MLflow as a pyfunc that needs no Spark. Runs on the *driver*."""
+"""What MLflow is told of a saved model: signature, input example, requirements. Runs on the *driver*."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
 
+_PARAM_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 _REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "sparkdl", "torch")
 
 
@@ -37,45 +38,22 @@ class LoggedModelSpec:
     """A saved model and what MLflow should know about it.
 
     Attributes:
-        folder: local folder of the saved model.
-        loader_module: module with ``_load_pyfunc(path)``.
+        folder: local folder of the saved model, as a TorchModel is saved.
+        model_class: full name of the class that reads it back for Spark.
         inputs: the input columns.
-        example: one row, by the names of the columns; the input example.
+        example: one row, by the names of the columns; the input example, if there is one.
         outputs: the output columns.
-        name: name of the logged model in the run.
+        params: params of an inference by name, with their defaults.
+        classes: by the name of each output what its classes are called, in the order of their probabilities.
     """
 
     folder: str | os.PathLike[str]
-    loader_module: str
+    model_class: str
     inputs: tuple[LoggedColumn, ...]
-    example: Mapping[str, Any]
     outputs: tuple[LoggedColumn, ...]
-    name: str = "model"
-
-
-def log_pyfunc(run_id: str, model: LoggedModelSpec) -> str:
-    """Log the model in a run and return its URI.
-
-    Raises:
-        mlflow.exceptions.MlflowException: if the server does not take it.
-    """
-    import mlflow
-
-    arguments: dict[str, Any] = {
-        "loader_module": model.loader_module,
-        "data_path": os.fspath(model.folder),
-        "signature": signature_of(model),
-        "input_example": _example(model),
-        "pip_requirements": pip_requirements(),
-    }
-    # MLflow 3 calls the argument by another name, and takes the old one with a warning.
-    is_version_2 = int(mlflow.__version__.split(".", maxsplit=1)[0]) < 3
-    arguments["artifact_path" if is_version_2 else "name"] = model.name
-    active = mlflow.active_run()
-    if active is not None and active.info.run_id == run_id:
-        return str(mlflow.pyfunc.log_model(**arguments).model_uri)
-    with mlflow.start_run(run_id=run_id, nested=active is not None):
-        return str(mlflow.pyfunc.log_model(**arguments).model_uri)
+    example: Mapping[str, Any] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 def pip_requirements() -> list[str]:
@@ -91,14 +69,25 @@ def _requirement(package: str) -> str:
         return package
 
 
+def installed_version(package: str) -> str:
+    """Return the version of an installed package; ``"unknown"`` of sources that run uninstalled."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def signature_of(model: LoggedModelSpec) -> ModelSignature:
     """Return MLflow's signature."""
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
     return ModelSignature(
         inputs=Schema([ColSpec(_column_type(column), column.name) for column in model.inputs]),
         outputs=Schema([ColSpec(_column_type(column), column.name) for column in model.outputs]),
+        params=ParamSchema(
+            [ParamSpec(name, _PARAM_TYPES[type(value)], value) for name, value in model.params.items()]
+        ),
     )
 
 
@@ -112,22 +101,19 @@ def _column_type(column: LoggedColumn) -> Any:
     return found
 
 
-def _example(model: LoggedModelSpec) -> Any:
+def example_of(model: LoggedModelSpec) -> Any:
+    """Return the input example as a DataFrame of one row; None without one."""
     import pandas as pd
 
-    depths = {column.name: column.depth for column in model.inputs}
-    return pd.DataFrame({name: [_plain(value, depths[name])] for name, value in model.example.items()})
+    if model.example is None:
+        return None
+    return pd.DataFrame({name: [_plain(value)] for name, value in model.example.items()})
 
 
-def _plain(value: Any, depth: int) -> Any:
-    """A value of the example as JSON has it: lists and Python's own numbers, floats in double precision.
-
-    Lists are nested as the column's type says, of which one list takes an array of any shape in row-major order.
-    """
+def _plain(value: Any) -> Any:
+    """A value of the example as JSON has it: lists and Python's own numbers, floats in double precision."""
     if isinstance(value, np.ndarray) and value.dtype != object:
-        cast = value.astype(np.float64) if value.dtype.kind == "f" else value
-        return cast.reshape(-1).tolist() if value.ndim and depth == 1 else cast.tolist()
+        return (value.astype(np.float64) if value.dtype.kind == "f" else value).tolist()
     if isinstance(value, np.ndarray | list):
-        flat = value.reshape(-1) if isinstance(value, np.ndarray) and depth == 1 else value
-        return [_plain(each, depth - 1) for each in flat]
+        return [_plain(each) for each in value]
     return value.item() if isinstance(value, np.generic) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -62,7 +63,7 @@ class Predictor:
         }
 
     def answer(
-        self, columns: Arrays, wanted: Sequence[Answer]
+        self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
     ) -> dict[str, dict[Answer, npt.NDArray[np.float64]]]:
         """Return by the name of each output and by answer an array with an item per row, of one pass of the module.
 
@@ -71,15 +72,16 @@ class Predictor:
 
         Args:
             columns: holds the feature columns, ``(rows, *column.shape)``.
-            wanted: answers that the outputs have.
+            wanted: answers that the outputs have; or by the name of each output, those that it has.
 
         Raises:
             DataError: as :meth:`predict`.
         """
         inputs, outputs = self.signature.inputs, self.signature.outputs
         num_rows = len(next(iter(columns.values())))
+        of_each = wanted if isinstance(wanted, Mapping) else {output.name: wanted for output in outputs}
         found: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
-            output.name: {answer: [] for answer in wanted} for output in outputs
+            output.name: {answer: [] for answer in of_each[output.name]} for output in outputs
         }
         with torch.inference_mode():
             for start in range(0, num_rows, self._batch_size):

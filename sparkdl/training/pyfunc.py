@@ -1,65 +1,119 @@
-"""Serves a saved model to MLflow as a pyfunc: pandas in, predictions out. Imports neither mlflow nor Spark.
-
-MLflow finds :func:`_load_pyfunc` by the name ``loader_module="sparkdl.training.pyfunc"``.
-"""
+"""Answers rows of pandas with a saved model: what MLflow's pyfunc calls. Imports neither mlflow nor Spark."""
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 
-from sparkdl.errors import DataError
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import load_model
+from sparkdl.errors import DataError, ParamError
+from sparkdl.training.class_scores import has_probabilities
+from sparkdl.training.predictor import DEFAULT_BATCH_SIZE, Answer, Predictor, called
+from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.served_columns import as_trained
+
+if TYPE_CHECKING:
+    from sparkdl.training.signature import ModelOutput
+
+DEFAULT_PARAMS: dict[str, Any] = {"batch_size": DEFAULT_BATCH_SIZE, "device": "cpu"}
+"""Params of an inference, with their defaults: rows per forward pass, and where the module runs."""
+
+
+def answer_names(outputs: tuple[ModelOutput, ...]) -> list[tuple[str, str | None]]:
+    """Return for each output the column of its prediction, and that of its probabilities where it has them.
+
+    ``prediction`` and ``probability`` of one output; of several the label's name, and that with ``_probability``.
+    """
+    names = [("prediction", "probability")]
+    if len(outputs) > 1:
+        names = [(output.name, f"{output.name}_probability") for output in outputs]
+    return [
+        (prediction, probability if has_probabilities(output) else None)
+        for (prediction, probability), output in zip(names, outputs, strict=True)
+    ]
 
 
 class PyfuncModel:
-    """What MLflow calls: ``predict`` on a DataFrame with the feature columns."""
+    """What MLflow calls: ``predict`` on a DataFrame with the feature columns. Threads may call it at once."""
 
-    def __init__(self, predictor: Predictor) -> None:
-        self._predictor = predictor
+    def __init__(self, saved: SavedModel) -> None:
+        self._saved = saved
+        self._on_device = {"cpu": saved}
+        self._lock = threading.Lock()
 
-    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module, on CPU."""
+        return self._saved.module
+
+    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
         """Return the predictions of every row.
 
         Args:
             model_input: a pandas DataFrame (or a dict of columns) with the feature columns: numbers, strings, bytes, or
                 one list or array per row. A NumPy array of ``(rows, *shape)`` does as well where one column is all
                 that the model takes, and one prediction all that it gives.
-            params: unused; part of MLflow's protocol.
+            params: ``batch_size``, rows per forward pass, default 1024; ``device``, where the module runs: ``"cpu"``
+                (default), ``"cuda"``, ``"cuda:1"``.
 
         Returns:
-            A DataFrame on the index of the input, with the column ``prediction``, or with one named like each label
-            column where there are several; a NumPy array for a NumPy array.
+            A DataFrame on the index of the input: with the column ``prediction``, what the label column calls the
+            class or else a number or a list of them; and ``probability``, a list with an entry per class in ascending
+            order, where the output tells them. With several label columns these are named like the label and
+            ``<label>_probability``. For a NumPy array a NumPy array of the predictions.
 
         Raises:
             DataError: if a feature column is missing, holds a null, rows of another length, or what the dtype that
                 the model was trained on does not hold.
+            ParamError: if a param has a value that cannot work.
         """
-        del params
-        columns = self._predictor.signature.inputs.columns
+        predictor = self._predictor({**DEFAULT_PARAMS, **(params or {})})
+        columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
         if isinstance(model_input, np.ndarray):
-            return self._predict_array(model_input)
+            return self._predict_array(model_input, predictor)
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
         for column in columns:
             if column.name not in frame.columns:
                 raise DataError(
                     f"There is no column {column.name!r}. The columns are: {', '.join(map(str, frame.columns))}."
                 )
-        found = self._predictor.predict(
-            {column.name: as_trained(frame[column.name], column) for column in columns}
-        )
-        if len(found) == 1:
-            found = {"prediction": next(iter(found.values()))}
-        return pd.DataFrame({name: _per_row(values) for name, values in found.items()}, index=frame.index)
+        names = answer_names(outputs)
+        wanted: dict[str, tuple[Answer, ...]] = {
+            output.name: ("prediction", "probability") if probability else ("prediction",)
+            for output, (_, probability) in zip(outputs, names, strict=True)
+        }
+        rows = {column.name: as_trained(frame[column.name], column) for column in columns}
+        found = predictor.answer(rows, wanted)
+        answers: dict[str, Any] = {}
+        for output, (prediction, probability) in zip(outputs, names, strict=True):
+            answers[prediction] = _per_row(called(found[output.name]["prediction"], output))
+            if probability is not None:
+                answers[probability] = list(found[output.name]["probability"])
+        return pd.DataFrame(answers, index=frame.index)
 
-    def _predict_array(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        columns, outputs = self._predictor.signature.inputs.columns, self._predictor.signature.outputs
+    def _predictor(self, params: Mapping[str, Any]) -> Predictor:
+        batch_size = params["batch_size"]
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise ParamError(
+                f"The param batch_size is {batch_size!r}. Give a whole number of rows, 1 or more."
+            )
+        name = str(params["device"])
+        with self._lock:
+            if name not in self._on_device:
+                # A copy, as other calls may be using the module where it is.
+                module = copy.deepcopy(self._saved.module).to(_device(name))
+                self._on_device[name] = SavedModel(module, self._saved.signature)
+            return Predictor(self._on_device[name], batch_size=int(batch_size), device=name)
+
+    def _predict_array(self, rows: npt.NDArray[Any], predictor: Predictor) -> npt.NDArray[Any]:
+        columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
         for what, each in (("takes", columns), ("gives", outputs)):
             if len(each) > 1:
                 raise DataError(
@@ -67,15 +121,24 @@ class PyfuncModel:
                     f"with {', '.join(column.name for column in columns)} instead of an array."
                 )
         (column,) = columns
-        return next(iter(self._predictor.predict({column.name: as_trained(rows, column)}).values()))
+        return next(iter(predictor.predict({column.name: as_trained(rows, column)}).values()))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ParamError(f"The param device is {name!r}. Give 'cpu', 'cuda' or 'cuda:1'.") from error
+    number_of = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(device.type, 0)
+    if (device.index or 0) >= number_of:
+        raise ParamError(
+            f"The param device is {name!r}, and this process sees {torch.cuda.device_count()} CUDA devices. "
+            "Give one that is here, or 'cpu'."
+        )
+    return device
 
 
 def _per_row(predictions: npt.NDArray[Any]) -> Any:
     if predictions.ndim == 1:
         return predictions
     return list(predictions.reshape(len(predictions), math.prod(predictions.shape[1:])))
-
-
-def _load_pyfunc(path: str) -> PyfuncModel:
-    """Load the saved model in the folder ``path``; called by MLflow."""
-    return PyfuncModel(Predictor(load_model(path)))

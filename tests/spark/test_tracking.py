@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
+import sparkdl.mlflow
 from sparkdl.errors import RankError
 from tests.spark.estimator_examples import (
     LossThatKillsRankOneOnce,
@@ -42,6 +43,10 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     rows = frame.toPandas()
     expected = [row["prediction"] for row in model.transform(frame).collect()]
     assert served.predict(rows[["image"]])["prediction"].tolist() == expected
+    loaded = sparkdl.mlflow.load_model(model.summary.model_uri)
+    assert loaded.summary == model.summary
+    assert [row["prediction"] for row in loaded.transform(frame).collect()] == expected
+    assert torch.equal(sparkdl.mlflow.load_module(model.summary.model_uri)[0].weight, model.module[0].weight)
     requirements = mlflow.pyfunc.get_model_dependencies(model.summary.model_uri)
     with open(requirements, encoding="utf-8") as file:
         names = {line.split("==")[0].strip() for line in file}
@@ -88,11 +93,7 @@ def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
     assert store_is_empty(tracked)
 
     mlflow.set_tracking_uri(f"sqlite:///{tracked}/later.db")
-    model.save(str(tracked / "model"))
-    with mlflow.start_run():  # as the warning says
-        logged = mlflow.pyfunc.log_model(
-            name="model", loader_module="sparkdl.training.pyfunc", data_path=str(tracked / "model" / "module")
-        )
+    logged = sparkdl.mlflow.log_model(model)  # as the warning says
     rows = frame.limit(5).toPandas()
     assert len(mlflow.pyfunc.load_model(logged.model_uri).predict(rows[["image"]])) == 5
 

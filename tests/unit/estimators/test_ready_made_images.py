@@ -231,7 +231,7 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(dataset, tmp
 def test_a_saved_model_is_served_bytes_and_answers_for_one_row(dataset, tmp_path):
     model = saved(ImageClassifier(featuresCol="encoded", labelCol="name", **SMALL), dataset)
     save_model(model, tmp_path / "model")
-    served = PyfuncModel(Predictor(load_model(tmp_path / "model")))
+    served = PyfuncModel(load_model(tmp_path / "model"))
     contents = [encoded(image) for image in IMAGES[:5]]
     expected = Predictor(model).predict({"encoded": np.array(contents, dtype=object)})["name"].tolist()
     assert served.predict({"encoded": contents})["prediction"].tolist() == expected

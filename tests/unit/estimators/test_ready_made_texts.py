@@ -84,7 +84,7 @@ def test_a_saved_model_is_served_strings_and_answers_for_one_row(dataset, tmp_pa
     inputs = learn(estimator, dataset)
     model = SavedModel(inputs.spec.model, inputs.signature)
     save_model(model, tmp_path / "model")
-    served = PyfuncModel(Predictor(load_model(tmp_path / "model")))
+    served = PyfuncModel(load_model(tmp_path / "model"))
     texts = ["a b c", "", "never seen ☃", "a " * 500]
     expected = Predictor(model).predict({"text": np.array(texts, dtype=object)})["name"].tolist()
     assert set(expected) <= {"ant", "bee"}

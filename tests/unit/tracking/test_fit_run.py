@@ -13,6 +13,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.errors import ParamError
+from sparkdl.estimators import TorchModel
 from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.tracking import NoRun, open_run
 from sparkdl.tracking.logged_model import pip_requirements
@@ -131,7 +132,7 @@ def test_an_example_is_nested_as_the_type_of_its_column_says(tracked):
     columns = {name: replace(column, name=name) for name, column in columns.items()}
     signature = make_signature()
     inputs = replace(make_inputs("x", prepare=prepare), columns=tuple(columns.values()))
-    saved = SavedModel(nn.Linear(1, 1), replace(signature, inputs=inputs))
+    model = TorchModel(SavedModel(nn.Linear(1, 1), replace(signature, inputs=inputs)))
     given = {
         "matrix": np.arange(6, dtype=np.float32).reshape(2, 3) / 3,
         "pairs": np.arange(6, dtype=np.float32).reshape(3, 2) / 3,
@@ -145,7 +146,7 @@ def test_an_example_is_nested_as_the_type_of_its_column_says(tracked):
     for name, value in given.items():
         example[name][0] = value
     with open_run("on") as run:
-        uri = log_model_or_warn(saved, example, run)
+        uri = log_model_or_warn(model, example, run)
     served = mlflow.pyfunc.load_model(uri)
     assert len(served.predict(served.input_example)) == 1
     row = pickle.loads(seen.read_bytes())

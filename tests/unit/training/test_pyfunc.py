@@ -15,7 +15,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError
-from sparkdl.training.predictor import Predictor, decide
+from sparkdl.training.predictor import decide
 from sparkdl.training.pyfunc import PyfuncModel
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.served_columns import as_trained
@@ -27,7 +27,7 @@ def make_pyfunc(shape=(3,), outputs=2, kind="class", prediction_shape=()):
     torch.manual_seed(0)
     signature = make_signature(shape, kind, prediction_shape)
     module = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), outputs))
-    return PyfuncModel(Predictor(SavedModel(module, signature), batch_size=2))
+    return PyfuncModel(SavedModel(module, signature))
 
 
 def test_lists_arrays_and_a_numpy_array_give_the_same_predictions():
@@ -84,7 +84,7 @@ def test_an_array_is_refused_where_one_cannot_answer_it(rows, message):
     shape = rows.shape[1:]
     outputs = tuple(ModelOutput(name=name, kind="value") for name in ("kind", "size"))
     signature = make_signature(shape) if message is None else replace(make_signature(shape), outputs=outputs)
-    model = PyfuncModel(Predictor(SavedModel(nn.Linear(shape[0], 1), signature)))
+    model = PyfuncModel(SavedModel(nn.Linear(shape[0], 1), signature))
     if message is None:
         assert model.predict(rows).shape == (2,)
         return
@@ -169,7 +169,7 @@ def test_columns_reach_the_function_that_prepares_them_in_their_own_dtypes():
             "day": [date(2020, 1, 2)],
         }
     )
-    PyfuncModel(Predictor(SavedModel(nn.Linear(1, 1), signature))).predict(frame)
+    PyfuncModel(SavedModel(nn.Linear(1, 1), signature)).predict(frame)
     assert seen == {
         "small": ("float32", (1,)),
         "count": ("int32", (1, 2)),

@@ -142,9 +142,10 @@ def test_a_model_of_a_format_that_is_no_longer_read_says_to_save_it_again(saved)
 SERVING = """
 import sys
 import pandas as pd
-from sparkdl.training.pyfunc import _load_pyfunc
+from sparkdl.training.pyfunc import PyfuncModel
+from sparkdl.training.saved_model import load_model
 
-model = _load_pyfunc(sys.argv[1])
+model = PyfuncModel(load_model(sys.argv[1]))
 print(model.predict(pd.DataFrame({"x": [[1.0, 2.0, 3.0, 4.0]]})).shape)
 heavy = ("pyspark", "petastorm", "mlflow", "sparkdl._native", "sparkdl.data.feed", "sparkdl.collective")
 print([name for name in heavy if name in sys.modules])

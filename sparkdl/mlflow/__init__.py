@@ -1,0 +1,19 @@
+"""The MLflow flavor of sparkdl: one logged model, three ways to load it. Runs on the *driver*, and where it is served.
+
+========================================  ==================================================================
+``sparkdl.mlflow.load_model(uri)``        a :class:`~sparkdl.estimators.TorchModel` of Spark ML, or one of the
+                                          classes derived from it
+``sparkdl.mlflow.load_module(uri)``       the ``torch.nn.Module``; needs no Spark
+``mlflow.pyfunc.load_model(uri)``         the pyfunc: pandas in, pandas out; needs no Spark and no Java
+========================================  ==================================================================
+
+``fit`` logs its model by this flavor; :func:`log_model` and :func:`save_model` do so for a model that was loaded, or
+fitted without tracking. Importing this module brings neither pyspark nor torch.
+"""
+
+from __future__ import annotations
+
+from sparkdl.mlflow.loading import load_model, load_module
+from sparkdl.mlflow.saving import log_model, save_model
+
+__all__ = ["load_model", "load_module", "log_model", "save_model"]

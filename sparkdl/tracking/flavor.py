@@ -1,0 +1,168 @@
+"""Writes a saved model as a model of MLflow, with the flavors ``python_function`` and ``sparkdl``; on the *driver*.
+
+One folder serves both: ``data/sparkdl_model`` of the MLflow model is a TorchModel as Spark ML saves it, of which the
+pyfunc reads the folder ``module`` alone, so that it needs no Spark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.tracking.logged_model import (
+    LoggedModelSpec,
+    example_of,
+    installed_version,
+    pip_requirements,
+    signature_of,
+)
+
+if TYPE_CHECKING:
+    from mlflow.models import Model, ModelSignature
+    from mlflow.models.model import ModelInfo
+
+FLAVOR_NAME = "sparkdl"
+LOADER_MODULE = "sparkdl.mlflow.pyfunc"
+DATA_FOLDER = "sparkdl_model"
+MODULE_FOLDER = "module"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlavorOptions:
+    """What may be said of a model of MLflow beside the saved model, as flavors of MLflow take it.
+
+    Attributes:
+        signature: in the place of the one that the model tells.
+        input_example: in the place of the model's.
+        has_signature: whether there is one at all.
+        has_input_example: likewise.
+        pip_requirements: in the place of the packages that the model needs, in their versions here.
+        extra_pip_requirements: beside them.
+        code_paths: local files and folders of modules that the model needs.
+        metadata: for the MLmodel file.
+    """
+
+    signature: ModelSignature | None = None
+    input_example: Any = None
+    has_signature: bool = True
+    has_input_example: bool = True
+    pip_requirements: Sequence[str] | None = None
+    extra_pip_requirements: Sequence[str] = ()
+    code_paths: Sequence[str] | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """Under what a logged model is registered.
+
+    Attributes:
+        name: of the registered model; ``catalog.schema.model`` in Unity Catalog.
+        alias: that is set to the new version; None for none.
+        await_s: how long to wait until the version is ready.
+    """
+
+    name: str
+    alias: str | None = None
+    await_s: int = 300
+
+
+def save_flavor(
+    spec: LoggedModelSpec,
+    path: str | os.PathLike[str],
+    options: FlavorOptions,
+    mlflow_model: Model | None = None,
+) -> None:
+    """Write a model into a new local folder.
+
+    Raises:
+        mlflow.exceptions.MlflowException: if the folder is not empty, or an option cannot be used.
+    """
+    import mlflow
+    from mlflow.models import Model
+
+    assert Path(spec.folder).name == DATA_FOLDER, "the flavor's configuration says where the model lies"
+    model = Model() if mlflow_model is None else mlflow_model
+    model.add_flavor(
+        FLAVOR_NAME,
+        data=f"data/{DATA_FOLDER}",
+        model_class=spec.model_class,
+        sparkdl_version=installed_version("sparkdl"),
+        torch_version=installed_version("torch"),
+    )
+    requirements = pip_requirements() if options.pip_requirements is None else options.pip_requirements
+    signature = signature_of(spec) if options.signature is None else options.signature
+    example = example_of(spec) if options.input_example is None else options.input_example
+    mlflow.pyfunc.save_model(
+        path=os.fspath(path),
+        loader_module=LOADER_MODULE,
+        data_path=os.fspath(spec.folder),
+        mlflow_model=model,
+        signature=signature if options.has_signature else None,
+        input_example=example if options.has_input_example else None,
+        pip_requirements=[*requirements, *options.extra_pip_requirements],
+        code_paths=None if options.code_paths is None else list(options.code_paths),
+        metadata={**_classes(spec), **(options.metadata or {})} or None,
+    )
+
+
+def log_flavor(
+    spec: LoggedModelSpec,
+    options: FlavorOptions,
+    *,
+    name: str = "model",
+    run_id: str | None = None,
+    registration: Registration | None = None,
+) -> ModelInfo:
+    """Log a model in a run, or in the active one, and return what MLflow knows of it.
+
+    Raises:
+        mlflow.exceptions.MlflowException: if the server does not take it.
+    """
+    import mlflow
+    from mlflow.models import Model
+
+    arguments: dict[str, Any] = {
+        "flavor": _Flavor,
+        "spec": spec,
+        "options": options,
+        "run_id": run_id,
+        "artifact_path": name,
+    }
+    if not is_mlflow_2():
+        arguments.update(artifact_path=None, name=name)
+    if registration is not None:
+        arguments.update(registered_model_name=registration.name, await_registration_for=registration.await_s)
+    info: ModelInfo = Model.log(**arguments)
+    if registration is not None and registration.alias is not None:
+        version = str(info.registered_model_version)
+        mlflow.MlflowClient().set_registered_model_alias(registration.name, registration.alias, version)
+    return info
+
+
+def is_mlflow_2() -> bool:
+    """Return whether MLflow is of version 2, which knows no logged models of their own."""
+    import mlflow
+
+    return int(mlflow.__version__.split(".", maxsplit=1)[0]) < 3
+
+
+class _Flavor:
+    """What ``Model.log`` takes in the place of a module."""
+
+    @staticmethod
+    def save_model(path: str, mlflow_model: Model, spec: LoggedModelSpec, options: FlavorOptions) -> None:
+        save_flavor(spec, path, options, mlflow_model)
+
+
+_Flavor.__name__ = FLAVOR_NAME  # by which MLflow calls it
+
+
+def _classes(spec: LoggedModelSpec) -> dict[str, Any]:
+    """What the entries of probabilities belong to, for those who only see numbers."""
+    return (
+        {"classes": {name: list(classes) for name, classes in spec.classes.items()}} if spec.classes else {}
+    )

@@ -1,0 +1,210 @@
+"""One logged model, loaded in three ways, on a real SQLite store."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from mlflow.exceptions import MlflowException
+from torch import nn
+
+import sparkdl.mlflow
+from sparkdl.errors import ParamTypeError, SavedModelError
+from sparkdl.estimators import TorchModel
+from sparkdl.training.saved_model import SavedModel
+from tests.fresh_mlflow import tracked
+from tests.training.signatures import make_signature
+from tests.unit.mlflow.model_examples import KINDS, expected, many_into_many, rows
+
+__all__ = ["tracked"]
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model of MLflow in a folder, and the model that it was made of."""
+    path = tmp_path_factory.mktemp("saved") / "model"
+    model = many_into_many()
+    sparkdl.mlflow.save_model(model, path, input_example=rows(2))
+    return str(path), model
+
+
+@pytest.fixture(scope="module")
+def served(saved):
+    return mlflow.pyfunc.load_model(saved[0])
+
+
+def test_one_folder_is_a_model_of_spark_a_module_and_a_pyfunc(saved, served):
+    path, model = saved
+    assert set(yaml.safe_load(Path(path, "MLmodel").read_text())["flavors"]) == {"python_function", "sparkdl"}
+    loaded = sparkdl.mlflow.load_model(path)
+    assert type(loaded) is TorchModel
+    assert (loaded.uid, loaded.getPredictionCol()) == (model.uid, "guess")
+    assert loaded.history == model.history
+    assert loaded.summary.model_uri == path
+    module = sparkdl.mlflow.load_module(path)
+    assert not module.training
+    for name, tensor in model.module.state_dict().items():
+        assert torch.equal(tensor, module.state_dict()[name]), name
+    assert torch.equal(served.get_raw_model().kind.weight, module.kind.weight)
+
+
+def test_a_pyfunc_takes_tensors_and_ragged_arrays_and_tells_labels_and_probabilities(saved, served):
+    frame = rows()
+    answers = served.predict(frame)
+    told = expected(saved[1].module, frame)
+    assert list(answers.columns) == ["kind", "kind_probability", "place"]
+    assert answers["kind"].tolist() == told["kind"].tolist()
+    np.testing.assert_allclose(np.stack(answers["kind_probability"]), told["kind_probability"], rtol=1e-6)
+    np.testing.assert_allclose(np.stack(answers["place"]), told["place"], rtol=1e-5, atol=1e-7)
+    assert served.metadata.metadata["classes"] == {"kind": list(KINDS)}
+
+
+def test_the_signature_names_columns_answers_and_params(served):
+    signature = served.metadata.signature.to_dict()
+    number = {"type": "double", "required": True}
+    assert json.loads(signature["inputs"]) == [
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "double"}},
+            "name": "matrix",
+            "required": True,
+        },
+        {"type": "array", "items": {"type": "long"}, "name": "tokens", "required": True},
+        {**number, "type": "long", "name": "count"},
+    ]
+    assert [each["name"] for each in json.loads(signature["outputs"])] == [
+        "kind",
+        "kind_probability",
+        "place",
+    ]
+    params = {each["name"]: (each["type"], each["default"]) for each in json.loads(signature["params"])}
+    assert params == {"batch_size": ("long", 1024), "device": ("string", "cpu")}
+
+
+def test_params_of_an_inference_choose_batches_and_device(saved, served):
+    sizes = []
+    module = served.get_raw_model()
+    hook = module.register_forward_pre_hook(
+        lambda module, arguments, named: sizes.append(len(named["count"])), with_kwargs=True
+    )
+    try:
+        served.predict(rows(), params={"batch_size": 2})
+    finally:
+        hook.remove()
+    assert sizes == [2, 2, 1]
+    same = served.predict(rows(), params={"device": "cpu:0"})
+    assert same["kind"].tolist() == served.predict(rows())["kind"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("frame", "params", "message"),
+    [
+        (rows().drop(columns="tokens"), None, "missing inputs .'tokens'."),
+        (rows().assign(count="many"), None, "count"),
+        (rows().assign(matrix=[[[1.0, 2.0]]] * 5), None, "Row 0 of column 'matrix' has 2 values.* takes 6"),
+        (rows().assign(tokens=[[1, None]] * 5), None, "tokens"),
+        (rows().iloc[:0], None, "There are no rows to predict"),
+        (rows(), {"batch_size": 0}, "batch_size is 0. Give a whole number of rows, 1 or more"),
+        (rows(), {"device": "tpu"}, "device is 'tpu'. Give 'cpu', 'cuda'"),
+        (rows(), {"device": "cuda:77"}, "device is 'cuda:77', and this process sees"),
+        (rows(), {"device": "meta"}, "device is 'meta', and this process sees"),
+    ],
+)
+def test_bad_requests_are_raised_as_such_with_what_is_wrong(served, frame, params, message):
+    with pytest.raises(MlflowException, match=message) as caught:
+        served.predict(frame, params=params)
+    assert caught.value.get_http_status_code() == 400
+
+
+WITHOUT_SPARK = """
+import sys
+sys.modules.update(dict.fromkeys(("pyspark", "py4j", "petastorm", "sparkdl._native")))  # as if not installed
+import mlflow, sparkdl.mlflow
+served = mlflow.pyfunc.load_model(sys.argv[1])
+print(served.predict(served.input_example)["kind"].tolist() == sys.argv[2].split())
+print(type(sparkdl.mlflow.load_module(sys.argv[1])).__name__)
+try:
+    sparkdl.mlflow.load_model(sys.argv[1])
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_all_but_the_model_of_spark_loads_without_pyspark(saved):
+    path, model = saved
+    kinds = " ".join(expected(model.module, rows(2))["kind"])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SPARK, path, kinds],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    predicted, module, why = done.stdout.splitlines()
+    assert (predicted, module) == ("True", "ManyIntoMany")
+    assert "needs pyspark" in why
+    assert "mlflow.pyfunc.load_model(uri) predicts" in why
+
+
+def test_a_logged_model_is_registered_with_an_alias_and_found_by_it(tracked):
+    model = many_into_many()
+    with mlflow.start_run() as run:
+        info = sparkdl.mlflow.log_model(
+            model,
+            registered_model_name="animals",
+            registered_model_alias="best",
+            extra_pip_requirements=["pillow"],
+        )
+    assert info.run_id == run.info.run_id
+    loaded = sparkdl.mlflow.load_model("models:/animals@best")
+    assert torch.equal(loaded.module.kind.weight, model.module.kind.weight)
+    with open(mlflow.pyfunc.get_model_dependencies(info.model_uri), encoding="utf-8") as file:
+        names = {line.split("==")[0].strip() for line in file}
+    assert {"sparkdl", "torch", "safetensors", "pillow"} <= names
+    assert "pyspark" not in names
+
+
+def test_code_that_no_package_has_travels_with_the_model(tmp_path, monkeypatch):
+    source = tmp_path / "layers_of_a_flavor_test.py"
+    source.write_text("from torch import nn\nclass Twice(nn.Linear):\n    pass\n")
+    with monkeypatch.context() as here:
+        here.syspath_prepend(tmp_path)
+        layers = importlib.import_module(source.stem)
+        model = TorchModel(SavedModel(layers.Twice(3, 1), make_signature((3,))))
+        sparkdl.mlflow.save_model(model, tmp_path / "model", code_paths=[str(source)])
+    sys.modules.pop(source.stem)
+    source.unlink()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    module = sparkdl.mlflow.load_module(tmp_path / "model")
+    assert type(module).__name__ == "Twice"
+    assert sys.modules.pop(source.stem).__file__.startswith(str(tmp_path / "model" / "code"))
+
+
+def test_what_cannot_be_logged_or_loaded_is_named(tracked, tmp_path):
+    with pytest.raises(ParamTypeError, match=r"takes the TorchModel that a fit returns, got torch\.nn"):
+        sparkdl.mlflow.save_model(nn.Linear(1, 1), tmp_path / "model")
+    with pytest.raises(ParamTypeError, match="alias needs a registered_model_name"):
+        sparkdl.mlflow.log_model(many_into_many(), registered_model_alias="best")
+    mlflow.pyfunc.save_model(
+        tmp_path / "other", loader_module="json", data_path=__file__, pip_requirements=["mlflow"]
+    )
+    with pytest.raises(SavedModelError, match=r"was not logged by sparkdl: its flavors are python_function"):
+        sparkdl.mlflow.load_model(str(tmp_path / "other"))
+
+
+def test_answers_keep_the_index_of_their_rows(served):
+    frame = rows(3).set_index(pd.Index(list("abc")))
+    assert served.predict(frame).index.tolist() == list("abc")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sparkdl.errors import DataError, ParamError
 from sparkdl.tracking.flavor import MODULE_FOLDER
 from sparkdl.training.pyfunc import PyfuncModel
@@ -27,16 +29,29 @@ class ServedModel:
 
         Raises:
             mlflow.exceptions.MlflowException: ``INVALID_PARAMETER_VALUE`` if there are no rows, or something is wrong
-                with them or with a param.
+                with them or with a param; ``BAD_REQUEST`` if the module fails on them, ``RESOURCE_EXHAUSTED`` if that
+                is for a lack of memory.
         """
         from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_EXHAUSTED
 
+        num_rows = _num_rows(model_input)
+        if not num_rows:
+            raise MlflowException.invalid_parameter_value("There are no rows to predict. Send one at least.")
         try:
-            if not _num_rows(model_input):
-                raise DataError("There are no rows to predict. Send one at least.")
             return self._model.predict(model_input, params)
         except (DataError, ParamError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise MlflowException(
+                f"There is not enough memory for {num_rows} rows: {error}. Send fewer, or a lower batch_size.",
+                error_code=RESOURCE_EXHAUSTED,
+            ) from error
+        except Exception as error:  # the user's module
+            raise MlflowException(
+                f"The model failed on {num_rows} rows: {type(error).__name__}: {error}",
+                error_code=BAD_REQUEST,
+            ) from error
 
     def get_raw_model(self) -> Any:
         """Return the ``torch.nn.Module``, on CPU; for ``unwrap_python_model`` and the like."""

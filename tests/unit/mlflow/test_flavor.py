@@ -114,6 +114,11 @@ def test_params_of_an_inference_choose_batches_and_device(saved, served):
         (rows().assign(count="many"), None, "count"),
         (rows().assign(matrix=[[[1.0, 2.0]]] * 5), None, "Row 0 of column 'matrix' has 2 values.* takes 6"),
         (rows().assign(tokens=[[1, None]] * 5), None, "tokens"),
+        (
+            rows().assign(tokens=[[99]] * 5),
+            None,
+            "failed on 5 rows: RuntimeError: embedding_bag",
+        ),
         (rows().iloc[:0], None, "There are no rows to predict"),
         (rows(), {"batch_size": 0}, "batch_size is 0. Give a whole number of rows, 1 or more"),
         (rows(), {"device": "tpu"}, "device is 'tpu'. Give 'cpu', 'cuda'"),

@@ -1,0 +1,137 @@
+"""Real servers of MLflow for tests: what scores models, in a Python without Spark, and what keeps runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).resolve().parent.parent
+_STARTED = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
+
+
+def python_without_spark(folder: Path) -> Path:
+    """Make an environment with all packages that are installed here but those of Spark, and return its Python."""
+    import venv
+
+    venv.create(folder, symlinks=True, with_pip=False)
+    python = folder / "bin" / "python"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not re.match(r"(pyspark|py4j|petastorm)", path.name) and not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
+    (folder / "bin" / "uvicorn").write_text(f"#!{python}\nfrom uvicorn.main import main\nmain()\n")
+    (folder / "bin" / "uvicorn").chmod(0o755)
+    return python
+
+
+class Server:
+    """A process that listens on loopback.
+
+    Attributes:
+        url: where it answers.
+        process: the leader of its group.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], *, timeout_s: float = 120) -> None:
+        self.process = process
+        self.url = ""
+        self._lines: list[str] = []
+        self._is_up = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._is_up.wait(timeout_s) or not self.url:
+            self.stop()
+            raise AssertionError(f"the server did not start:\n{self.output}")
+
+    @property
+    def output(self) -> str:
+        """What it has written so far."""
+        return "".join(self._lines)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and all processes that it has started."""
+        os.killpg(self.process.pid, number)
+
+    def stop(self) -> None:
+        """End it and wait for its end."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)  # also of one that is stopped
+        self.process.wait(30)
+        self._reader.join(30)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.append(line)
+            found = _STARTED.search(line)
+            if found is not None:
+                self.url = found[1]
+                self._is_up.set()
+        self._is_up.set()
+
+
+@contextmanager
+def scoring_server(python: Path, model: str, folder: Path, *modules: Path) -> Iterator[Server]:
+    """Run ``mlflow models serve`` in an environment, on a free port; ``modules`` are folders to import from."""
+    environment = {
+        **os.environ,
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(map(str, modules)),
+        "UVICORN_PORT": "0",  # MLflow takes a port of 0 for none given
+    }
+    for name in ("JAVA_HOME", "SPARK_HOME"):
+        environment.pop(name, None)
+    command = [str(python), "-m", "mlflow", "models", "serve", "-m", model, "-p", "0"]
+    with _running([*command, "--env-manager", "local"], environment, folder) as server:
+        yield server
+
+
+@contextmanager
+def tracking_server(folder: Path, *arguments: str, **variables: str) -> Iterator[Server]:
+    """Run ``mlflow server`` on a SQLite store in a folder, on a free port."""
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **variables}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--workers",
+        "1",
+    ]
+    stores = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination"]
+    with _running([*command, *stores, f"{folder}/artifacts", *arguments], environment, folder) as server:
+        yield server
+
+
+@contextmanager
+def _running(command: list[str], environment: Mapping[str, str], folder: Path) -> Iterator[Server]:
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    server = Server(process)
+    try:
+        yield server
+    finally:
+        server.stop()

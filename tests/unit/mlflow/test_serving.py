@@ -1,0 +1,120 @@
+"""``mlflow models serve`` in a Python without Spark, asked over HTTP, and what a container is built from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import requests
+
+import sparkdl.mlflow
+from tests.mlflow_servers import ROOT, python_without_spark, scoring_server
+from tests.unit.mlflow.model_examples import expected, many_into_many, rows
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Holds the logged model, as ``model``."""
+    folder = tmp_path_factory.mktemp("serving")
+    sparkdl.mlflow.save_model(many_into_many(), folder / "model", input_example=rows(2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(folder):
+    return python_without_spark(folder / "environment")
+
+
+@pytest.fixture(scope="module")
+def ask(folder, python):
+    """Sends a body to the server and returns status and answer."""
+    with scoring_server(python, str(folder / "model"), folder, ROOT) as server:
+
+        def send(body, kind="application/json"):
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            answer = requests.post(
+                f"{server.url}/invocations", data=content, headers={"Content-Type": kind}, timeout=60
+            )
+            return answer.status_code, answer.json()
+
+        yield send
+
+
+def records(**changes):
+    return {"dataframe_records": [{**row, **changes} for row in rows(2).to_dict("records")]}
+
+
+def test_the_environment_has_no_spark(python):
+    names = ("pyspark", "py4j", "petastorm", "mlflow")
+    code = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "['mlflow']"
+
+
+@pytest.mark.parametrize("form", ["example", "records", "with params"])
+def test_a_server_answers_the_input_example_and_other_forms(ask, folder, form):
+    body = {
+        "example": json.loads((folder / "model" / "serving_input_example.json").read_text()),
+        "records": records(),
+        "with params": {**records(), "params": {"batch_size": 1, "device": "cpu"}},
+    }[form]
+    status, answer = ask(body)
+    assert status == 200, answer
+    told = expected(many_into_many().module, rows(2))
+    assert [each["kind"] for each in answer["predictions"]] == told["kind"].tolist()
+    for name in ("kind_probability", "place"):
+        for each, row in zip(answer["predictions"], told[name], strict=True):
+            assert each[name] == pytest.approx(row.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"dataframe_records": rows(2).drop(columns="tokens").to_dict("records")},
+            "missing inputs ['tokens']",
+        ),
+        (records(count="many"), "Failed to convert column count to type 'int64'"),
+        (records(tokens=["a"]), "Failed to convert column tokens to type 'Array(long)'"),
+        (records(tokens=3), "Expected data to be list or numpy array, got int"),
+        (records(matrix=None), "Failed to convert column matrix"),
+        (records(matrix=[[1.0, 2.0]]), "Row 0 of column 'matrix' has 2 values, and the model takes 6"),
+        (records(tokens=[99]), "The model failed on 2 rows: RuntimeError: embedding_bag: Expected idx"),
+        ({"dataframe_records": []}, "missing inputs ['matrix', 'tokens', 'count']"),
+        ({"dataframe_split": {"columns": list(rows(1)), "data": []}}, "There are no rows to predict"),
+        (b"no json {", "Ensure that input is a valid JSON formatted string"),
+        (b"\xff\xfe", "Ensure that input is a valid JSON formatted string"),
+        ([1, 2], "Received a list"),
+        ({"rows": []}, "exactly one of the input fields"),
+        ({**records(), "params": {"batch_size": 0}}, "The param batch_size is 0"),
+        ({**records(), "params": {"batch_size": "two"}}, "batch_size"),
+        ({**records(), "params": {"device": "cuda:99"}}, "this process sees"),
+    ],
+)
+def test_a_bad_request_gets_a_400_that_says_what_is_wrong(ask, body, message):
+    status, answer = ask(body)
+    assert status == 400, answer
+    assert message in answer["message"], answer["message"]
+
+
+def test_the_files_of_a_container_are_generated(folder):
+    there = folder / "container"
+    command = ["models", "generate-dockerfile", "-m", str(folder / "model"), "-d", str(there)]
+    done = subprocess.run(
+        [sys.executable, "-m", "mlflow", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    dockerfile = (there / "Dockerfile").read_text()
+    assert "java" not in dockerfile.lower()
+    assert "/opt/ml/model" in dockerfile
+    requirements = (there / "model_dir" / "requirements.txt").read_text().splitlines()
+    assert [line.split("==")[0] for line in requirements if "spark" in line] == ["sparkdl"]

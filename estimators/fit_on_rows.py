@@ -21,10 +21,9 @@ from sparkdl.estimators.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_ra
 from sparkdl.estimators.logged_params import params_to_log
 from sparkdl.estimators.model_logging import log_model_or_warn
 from sparkdl.estimators.progress import ProgressLine
-from sparkdl.estimators.restarts import run_with_restarts
 from sparkdl.estimators.stored_spec import fetch_module, store_spec
 from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.launch import check_cluster, prepare_in_task, run_on_ranks
+from sparkdl.launch import Restarts, check_cluster, prepare_in_task, run_on_ranks, run_with_restarts
 from sparkdl.tracking import FitRun, TrackingMode, open_run
 from sparkdl.training.saved_model import SavedModel
 
@@ -122,10 +121,9 @@ def _train(
 
     outcome = run_with_restarts(
         run,
+        Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
         spark=spark,
         num_ranks=params.getNumWorkers(),
-        min_ranks=params.getMinWorkers(),
-        max_restarts=params.getMaxRestarts(),
         where=lambda: newest_place(spec),
     )
     return FinishedFit(fetch_module(outcome.module, weights).eval(), outcome.history, outcome.model_epoch)

@@ -1,8 +1,27 @@
 """sparkdl trains PyTorch models on the machines of a Spark cluster.
 
-Importing this package imports neither torch nor pyspark; :mod:`sparkdl.estimators` is the face for DataFrames.
+Importing this package imports neither torch nor pyspark; :mod:`sparkdl.estimators` is the face for DataFrames,
+:class:`Runner` and :class:`HorovodRunner` that for any training function.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.runner import HorovodRunner, Runner
+
 __version__ = "0.1.0"
+
+__all__ = ["HorovodRunner", "Runner"]
+
+# Loaded on first use: the lower floors are used without the faces.
+_MODULES = {"HorovodRunner": "sparkdl.runner", "Runner": "sparkdl.runner"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,21 +1,27 @@
 """Runs a function on ranks: one process per slot of a Spark barrier stage, on classic Spark and Spark Connect.
 
-Knows Spark and processes, not torch and not training. The driver calls :func:`run_on_ranks`; in every rank process the
-function receives a :class:`RankContext`.
+Knows Spark and processes, not torch and not training. The driver calls :func:`run_on_ranks`, or
+:func:`run_on_local_ranks` for processes of its own machine; in every rank process the function receives a
+:class:`RankContext`.
 """
 
 from __future__ import annotations
 
+from sparkdl.launch.local_launch import run_on_local_ranks
 from sparkdl.launch.preflight import check_cluster, wait_for_slots
 from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_context import RankContext
+from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import active_session, run_on_ranks
 
 __all__ = [
     "RankContext",
+    "Restarts",
     "active_session",
     "check_cluster",
     "prepare_in_task",
+    "run_on_local_ranks",
     "run_on_ranks",
+    "run_with_restarts",
     "wait_for_slots",
 ]

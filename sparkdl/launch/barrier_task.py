@@ -44,7 +44,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         if rank == 0:
             coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=spec.num_ranks))
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
-        pmi_sockets = _socket_pair(stack) if uses_mpi(spec.transport) else None
+        pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
         supervisor = None
         if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
             supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)

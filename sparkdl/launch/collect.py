@@ -78,7 +78,7 @@ def collect(
 def _raise_for(failures: list[Failure], spark_error: Exception | None, spark: SparkSession) -> None:
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None:
-        raise _rank_error(culprit, spark_error) from (unpack_error(culprit.pickled) or spark_error)
+        raise rank_error(culprit, spark_error) from (unpack_error(culprit.pickled) or spark_error)
     if spark_error is not None:
         problem = executor_python_problem(spark_error, spark)
         if problem:
@@ -123,7 +123,8 @@ def _with_pickled(failures: list[Failure]) -> list[Failure]:
     return [complete.get(failure.rank, failure) for failure in failures]
 
 
-def _rank_error(failure: Failure, spark_error: Exception | None) -> RankError:
+def rank_error(failure: Failure, spark_error: Exception | None = None) -> RankError:
+    """The exception that names the culprit, whose own exception is to be its cause."""
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
         f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"

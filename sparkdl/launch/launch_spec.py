@@ -39,6 +39,9 @@ class LaunchSpec:
 
     gpus_per_rank: int
 
+    mpi: bool
+    """Whether the ranks stand in one MPI world whatever the transport, for code that asks mpi4py for it."""
+
     environment: tuple[tuple[str, str], ...]
     """Variables that are set for the rank processes only."""
 

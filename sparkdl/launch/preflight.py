@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import LaunchError, ParamError
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 EXECUTOR_PATIENCE_S = 30.0
@@ -21,11 +22,14 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def check_cluster(spark: SparkSession, *, num_ranks: int, gpus_per_rank: int) -> None:
+def check_cluster(
+    spark: SparkSession, *, num_ranks: int, gpus_per_rank: int, resources: ResourceProfile | None = None
+) -> None:
     """Refuse what Spark would refuse or wait for without an end, and name the setting to change.
 
     Raises:
-        ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range.
+        ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` ask for executors or for
+            fewer GPUs than a rank is to have.
         LaunchError: if the cluster cannot run that many tasks at once, allocates executors dynamically, or is a
             Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
     """
@@ -43,7 +47,9 @@ def check_cluster(spark: SparkSession, *, num_ranks: int, gpus_per_rank: int) ->
             "Ranks start together in a barrier stage, which Spark does not run with dynamic allocation. "
             "Set spark.dynamicAllocation.enabled=false and spark.executor.instances for this application."
         )
-    slots = _count_slots(spark, num_ranks)
+    if resources is not None:
+        _check_resources(spark, resources, gpus_per_rank)
+    slots = _count_slots(spark, num_ranks, resources)
     if slots is not None and slots < num_ranks:
         raise LaunchError(
             f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}. "
@@ -51,13 +57,16 @@ def check_cluster(spark: SparkSession, *, num_ranks: int, gpus_per_rank: int) ->
         )
 
 
-def wait_for_slots(spark: SparkSession, wanted: int, *, timeout_s: float) -> int | None:
+def wait_for_slots(
+    spark: SparkSession, wanted: int, *, timeout_s: float, resources: ResourceProfile | None = None
+) -> int | None:
     """Return how many tasks the cluster runs at once, as soon as that is enough, or after so many seconds.
 
     Args:
         spark: classic or Connect session.
         wanted: how many are enough.
         timeout_s: how long executors may take to come; one that stands on a single machine has no others.
+        resources: what a task takes, where that differs from what all tasks of the application take.
 
     Returns:
         The number of slots, free or not; None where Spark does not say, as on most Connect servers.
@@ -65,7 +74,7 @@ def wait_for_slots(spark: SparkSession, wanted: int, *, timeout_s: float) -> int
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while True:
-        slots = _count_slots(spark, 0)
+        slots = _count_slots(spark, 0, resources)
         is_settled = slots is None or slots >= wanted or _is_local(spark)
         if is_settled or time.monotonic() > deadline:
             return slots
@@ -76,7 +85,32 @@ def _is_local(spark: SparkSession) -> bool:
     return re.fullmatch(r"local(\[.*\])?", _setting(spark, "spark.master", "")) is not None
 
 
-def _count_slots(spark: SparkSession, wanted: int) -> int | None:
+def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_rank: int) -> None:
+    if int(spark.version.split(".")[0]) < 4:
+        raise LaunchError(
+            f"A ResourceProfile for ranks needs Spark 4.0 or later, and this is Spark {spark.version}. Leave resources "
+            "away, and set spark.task.cpus and spark.task.resource.gpu.amount for the application."
+        )
+    if resources.executorResources:
+        named = ", ".join(sorted(resources.executorResources))
+        raise ParamError(
+            f"resources asks for executors with {named}, and Spark makes executors for a stage only with dynamic "
+            "allocation, with which no barrier stage runs. Use a profile of TaskResourceRequests alone."
+        )
+    if _is_local(spark):
+        raise LaunchError(
+            f"The master {_setting(spark, 'spark.master', '')!r} is one machine, where Spark knows no resource "
+            "profiles. Leave resources away there."
+        )
+    gpus = resources.taskResources.get("gpu")
+    if gpus is not None and gpus.amount < gpus_per_rank:
+        raise ParamError(
+            f"resources gives each task {gpus.amount:g} GPUs, and each rank is to have {gpus_per_rank}. "
+            f'Use TaskResourceRequests().resource("gpu", {gpus_per_rank}).'
+        )
+
+
+def _count_slots(spark: SparkSession, wanted: int, resources: ResourceProfile | None = None) -> int | None:
     """How many tasks run at once; None where Spark does not say, as on most Connect servers."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", _setting(spark, "spark.master", ""))
     if local is not None and local[1] != "*":
@@ -85,7 +119,11 @@ def _count_slots(spark: SparkSession, wanted: int) -> int | None:
         return None
     context: Any = spark.sparkContext
     scheduler = context._jsc.sc()
-    profile = scheduler.resourceProfileManager().defaultResourceProfile()
+    manager = scheduler.resourceProfileManager()
+    profile = manager.defaultResourceProfile()
+    if resources is not None:
+        profile = _java_profile(resources)
+        manager.addResourceProfile(profile)
     pause = threading.Event()
     while True:
         slots = int(scheduler.maxNumConcurrentTasks(profile))
@@ -93,6 +131,17 @@ def _count_slots(spark: SparkSession, wanted: int) -> int | None:
         if slots >= wanted or local is not None or age_s > EXECUTOR_PATIENCE_S:
             return slots
         pause.wait(0.2)
+
+
+def _java_profile(resources: ResourceProfile) -> Any:
+    """The profile in the JVM; one that was made before the session has only its requests."""
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    found = resources._java_resource_profile
+    if found is None:
+        requests = TaskResourceRequests(_requests=resources.taskResources)
+        found = ResourceProfileBuilder().require(requests).build._java_resource_profile
+    return found
 
 
 def _what_to_raise(spark: SparkSession) -> str:

@@ -109,13 +109,15 @@ class RankNursery:
 
 _idle: list[RankNursery] = []
 _choosing = threading.Lock()
+_num_requests = [0]
+"""How often a rank was wanted."""
 
 
 def prepare_rank(environment: Mapping[str, str], modules: Sequence[str]) -> None:
     """Have a process import what the next rank of these variables and modules needs, unless one does already."""
     with _choosing:
         if all(nursery.key != (dict(environment), tuple(modules)) for nursery in _idle):
-            _keep_alone(RankNursery(environment, modules))
+            _keep_alike(RankNursery(environment, modules))
 
 
 def ask_nursery(
@@ -127,6 +129,7 @@ def ask_nursery(
         LaunchError: if a new one cannot be started.
     """
     with _choosing:
+        _num_requests[0] += 1
         for nursery in list(_idle):
             if nursery.key != (dict(environment), tuple(modules)):
                 continue
@@ -149,15 +152,34 @@ def ask_nursery(
 
 
 def give_back(nursery: RankNursery) -> None:
-    """Keep a process whose rank has ended for the next one, and no other, as it holds memory."""
+    """Keep a process whose rank has ended for the next one, and none of other modules, as they hold memory."""
     with _choosing:
-        _keep_alone(nursery)
+        _keep_alike(nursery)
 
 
-def _keep_alone(nursery: RankNursery) -> None:
+def end_idle_processes(timeout_s: float) -> None:
+    """End what is kept for later ranks when nobody has wanted one for so long; returns at once.
+
+    For who starts ranks in a process that may live for days. A Python worker is itself ended by Spark.
+    """
+    num_requests = _num_requests[0]
+
+    def end() -> None:
+        with _choosing:
+            if _num_requests[0] == num_requests:
+                _close_idle()
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+
+
+def _keep_alike(nursery: RankNursery) -> None:
+    """Keep a process beside those that suit the same ranks: one in a Python worker, several where ranks are local."""
     for other in _idle:
-        other.close()
-    _idle[:] = [nursery]
+        if other.key != nursery.key:
+            other.close()
+    _idle[:] = [nursery, *(other for other in _idle if other.key == nursery.key)]
 
 
 def _forget() -> None:

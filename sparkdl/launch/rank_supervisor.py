@@ -20,6 +20,7 @@ from typing import IO, Any
 from sparkdl.collective import Deadline
 from sparkdl.launch.forked_rank import ForkedRank
 from sparkdl.launch.guarded_process import how_it_ended
+from sparkdl.launch.marked_lines import split_mark
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.outcome import Failure
 from sparkdl.launch.output_relay import OutputRelay
@@ -213,7 +214,7 @@ class RankSupervisor:
     def _take_line(self, raw: bytes) -> None:
         # A line without an end arrives in pieces.
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
-        self._last_lines.append(line)
+        self._last_lines.append(split_mark(line)[1])
         self._on_line(line)
 
     def _relay_messages(self) -> None:

@@ -21,6 +21,7 @@ from sparkdl.launch.slot_holders import SlotHolders
 from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 CANCEL_TIMEOUT_S = 10.0
@@ -41,6 +42,8 @@ def run_on_ranks(
     transport: str = "auto",
     wire: str = "float32",
     gpus_per_rank: int = 0,
+    mpi: bool = False,
+    resources: ResourceProfile | None = None,
     environment: Mapping[str, str] | None = None,
     modules: Sequence[str] = (),
     start_timeout_s: float = 300.0,
@@ -67,6 +70,9 @@ def run_on_ranks(
         wire: how the communicator sends sums and averages of float32 between hosts: ``float32``, or in half the bytes
             as ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
         gpus_per_rank: GPUs that each rank sees.
+        mpi: whether mpi4py finds the ranks in one MPI world also where the transport is not MPI.
+        resources: what each task of the stage takes, where that differs from what all tasks of the application take;
+            a profile of task requests alone, as executors are not made for a stage. Needs Spark 4.0 and a cluster.
         environment: variables for the rank processes.
         modules: libraries that the function needs and that take long to import, ``("torch",)`` say. The next launch
             finds them imported where Spark's Python workers still live, for a minute after their last task. Ranks with
@@ -92,7 +98,7 @@ def run_on_ranks(
     check_timeout(operation_timeout_s, "operation_timeout_s")
     payload = pickle_call(function, args, kwargs)
     session = spark or active_session()
-    check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank)
+    check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank, resources=resources)
     secret = new_secret()
     with DriverChannel(secret, num_ranks) as channel:
         spec = LaunchSpec(
@@ -104,14 +110,15 @@ def run_on_ranks(
             transport=transport,
             wire=wire,
             gpus_per_rank=gpus_per_rank,
+            mpi=mpi,
             environment=tuple((environment or {}).items()),
             modules=tuple(modules),
             versions=installed_versions(),
             operation_timeout_s=operation_timeout_s,
         )
-        job = SparkJob(session, spec)
+        job = SparkJob(session, spec, resources)
         try:
-            _watch(job, channel, spec, start_timeout_s, _Listener(on_log, on_event))
+            _watch(job, channel, spec, start_timeout_s, Listener(on_log, on_event))
         except BaseException as error:
             channel.cancel(f"the driver cancelled: {type(error).__name__}")
             job.cancel(timeout_s=CANCEL_TIMEOUT_S)
@@ -121,7 +128,7 @@ def run_on_ranks(
         return collect(job, channel.failures, num_ranks, on_log or _print_line)
 
 
-class _Listener:
+class Listener:
     """Hands what a rank said to the caller's callbacks."""
 
     def __init__(self, on_log: OnLog | None, on_event: OnEvent | None) -> None:
@@ -129,6 +136,7 @@ class _Listener:
         self._on_event = on_event
 
     def hear(self, message: RankMessage) -> None:
+        """Hand over one thing that a rank said."""
         if message.line is not None:
             self._on_log(message.rank, message.line)
         elif message.event is not None and self._on_event is not None:
@@ -136,7 +144,7 @@ class _Listener:
 
 
 def _watch(
-    job: SparkJob, channel: DriverChannel, spec: LaunchSpec, start_timeout_s: float, listener: _Listener
+    job: SparkJob, channel: DriverChannel, spec: LaunchSpec, start_timeout_s: float, listener: Listener
 ) -> None:
     start_deadline = time.monotonic() + start_timeout_s
     while job.running:

@@ -16,6 +16,7 @@ from sparkdl.launch.preflight import is_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, Row, SparkSession
 
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
@@ -48,9 +49,13 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
 class SparkJob:
     """One barrier stage, run by a thread so that the caller can watch over it and be interrupted."""
 
-    def __init__(self, spark: SparkSession, spec: LaunchSpec) -> None:
+    def __init__(
+        self, spark: SparkSession, spec: LaunchSpec, resources: ResourceProfile | None = None
+    ) -> None:
         self._spark = spark
         self._spec = spec
+        # Only named where there is one: Spark before 4.0 has no such argument.
+        self._profile = {} if resources is None else {"profile": resources}
         self._rows: DataFrame | None = None
         self._is_small = False
         self._fetched: list[Row] | None = None
@@ -131,7 +136,7 @@ class SparkJob:
             spark.registerProgressHandler(note_progress)
         try:
             tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
-            rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True)
+            rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True, **self._profile)
             # Runs the stage once and keeps its rows on the executors, from where they are fetched in pieces: no limit
             # on the size of a result applies to all of them together, and no fetch can run the ranks again.
             self._rows = rows.localCheckpoint(eager=True)

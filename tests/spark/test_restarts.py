@@ -19,7 +19,7 @@ from sparkdl.errors import (
     TrainingError,
 )
 from sparkdl.estimators.checkpoint_holder import held_alone
-from sparkdl.estimators.restarts import run_with_restarts
+from sparkdl.launch import Restarts, run_with_restarts
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from tests.spark.estimator_examples import (
     LossThatKillsRankOneOnce,
@@ -173,10 +173,9 @@ def test_a_restart_takes_the_slots_that_are_left_but_no_fewer_than_min_workers(s
     def restart(min_ranks: int, max_restarts: int = 1) -> str:
         return run_with_restarts(
             lose_three,
+            Restarts(max_restarts=max_restarts, min_ranks=min_ranks),
             spark=spark,
             num_ranks=3,
-            min_ranks=min_ranks,
-            max_restarts=max_restarts,
             where=lambda: "its checkpoint at epoch 1, step 2",
         )
 

@@ -1,0 +1,65 @@
+"""What crosses to the ranks for them to call: a function with its arguments, or a script with its command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from sparkdl.launch.payload import pickle_call
+from sparkdl.runner.script import Script, read_script
+
+
+class PackedCall:
+    """A call that is pickled once, on the driver, so that what cannot travel is named as the user knows it.
+
+    Unpickling it gives the :class:`Call`.
+
+    Args:
+        function: what the ranks call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        SerializationError: if something cannot be pickled; the message names it.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._payload = pickle_call(function, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack, (self._payload,)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The same on a *rank*."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        """Call it, and return what it returns; None of a script."""
+        return self.function(*self.args, **self.kwargs)
+
+
+def pack(
+    train: Callable[..., Any] | str | os.PathLike[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> PackedCall | Script:
+    """Make ready to travel what a user wants to run.
+
+    Raises:
+        ParamError: if it is neither a function nor the path of a Python file that can be read.
+        SerializationError: if a function or its arguments cannot be pickled.
+    """
+    if isinstance(train, str | os.PathLike) or not callable(train):
+        return read_script(train, args, kwargs)
+    return PackedCall(train, args, kwargs)
+
+
+def _unpack(payload: bytes) -> Call:
+    return Call(*cloudpickle.loads(payload))

@@ -1,0 +1,198 @@
+"""``Runner``: runs a training function or script on every rank, with all that it needs ready. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import LaunchError, ParamError
+from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
+from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, run_on_rank
+from sparkdl.runner.packed_call import pack
+from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+
+class Runner:
+    """Runs a function or a script in one process per rank, all at once.
+
+    On the ranks ``torch.distributed`` is initialized with the backend ``"sparkdl"``,
+    :func:`sparkdl.collective.current_communicator` gives the communicator, ``hvd.init()`` of
+    :mod:`sparkdl.horovod.torch` joins the world, and mpi4py finds all ranks in ``MPI.COMM_WORLD``. A rank that fails
+    ends all of them within seconds. Nothing is checked before :meth:`run`.
+
+    Args:
+        num_workers: how many ranks. On a cluster each takes a slot, and all have to be free at once.
+        gpus_per_worker: GPUs that are a rank's own; it sees no others. CUDA tensors then travel over NCCL.
+        local: run the ranks as processes of this machine, without Spark.
+        spark: classic or Connect session; the active one when None.
+        transport: what carries the data of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
+        wire: how sums and averages of float32 travel between hosts: ``float32``, ``bfloat16`` or ``float16``.
+        resources: a ``pyspark.resource.ResourceProfile`` of what each rank takes of the cluster, where that differs
+            from what all tasks of the application take. Task requests alone; needs Spark 4.0, and a cluster.
+        environment: variables for the rank processes.
+        modules: libraries that the function needs and that take long to import; the next run finds them imported.
+        max_restarts: how often the ranks are started again after a loss: a process that was killed, an executor or a
+            host that went away.
+        max_retries: how often the ranks are started again after code on one of them raised.
+        min_workers: with how many ranks a restart makes do where slots are gone; ``num_workers`` when None.
+        log_level: level of the root logger on the ranks, as a number or a name. When None, that is left alone: as in
+            any Python program warnings are shown, until the function configures logging.
+        on_log: called with rank, line and level for each line that the ranks print or log; the level is None for lines
+            that were printed. When None, lines are printed with ``[rank N]`` before them.
+        start_timeout_s: seconds until all ranks must have started, for which slots have to be free. Without effect on
+            local ranks.
+        operation_timeout_s: deadline of a collective that names none, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int = 1,
+        gpus_per_worker: int = 0,
+        local: bool = False,
+        spark: SparkSession | None = None,
+        transport: str = "auto",
+        wire: str = "float32",
+        resources: ResourceProfile | None = None,
+        environment: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
+        max_restarts: int = 0,
+        max_retries: int = 0,
+        min_workers: int | None = None,
+        log_level: int | str | None = None,
+        on_log: OnLine | None = None,
+        start_timeout_s: float = 300.0,
+        operation_timeout_s: float = 300.0,
+    ) -> None:
+        self.num_workers = num_workers
+        self.gpus_per_worker = gpus_per_worker
+        self.local = local
+        self.spark = spark
+        self.transport = transport
+        self.wire = wire
+        self.resources = resources
+        self.environment = environment
+        self.modules = modules
+        self.max_restarts = max_restarts
+        self.max_retries = max_retries
+        self.min_workers = min_workers
+        self.log_level = log_level
+        self.on_log = on_log
+        self.start_timeout_s = start_timeout_s
+        self.operation_timeout_s = operation_timeout_s
+
+    def run(self, train: Callable[..., Any] | str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function or a script on every rank and return what it returned on rank 0.
+
+        Args:
+            train: a function, or the path of a file ``*.py`` on the driver, whose source travels to the ranks.
+            args: positional arguments of the function; words of the script's command line.
+            kwargs: keyword arguments of the function. Of a script ``name=value`` becomes ``--name value``, with the
+                name as it is spelled; ``name=True`` becomes ``--name``, a list ``--name value value``, and what is
+                False or None is left out.
+
+        Returns:
+            The value of rank 0, of any size; None of a script.
+
+        Raises:
+            ParamError: if an argument of the Runner has a value that cannot work, or there is no such script.
+            SerializationError: if the function or its arguments cannot be pickled; the message names them.
+            LaunchError: if there is no Spark session, or the ranks cannot be started.
+            RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
+        """
+        return self._run(train, args, kwargs)[0]
+
+    def run_all(
+        self, train: Callable[..., Any] | str | os.PathLike[str], /, *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Like :meth:`run`, but return what the function returned on every rank, in the order of the ranks."""
+        return self._run(train, args, kwargs, returns_all=True)
+
+    def _run(
+        self,
+        train: Callable[..., Any] | str | os.PathLike[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        returns_all: bool = False,
+        sees_gpus_of_host: bool = False,
+        only_for_driver: bool = False,
+    ) -> list[Any]:
+        self._check()
+        setup = RankSetup(
+            returns_all=returns_all,
+            gpus=self.gpus_per_worker,
+            sees_gpus_of_host=sees_gpus_of_host,
+            log_level=level_number(self.log_level),
+            operation_timeout_s=self.operation_timeout_s,
+        )
+        call = pack(train, args, kwargs)
+        session = self._session()
+        start: Callable[..., list[Any]] = run_on_local_ranks
+        if session is not None:
+            start = partial(
+                run_on_ranks, spark=session, resources=self.resources, start_timeout_s=self.start_timeout_s
+            )
+
+        def run(num_ranks: int) -> list[Any]:
+            return start(
+                run_on_rank,
+                setup,
+                call,
+                num_ranks=num_ranks,
+                transport=self.transport,
+                wire=self.wire,
+                gpus_per_rank=self.gpus_per_worker,
+                mpi=True,
+                environment=self.environment,
+                modules=(*IMPORTED_FIRST, *self.modules),
+                operation_timeout_s=self.operation_timeout_s,
+                on_log=LineReader(self.on_log, only_for_driver=only_for_driver),
+            )
+
+        restarts = Restarts(
+            max_restarts=self.max_restarts,
+            max_retries=self.max_retries,
+            min_ranks=self.num_workers if self.min_workers is None else self.min_workers,
+            what="run",
+            advice="Lower min_workers, or run again when there are more.",
+        )
+        return run_with_restarts(
+            run,
+            restarts,
+            spark=session,
+            num_ranks=self.num_workers,
+            where=lambda: "the beginning",
+            resources=self.resources,
+        )
+
+    def _session(self) -> SparkSession | None:
+        """The session whose cluster runs the ranks; None where they are processes of this machine."""
+        if self.local:
+            if self.resources is not None or self.spark is not None:
+                name = "spark" if self.resources is None else "resources"
+                raise ParamError(
+                    f"{name} has no meaning for local=True, where there is no Spark. Leave it away."
+                )
+            return None
+        try:
+            return self.spark or active_session()
+        except LaunchError as error:
+            raise LaunchError(f"{error} With local=True the ranks are processes of this machine.") from error
+
+    def _check(self) -> None:
+        if self.num_workers < 1:
+            raise ParamError(f"num_workers must be at least 1, got {self.num_workers}.")
+        for name in ("gpus_per_worker", "max_restarts", "max_retries"):
+            if getattr(self, name) < 0:
+                raise ParamError(f"{name} cannot be negative, got {getattr(self, name)}.")
+        if self.min_workers is not None and not 1 <= self.min_workers <= self.num_workers:
+            raise ParamError(
+                f"min_workers={self.min_workers} has to lie between 1 and num_workers={self.num_workers}."
+            )

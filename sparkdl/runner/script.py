@@ -1,0 +1,103 @@
+"""A script as what the ranks run: its source travels from the driver, so that no executor needs the file.
+
+:func:`read_script` runs on the *driver*, :meth:`Script.run` on a *rank*.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkdl.errors import ParamError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A Python file and its command line.
+
+    Attributes:
+        path: where it lies on the driver.
+        source: what it holds.
+        arguments: what ``sys.argv`` is to have after the path.
+    """
+
+    path: str
+    source: bytes = field(repr=False)
+    arguments: tuple[str, ...]
+
+    def run(self) -> None:
+        """Run it as ``__main__``, as ``python path arguments`` would; ``sys.exit()`` and ``sys.exit(0)`` are its end.
+
+        Raises:
+            SystemExit: if it exits with anything else.
+        """
+        path = self._put()
+        sys.argv = [path, *self.arguments]
+        sys.path[:0] = list(dict.fromkeys((os.path.dirname(path), os.path.dirname(self.path))))
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as exit_:
+            if exit_.code not in (None, 0):
+                raise
+
+    def _put(self) -> str:
+        """The path of the file here: where it lies on the driver if the same is there, else in a folder of its own."""
+        try:
+            if Path(self.path).read_bytes() == self.source:
+                return self.path
+        except OSError:
+            pass  # this is another machine
+        folder = tempfile.mkdtemp(prefix="sparkdl-script-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a traceback shows its lines until then
+        path = Path(folder, os.path.basename(self.path))
+        path.write_bytes(self.source)
+        return str(path)
+
+
+def read_script(path: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Script:
+    """Read a script, and make a command line of arguments; see :func:`command_line`.
+
+    Raises:
+        ParamError: if there is no such file, or it is no Python file.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path).endswith(".py"):
+        raise ParamError(
+            f"A function or the path of a file *.py can be run on the ranks, and this is {path!r}."
+        )
+    absolute = os.path.abspath(path)
+    try:
+        source = Path(absolute).read_bytes()
+    except OSError as error:
+        raise ParamError(
+            f"The script {absolute} cannot be read: {error.strerror}. It has to lie on the driver."
+        ) from error
+    return Script(path=absolute, source=source, arguments=tuple(command_line(args, kwargs)))
+
+
+def command_line(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """Turn arguments of a call into those of a command line.
+
+    Positional ones go as they are. ``name=value`` becomes ``--name value`` with the name as it is spelled,
+    ``name=True`` becomes ``--name``, a list or tuple ``--name value value``; False and None are left out. A value that
+    begins with a dash goes as ``--name=-1``, which no parser takes for an option.
+    """
+    words = [str(arg) for arg in args]
+    for name, value in kwargs.items():
+        if value is None or value is False:
+            continue
+        values = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+        if value is True:
+            words.append(f"--{name}")
+        elif len(values) == 1 and values[0].startswith("-"):
+            words.append(f"--{name}={values[0]}")
+        else:
+            words += [f"--{name}", *values]
+    return words

@@ -1,0 +1,105 @@
+"""Functions that the tests of the runners run on ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import sparkdl.horovod.torch as hvd
+from sparkdl.collective import current_communicator
+from sparkdl.horovod import log_to_driver
+
+
+def see_everything(first: int, *, second: int) -> dict[str, Any]:
+    hvd.init()
+    ones = torch.ones(2)
+    dist.all_reduce(ones)
+    communicator = current_communicator()
+    assert communicator is not None
+    return {
+        "given": (first, second),
+        "backend": dist.get_backend(),
+        "sum": ones.tolist(),
+        "horovod": (hvd.rank(), hvd.size()),
+        "communicator": (communicator.rank, communicator.world_size),
+        "variables": [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")],
+    }
+
+
+def rank_in_mpi() -> tuple[int, int]:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank() + 1)
+
+
+def keywords_of_the_launch(**kwargs: Any) -> dict[str, Any]:
+    """Whose names mean something to the launch."""
+    return kwargs
+
+
+def fail_on(culprit: int) -> None:
+    if dist.get_rank() == culprit:
+        raise LookupError(f"rank {culprit} looked in vain")
+    dist.barrier()
+
+
+def fail_until(marker: str) -> str:
+    """Raise on rank 1 unless the file is there, which is made then."""
+    if dist.get_rank() == 1 and not Path(marker).exists():
+        Path(marker).touch()
+        raise LookupError("the first time")
+    dist.barrier()
+    return "done"
+
+
+def kill_once(marker: str) -> str:
+    """End rank 1 by SIGKILL unless the file is there, which is made then."""
+    if dist.get_rank() == 1 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    return "done"
+
+
+def log_and_print() -> None:
+    if dist.get_rank() == 1:
+        return
+    print("printed")
+    logging.getLogger("of.mine").warning("warned of\ntwo lines")
+    logging.getLogger("of.mine").info("informed")
+    print("printed to standard error", file=sys.stderr)
+    log_to_driver("meant for the driver" + "!" * 5000)
+
+
+def configure_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="MINE %(message)s")
+    logging.getLogger("of.mine").info("informed")
+
+
+def print_last_words_and_die() -> None:
+    logging.getLogger("of.mine").warning("last words")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def many_bytes(num_bytes: int) -> bytes:
+    return bytes(num_bytes)
+
+
+def initialize_again() -> None:
+    dist.init_process_group("gloo")
+
+
+def wrapped_model() -> torch.nn.Module:
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+
+
+def unpicklable() -> Any:
+    return threading.Lock()

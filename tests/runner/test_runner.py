@@ -1,0 +1,173 @@
+"""``Runner`` with ranks of this machine; tests/spark/test_runner.py has it on Spark."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from sparkdl.errors import LaunchError, ParamError, RankDiedError, RankError, SerializationError
+from tests.runner import rank_functions as functions
+from tests.runner.local_runner import make_runner
+
+
+def test_all_values_come_in_the_order_of_ranks_and_everything_is_ready_on_them():
+    values = make_runner().run_all(functions.see_everything, 1, second=2)
+    for rank, value in enumerate(values):
+        assert value == {
+            "given": (1, 2),
+            "backend": "sparkdl",
+            "sum": [2.0, 2.0],
+            "horovod": (rank, 2),
+            "communicator": (rank, 2),
+            "variables": [str(rank), "2", str(rank), "2"],
+        }
+
+
+def test_ranks_share_an_mpi_world_whatever_the_transport():
+    pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
+    assert make_runner(transport="tcp").run_all(functions.rank_in_mpi) == [(0, 3), (1, 3)]
+
+
+def test_any_name_of_a_keyword_is_the_functions_own():
+    names = {"num_ranks": 7, "transport": "x", "spark": 1, "train": 2, "self": 3, "function": 4, "context": 5}
+    assert make_runner(num_workers=1).run(functions.keywords_of_the_launch, **names) == names
+
+
+def test_a_failing_rank_is_named_with_its_exception():
+    with pytest.raises(RankError, match="Rank 1 on .* failed.*LookupError: rank 1 looked in vain") as caught:
+        make_runner(max_restarts=3).run(functions.fail_on, 1)
+    assert (caught.value.rank, type(caught.value.__cause__)) == (1, LookupError)
+    assert "fail_on" in caught.value.traceback_text
+
+
+def test_what_cannot_be_pickled_is_named_as_the_user_knows_it():
+    with pytest.raises(SerializationError, match="^argument 1 cannot be pickled"):
+        make_runner().run(print, 1, threading.Lock())
+    with pytest.raises(SerializationError, match="^lock cannot be pickled"):
+        make_runner().run(print, lock=threading.Lock())
+    with pytest.raises(RankError, match="cannot pickle '_thread.lock'"):
+        make_runner(num_workers=1).run(functions.unpicklable)
+
+
+def test_a_large_value_comes_whole_and_only_from_where_it_is_wanted():
+    num_bytes = (100 << 20) + 7
+    assert len(make_runner(num_workers=1).run(functions.many_bytes, num_bytes)) == num_bytes
+
+
+def test_a_killed_rank_is_a_loss_that_restarts_answer_and_retries_do_not(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        assert make_runner(max_restarts=1).run(functions.kill_once, str(tmp_path / "once")) == "done"
+    assert "Rank 1 on" in caplog.text
+    assert "The run goes on with 2 of 2 ranks from the beginning: restart 1 of 1." in caplog.text
+    with pytest.raises(RankDiedError, match="SIGKILL"):
+        make_runner(max_retries=1).run(functions.kill_once, str(tmp_path / "again"))
+
+
+def test_a_retry_answers_what_code_raised(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        assert make_runner(max_retries=1).run(functions.fail_until, str(tmp_path / "once")) == "done"
+    assert "LookupError: the first time. The run goes on" in caplog.text
+    assert "retry 1 of 1" in caplog.text
+
+
+def test_lines_come_with_their_rank_and_the_level_that_logging_gave_them():
+    lines = []
+    make_runner(log_level="info", on_log=lambda *line: lines.append(line)).run(functions.log_and_print)
+    assert lines == [
+        (0, "printed", None),
+        (0, "WARNING of.mine: warned of", logging.WARNING),
+        (0, "two lines", logging.WARNING),
+        (0, "INFO of.mine: informed", logging.INFO),
+        (0, "printed to standard error", None),
+        (0, ("meant for the driver" + "!" * 5000)[:4000], None),
+    ]
+
+
+def test_without_a_log_level_warnings_are_shown_and_a_function_may_configure_logging(capfd):
+    make_runner().run(functions.log_and_print)
+    said = capfd.readouterr()
+    assert said.err.splitlines() == [
+        "[rank 0] printed",
+        "[rank 0] WARNING of.mine: warned of",
+        "[rank 0] two lines",
+        "[rank 0] printed to standard error",
+    ]
+    assert said.out.startswith("[rank 0] meant for the driver!")
+    make_runner(num_workers=1).run(functions.configure_logging)
+    assert capfd.readouterr().err == "[rank 0] MINE informed\n"
+
+
+def test_the_last_lines_of_a_rank_that_was_killed_are_in_the_error_without_marks():
+    with pytest.raises(RankDiedError, match="SIGKILL") as caught:
+        make_runner(num_workers=1, on_log=lambda *_: None).run(functions.print_last_words_and_die)
+    assert caught.value.traceback_text == "WARNING of.mine: last words\n"
+
+
+SCRIPT = """
+import argparse, json, sys
+import torch.distributed as dist
+import beside
+
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+parser.add_argument("--rate", type=float)
+parser.add_argument("--sizes", type=int, nargs="*")
+parser.add_argument("--fast", action="store_true")
+parser.add_argument("--shift", type=int)
+parser.add_argument("--out")
+options = parser.parse_args()
+if __name__ == "__main__" and dist.get_rank() == 1:
+    with open(options.out, "w") as file:
+        json.dump({**vars(options), "world": dist.get_world_size(), "beside": beside.VALUE}, file)
+sys.exit(0 if options.rate < 1 else 3)
+"""
+
+
+def test_a_script_gets_its_arguments_and_its_exit_status_counts(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("VALUE = 4")
+    out = tmp_path / "out.json"
+    arguments = {"sizes": [3, 4], "fast": True, "shift": -2, "out": out, "unset": None, "off": False}
+    assert make_runner().run(tmp_path / "train.py", "rows", rate=0.5, **arguments) is None
+    assert out.read_text() == (
+        '{"data": "rows", "rate": 0.5, "sizes": [3, 4], "fast": true, "shift": -2, '
+        f'"out": "{out}", "world": 2, "beside": 4}}'
+    )
+    with pytest.raises(RankError, match="SystemExit: 3"):
+        make_runner().run(str(tmp_path / "train.py"), "rows", rate=2, **arguments)
+    with pytest.raises(ParamError, match="missing.py cannot be read: No such file"):
+        make_runner().run("missing.py")
+    with pytest.raises(ParamError, match=r"A function or the path of a file \*.py .* 'train.sh'"):
+        make_runner().run("train.sh")
+
+
+def test_mistakes_of_those_who_come_from_elsewhere_are_explained():
+    with pytest.raises(RankError, match="initialized already on every rank.*Leave the call"):
+        make_runner(num_workers=1).run(functions.initialize_again)
+    with pytest.raises(RankError, match=r"returned a DistributedDataParallel.*Return its \.module"):
+        make_runner(num_workers=1).run(functions.wrapped_model)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
+        ({"gpus_per_worker": -1}, "gpus_per_worker cannot be negative"),
+        ({"max_restarts": -1}, "max_restarts cannot be negative"),
+        ({"max_retries": -1}, "max_retries cannot be negative"),
+        ({"min_workers": 3}, "min_workers=3 has to lie between 1 and num_workers=2"),
+        ({"log_level": "loud"}, "log_level='loud' is no level of logging.*WARNING"),
+        ({"transport": "pigeon"}, "'pigeon' is unknown"),
+        ({"resources": object()}, "resources has no meaning for local=True"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(options, said):
+    with pytest.raises(ParamError, match=said):
+        make_runner(**options).run(functions.fail_on, 0)
+
+
+def test_without_a_session_the_way_out_is_named():
+    with pytest.raises(LaunchError, match="no active Spark session.*local=True"):
+        make_runner(local=False).run(functions.fail_on, 0)

@@ -1,0 +1,65 @@
+"""The runners on Spark; tests/runner has what is the same on ranks of one machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdl import HorovodRunner, Runner
+from sparkdl.errors import LaunchError, ParamError, RankError
+from tests.runner import rank_functions as functions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_function_finds_everything_ready_on_every_rank_of_the_stage(spark: SparkSession, capfd) -> None:
+    values = Runner(num_workers=2).run_all(functions.see_everything, 1, second=2)
+    assert [value["horovod"] for value in values] == [(0, 2), (1, 2)]
+    assert [value["sum"] for value in values] == [[2.0, 2.0]] * 2
+    assert [value["backend"] for value in values] == ["sparkdl"] * 2
+
+
+def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys, torch.distributed as dist\nprint('word', sys.argv[1:], dist.get_rank())\n")
+    lines: list[tuple[int, str, int | None]] = []
+    runner = Runner(num_workers=2, spark=spark, on_log=lambda *line: lines.append(line))
+    assert runner.run(str(script), "a", b=1) is None
+    assert sorted(lines) == [(rank, f"word ['a', '--b', '1'] {rank}", None) for rank in (0, 1)]
+
+
+def test_horovod_runner_shows_what_is_meant_for_the_driver_or_all(spark: SparkSession, capfd) -> None:
+    HorovodRunner(np=2).run(functions.log_and_print)
+    quiet = capfd.readouterr()
+    assert quiet.out.startswith("[rank 0] meant for the driver!")
+    assert "[rank" not in quiet.err
+    HorovodRunner(np=2, driver_log_verbosity="all").run(functions.log_and_print)
+    assert "[rank 0] printed\n" in capfd.readouterr().err
+
+
+@pytest.mark.any_spark_will_do
+def test_a_failure_on_spark_is_a_named_error(spark: SparkSession) -> None:
+    with pytest.raises(RankError, match="Rank 1 on .*LookupError: rank 1 looked in vain"):
+        HorovodRunner(np=2).run(functions.fail_on, culprit=1)
+    with pytest.raises(LaunchError, match=r"3 ranks need 3 slots.*has 2"):
+        HorovodRunner(np=3).run(functions.fail_on, culprit=1)
+
+
+def test_resources_are_those_of_a_task_and_need_a_cluster(spark: SparkSession, spark_mode: str) -> None:
+    from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+    one_core = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+    two_cores = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+    executors = ResourceProfileBuilder().require(ExecutorResourceRequests().cores(1)).build
+    with pytest.raises(ParamError, match="resources asks for executors with cores"):
+        Runner(num_workers=2, resources=executors).run(functions.see_everything, 1, second=2)
+    if spark_mode != "cluster":
+        with pytest.raises(LaunchError, match="is one machine, where Spark knows no resource profiles"):
+            Runner(num_workers=2, resources=one_core).run(functions.see_everything, 1, second=2)
+        return
+    assert Runner(num_workers=2, resources=one_core).run(functions.keywords_of_the_launch, a=1) == {"a": 1}
+    # Its executors have one core each.
+    with pytest.raises(LaunchError, match="2 ranks need 2 slots at once and the cluster has 0"):
+        Runner(num_workers=2, resources=two_cores).run(functions.keywords_of_the_launch, a=1)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from sparkdl.errors import LaunchError, ParamError
+from sparkdl.launch import RankContext, run_on_local_ranks
+from sparkdl.launch.local_launch import _gpus_of
+from tests.processes import wait_until_gone
+
+
+def test_gpus_of_local_ranks_are_those_that_this_process_sees_in_turn():
+    assert _gpus_of(1, 0, {}) is None
+    assert _gpus_of(1, 2, {}) == ["2", "3"]
+    assert _gpus_of(1, 1, {"CUDA_VISIBLE_DEVICES": "7,GPU-x"}) == ["GPU-x"]
+    with pytest.raises(LaunchError, match="Rank 1 was to have GPUs 2, 3 of .*=7,8,9, which names 3"):
+        _gpus_of(1, 2, {"CUDA_VISIBLE_DEVICES": "7,8,9"})
+    with pytest.raises(ParamError, match="at least 1, got 0"):
+        run_on_local_ranks(print, num_ranks=0)
+
+
+def report_and_hang(context: RankContext) -> None:
+    context.report({"pid": os.getpid()})
+    threading.Event().wait(600)
+
+
+def test_whoever_leaves_the_launch_leaves_no_rank_behind():
+    pids = []
+
+    def leave_when_both_run(rank, event):
+        pids.append(event["pid"])
+        if len(pids) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_local_ranks(report_and_hang, num_ranks=2, on_event=leave_when_both_run)
+    assert len(pids) == 2
+    assert wait_until_gone(pids, 10) == []
+
+
+def say_much(context: RankContext, num_lines: int) -> int:
+    for number in range(num_lines):
+        print(number)
+    return context.rank
+
+
+def test_every_line_is_heard_before_the_values_are_returned():
+    lines: dict[int, list[str]] = {0: [], 1: []}
+    # More than wait for a caller who is busy.
+    values = run_on_local_ranks(
+        say_much, 20_000, num_ranks=2, on_log=lambda rank, line: lines[rank].append(line)
+    )
+    assert values == [0, 1]
+    assert lines == {rank: [str(number) for number in range(20_000)] for rank in (0, 1)}

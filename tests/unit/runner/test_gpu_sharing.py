@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from sparkdl.runner.gpu_sharing import joined
+
+
+def test_gpus_of_a_host_are_joined_by_local_rank_only_where_each_rank_has_one_of_its_own():
+    assert joined(["3", "1", "2"]) == "3,1,2"
+    assert joined(["GPU-a", "GPU-b"]) == "GPU-a,GPU-b"
+    assert joined(["0"]) == "0"
+    assert joined(["", ""]) is None
+    assert joined(["0", ""]) is None
+    assert joined(["0", "0"]) is None
+    assert joined(["0,1", "2,3"]) is None

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
 from sparkdl.estimators.packed_features import unpacked
+from sparkdl.estimators.pandas_scoring import udf_on_pandas
 from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, result_type, to_arrow
 from sparkdl.training.architecture import PackedModule, join_module, unpack_module
 from sparkdl.training.predictor import Predictor
@@ -63,52 +63,27 @@ def prediction_udf(
     result, and for each field that is taken out of a struct.
     """
     returned = result_type(wanted, model.signature.outputs)
+    num_columns = 1 if is_packed else len(model.signature.inputs.columns)
+
+    def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        return score_columns(model, batches, wanted, is_packed)
+
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        return _pandas_udf(model, wanted, returned, is_packed=is_packed)
+        return udf_on_pandas(score, returned, num_columns=num_columns)
     make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
-    if is_packed or len(model.signature.inputs.columns) == 1:
+    if num_columns == 1:
 
         def score_one(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
-            return score_columns(model, ((column,) for column in columns), wanted, is_packed)
+            return score((column,) for column in columns)
 
         return make_udf(score_one, returned).asNondeterministic()
 
-    def score(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return score_columns(model, columns, wanted)
+    def score_many(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        return score(columns)
 
-    return make_udf(score, returned).asNondeterministic()
-
-
-def _pandas_udf(
-    model: ScoringModel, wanted: tuple[ScoredColumn, ...], returned: str, *, is_packed: bool
-) -> Any:
-    from pyspark.sql.pandas.functions import pandas_udf
-
-    make_udf: Any = pandas_udf
-    if is_packed or len(model.signature.inputs.columns) == 1:
-
-        def score_one(columns: Iterator[pd.Series]) -> Iterator[pd.Series]:
-            arrays = ((pa.Array.from_pandas(column),) for column in columns)
-            for predictions in score_columns(model, arrays, wanted, is_packed):
-                yield _to_pandas(predictions)
-
-        return make_udf(score_one, returned).asNondeterministic()
-
-    def score(columns: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
-        arrays = (tuple(pa.Array.from_pandas(column) for column in each) for each in columns)
-        for predictions in score_columns(model, arrays, wanted):
-            yield _to_pandas(predictions)
-
-    return make_udf(score, returned).asNondeterministic()
-
-
-def _to_pandas(predictions: pa.Array) -> Any:
-    """A struct as the DataFrame that Spark wants for one."""
-    if pa.types.is_struct(predictions.type):
-        return pa.Table.from_struct_array(predictions).to_pandas()
-    return predictions.to_pandas()
+    return make_udf(score_many, returned).asNondeterministic()
 
 
 def score_columns(

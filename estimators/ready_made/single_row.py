@@ -12,6 +12,7 @@ from sparkdl.data.arrow_columns import IMAGE_FIELDS
 from sparkdl.data.dataset import missing_column_error
 from sparkdl.errors import DataError
 from sparkdl.training.predictor import Answer, Predictor, called
+from sparkdl.training.rectangular import rectangular_array
 
 if TYPE_CHECKING:
     from sparkdl.data import Column
@@ -103,7 +104,7 @@ def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
     element, depth = (column.element[0], 1) if column.kind == "ragged" else (column.kind, len(column.shape))
     wanted = f"arrays of {element}s" if depth else f"a {element}"
     try:
-        row = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+        row = rectangular_array(value.toArray() if hasattr(value, "toArray") else value)
     except ValueError as error:  # arrays inside arrays that differ in length
         raise _not_taken(value, column, wanted, f" {error}") from error
     if element == "number" and row.dtype.kind not in "biuf":

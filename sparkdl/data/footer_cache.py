@@ -13,10 +13,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from sparkdl.data.page_checksums import CHECKING
+
 _TAIL_BYTES = 8  # the length of the footer in four, and "PAR1"
 _MAX_BYTES = 32 << 20
 _READING: dict[str, Any] = {
-    "page_checksum_verification": True,
+    **CHECKING,
     # Timestamps of Spark 2 and Hive; as nanoseconds, years after 2262 would wrap around.
     "coerce_int96_timestamp_unit": "us",
 }
@@ -36,7 +38,7 @@ class FooterCache:
         self._lock = threading.Lock()
 
     def open(self, path: str, source: Any) -> pq.ParquetFile:
-        """Return a file that is open for reading as Parquet, with its pages checked by their checksums.
+        """Return a file that is open for reading as Parquet, its pages checked by their checksums where pyarrow can.
 
         Args:
             path: its name here.

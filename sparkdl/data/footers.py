@@ -18,6 +18,7 @@ from sparkdl.data.arrow_columns import describe_type, shape_of_first_row
 from sparkdl.data.dataset import Column, ParquetDataset, RowGroup, missing_column_error
 from sparkdl.data.filesystems import Location, absolute_url, open_location
 from sparkdl.data.object_sizes import with_object_sizes
+from sparkdl.data.page_checksums import CHECKING, warn_if_unchecked
 from sparkdl.data.parquet_files import find_parquet_files
 from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.reading_errors import is_damage, reading_error
@@ -86,6 +87,7 @@ def scan_dataset(
         ParamError: if a shape is given for what is no array column, or for more or fewer levels of arrays than it has.
         StoreError: if the filesystem cannot be opened.
     """
+    warn_if_unchecked()
     location = open_location(url)
     paths = find_parquet_files(location, url) if paths is None else list(paths)
     if not paths:
@@ -110,7 +112,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
     where = location.name_of(f"{location.path}/{path}")
     try:
         with location.open_file(f"{location.path}/{path}") as file:
-            version = version_of(file)
+            version = version_of(file, f"{location.path}/{path}")
             metadata = pq.read_metadata(file)
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError as error:
@@ -252,7 +254,7 @@ def _first_rows(
         with (
             location.open_file(f"{location.path}/{first.path}") as source,
             # Through a buffer, as otherwise all that the row group has of the columns is read at once.
-            pq.ParquetFile(source, page_checksum_verification=True, buffer_size=_BUFFER_BYTES) as file,
+            pq.ParquetFile(source, **CHECKING, buffer_size=_BUFFER_BYTES) as file,
         ):
             size = min(num_rows, _BATCH_ROWS)
             for batch in file.iter_batches(batch_size=size, row_groups=[first.index], columns=list(names)):

@@ -69,6 +69,9 @@ def _nodes(section: str) -> tuple[str, ...]:
 
 def _explain(df: DataFrame) -> str:
     if hasattr(df, "_jdf"):
+        # A thread of a CrossValidator may have no active session, without which Spark 3.5 cannot show a cached plan.
+        session: Any = df._jdf.sparkSession()
+        session.setActiveSession(session)
         return str(df._jdf.queryExecution().toString())
     # What df.explain prints on Spark Connect; standard output is shared by all threads.
     return str(cast("Any", df)._explain_string(mode="extended"))

@@ -84,7 +84,7 @@ def write_partition(
         with RowGroupWriter(url, number, row_group_bytes) as writer:
             for batch in batches:
                 if batch.num_rows:
-                    named = batch.rename_columns(names)
+                    named = _renamed(batch, names)
                     count_values(report.columns, named)
                     report.num_rows += named.num_rows
                     # Rows with nulls are refused in the end: they are counted, and no longer written.
@@ -98,6 +98,12 @@ def write_partition(
             raise
     if report.num_rows or report.failure:
         yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
+
+
+def _renamed(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """``RecordBatch.rename_columns``, which pyarrow has since version 16."""
+    fields = [field.with_name(name) for field, name in zip(batch.schema, names, strict=True)]
+    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
 
 
 class RowGroupWriter:

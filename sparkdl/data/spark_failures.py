@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FILE = re.compile(r"Encountered error while reading file (\S+?)\.?(?:\s|$)")
+_GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # as Spark 3.5 says it
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
 # In the message of the last cause, or its class; frames below it hold the like of any failure.
@@ -69,7 +70,7 @@ def spark_failures_named(spark: SparkSession, columns: Sequence[str] | None = No
         problem = executor_python_problem(error, spark)
         if problem:
             raise LaunchError(problem) from error
-        named = _FILE.search(str(error))
+        named = _FILE.search(str(error)) or _GONE.search(str(error))
         if named is not None:
             raise _file_error(unquote(named[1]), str(error), columns) from error
         raise
@@ -101,7 +102,7 @@ def _read_again(url: str, columns: Sequence[str] | None) -> DataError | None:
 
 
 def _from_words(url: str, text: str) -> DataError:
-    if "FILE_NOT_EXIST" in text or "File does not exist" in text:
+    if "FILE_NOT_EXIST" in text or "File does not exist" in text or _GONE.search(text):
         return FileVanishedError(
             f"Spark cannot read {url}: the file is no longer there. Make the DataFrame anew."
         )

@@ -15,6 +15,7 @@ import pandas as pd
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError
+from sparkdl.training.rectangular import rectangular_array
 
 
 def as_trained(values: Any, column: Column) -> npt.NDArray[Any]:
@@ -84,7 +85,7 @@ def _array(value: Any, column: Column, index: int) -> npt.NDArray[Any]:
     """A row as an array, without nulls."""
     kind = column.element[0] if column.kind == "ragged" else column.kind
     try:
-        row = np.asarray(value, None if kind in ("number", "image") else object)
+        row = rectangular_array(value) if kind in ("number", "image") else np.asarray(value, object)
     except ValueError as error:
         raise DataError(f"Row {index} of column {column.name!r} has lists that differ in length.") from error
     if row.dtype == object and any(_is_null(each) for each in row.flat):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
+import pyspark
 import pytest
 
 from sparkdl.data import Store, materialize
@@ -48,6 +49,7 @@ def damaged(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.skipif(pyspark.__version__ < "4", reason="Spark 3.5 does not name the file")
 def test_a_damaged_file_is_named_whether_rows_are_read_in_place_or_copied(
     spark: SparkSession, damaged: Path, store: Store
 ) -> None:

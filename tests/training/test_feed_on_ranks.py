@@ -44,7 +44,7 @@ def test_every_rank_tells_why_one_could_not_count_in_time(
 ) -> None:
     for number in range(2):  # one row group for each rank
         path = tmp_path / f"part-{number}.parquet"
-        pq.write_table(pa.table({"id": np.arange(100)}), path, write_page_checksum=True)
+        pq.write_table(pa.table({"id": np.arange(100)}), path)
     if fails == "damage":
         content = path.read_bytes()
         path.write_bytes(b"PAR1" + b"\xff" * 200 + content[204:])

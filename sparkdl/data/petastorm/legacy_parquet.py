@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkdl.data.page_checksums import CHECKING
 from sparkdl.data.petastorm.partition_filters import accepts
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class ParquetDatasetPiece:
         with (
             self.open_file_func(self.path) as source,
             # Spark writes a checksum for every page; without looking at it flipped bits would be read as numbers.
-            pq.ParquetFile(source, page_checksum_verification=True) as file,
+            pq.ParquetFile(source, **CHECKING) as file,
         ):
             table = (
                 file.read(**options)

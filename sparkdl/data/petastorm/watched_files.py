@@ -9,6 +9,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from sparkdl.errors import FileChangedError
 
 if TYPE_CHECKING:
@@ -18,8 +20,10 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 """What fsspec's filesystems call that by which versions of a file differ, the surest first."""
 
 
-def version_of(file: Any) -> str | None:
+def version_of(file: Any, path: str) -> str | None:
     """Return what the filesystem tells of an open file that is another once it was written again; None if nothing.
+
+    The ``path`` is the one under which it was opened.
 
     It is the same on every machine: of several tags one is taken, as servers give times in other precision where they
     list files than where they tell of one.
@@ -29,10 +33,21 @@ def version_of(file: Any) -> str | None:
         tags = (f"{name} {details[name]}" for name in _TAGS if details.get(name))
         return f"{details.get('size')} bytes, {next(tags, 'no tag')}".replace('"', "")
     try:
-        status = os.fstat(file.fileno())
+        status = os.stat(path) if _hides_its_descriptor(file) else os.fstat(file.fileno())
     except (AttributeError, OSError):
         return None
     return f"{status.st_size} bytes, mtime {status.st_mtime_ns}"
+
+
+def _hides_its_descriptor(file: Any) -> bool:
+    """Whether this is a local file of pyarrow 14, whose ``fileno`` fails."""
+    if not isinstance(file, pa.OSFile):
+        return False
+    try:
+        file.fileno()
+    except AttributeError:
+        return True
+    return False
 
 
 class WatchedFiles:
@@ -58,7 +73,7 @@ class WatchedFiles:
             FileChangedError: if it is no longer the file that was described or opened under this path before.
         """
         file = self._open_file(path)
-        found = version_of(file)
+        found = version_of(file, path)
         with self._lock:
             seen = self._seen.setdefault(path, found)
         if seen != found:

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 WATCHED = (
     "builtins",
+    "numpy.typing",  # a name of numpy once it is imported, in older versions
     "numpy",
     "pandas",
     "pyarrow",
@@ -30,7 +31,8 @@ WATCHED = (
     "pyarrow.parquet",
     "pyarrow.types",
 )
-REMOVED = ("pyarrow.filesystem", "pyarrow.hdfs")
+REMOVED = [name for name in ("pyarrow.filesystem", "pyarrow.hdfs") if importlib.util.find_spec(name) is None]
+"""Modules that Petastorm asks for, and that pyarrow has up to version 15."""
 
 
 def read_by_every_way(plain: str, unischema: str) -> int:

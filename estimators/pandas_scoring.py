@@ -48,7 +48,8 @@ def udf_on_pandas(score_arrays: ScoreArrays, returned: str, *, num_columns: int)
         score_one if num_columns == 1 else score, f"array<{returned}>" if is_struct else returned
     ).asNondeterministic()
     if not is_struct:
-        return lambda *columns: udf(*columns)
+        made: Callable[..., Column] = udf
+        return made
     return lambda *columns: F.get(udf(*columns), F.lit(0))
 
 

@@ -92,10 +92,14 @@ def signature_of(model: LoggedModelSpec) -> ModelSignature:
 
 
 def _column_type(column: LoggedColumn) -> Any:
-    from mlflow.types import DataType
-    from mlflow.types.schema import AnyType, Array
+    from mlflow.types import DataType, schema
+    from mlflow.types.schema import Array
 
-    found: Any = AnyType() if column.kind == "any" else DataType[column.kind]
+    if column.kind == "any":
+        # MLflow before 2.19 has no such type; what comes in several forms, an image, then has to come as bytes.
+        found: Any = schema.AnyType() if hasattr(schema, "AnyType") else DataType.binary
+    else:
+        found = DataType[column.kind]
     for _ in range(column.depth):
         found = Array(found)
     return found

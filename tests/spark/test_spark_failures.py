@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
-import pyspark
 import pytest
 
 from sparkdl.data import Store, materialize

@@ -14,6 +14,7 @@ from sparkdl.runner.rank_logging import set_up_logging
 
 if TYPE_CHECKING:
     from sparkdl.launch import RankContext
+    from sparkdl.runner.commit_folder import CommitFolder
     from sparkdl.runner.packed_call import Call
     from sparkdl.runner.script import Script
 
@@ -31,6 +32,7 @@ class RankSetup:
         sees_gpus_of_host: whether the rank also sees those of the host's other ranks, by the order of local ranks.
         log_level: of the root logger; None leaves it alone.
         operation_timeout_s: deadline of a collective of torch.distributed that names none.
+        commits: where the state's commits are kept; None to keep them in memory.
     """
 
     returns_all: bool
@@ -38,6 +40,7 @@ class RankSetup:
     sees_gpus_of_host: bool
     log_level: int | None
     operation_timeout_s: float
+    commits: CommitFolder | None
 
 
 def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Any:
@@ -60,12 +63,15 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
 @contextmanager
 def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     import sparkdl.horovod.torch as hvd
+    from sparkdl.horovod.torch.elastic import provide_commit_keeper
     from sparkdl.torch import destroy_process_group, init_process_group
 
     set_up_logging(setup.log_level)
     if setup.sees_gpus_of_host:
         see_gpus_of_host(context)
     _set_variables(context, setup)
+    if setup.commits is not None:
+        provide_commit_keeper(setup.commits)
     # A process that looks for GPUs takes hundreds of MiB of the one that it finds.
     init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)
     yield

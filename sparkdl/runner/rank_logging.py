@@ -56,7 +56,7 @@ class LineReader:
         only_for_driver: drop what is no message for the driver.
     """
 
-    def __init__(self, on_line: OnLine | None, *, only_for_driver: bool = False) -> None:
+    def __init__(self, on_line: OnLine | None, only_for_driver: bool) -> None:
         self._on_line, self._only_for_driver = on_line, only_for_driver
 
     def __call__(self, rank: int, line: str) -> None:

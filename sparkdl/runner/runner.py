@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
+from sparkdl.runner.commit_folder import commit_folder
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, run_on_rank
 from sparkdl.runner.packed_call import pack
 from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
@@ -41,6 +42,10 @@ class Runner:
             host that went away.
         max_retries: how often the ranks are started again after code on one of them raised.
         min_workers: with how many ranks a restart makes do where slots are gone; ``num_workers`` when None.
+        checkpoint_dir: folder or URL, as a Store takes it, where rank 0 keeps the commits of a state (see
+            :class:`~sparkdl.runner.TrainingState`), so that a later run goes on from the last one. When None, they are
+            kept until the run ends, if there may be restarts or retries: in the default Store, which driver and
+            executors have to reach, or on this machine for local ranks.
         log_level: level of the root logger on the ranks, as a number or a name. When None, that is left alone: as in
             any Python program warnings are shown, until the function configures logging.
         on_log: called with rank, line and level for each line that the ranks print or log; the level is None for lines
@@ -65,6 +70,7 @@ class Runner:
         max_restarts: int = 0,
         max_retries: int = 0,
         min_workers: int | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
         log_level: int | str | None = None,
         on_log: OnLine | None = None,
         start_timeout_s: float = 300.0,
@@ -82,6 +88,7 @@ class Runner:
         self.max_restarts = max_restarts
         self.max_retries = max_retries
         self.min_workers = min_workers
+        self.checkpoint_dir = checkpoint_dir
         self.log_level = log_level
         self.on_log = on_log
         self.start_timeout_s = start_timeout_s
@@ -105,6 +112,7 @@ class Runner:
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or the ranks cannot be started.
             RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
+            StoreError: if the commits of a state cannot be kept where they are to be.
         """
         return self._run(train, args, kwargs)[0]
 
@@ -125,51 +133,63 @@ class Runner:
         only_for_driver: bool = False,
     ) -> list[Any]:
         self._check()
-        setup = RankSetup(
-            returns_all=returns_all,
-            gpus=self.gpus_per_worker,
-            sees_gpus_of_host=sees_gpus_of_host,
-            log_level=level_number(self.log_level),
-            operation_timeout_s=self.operation_timeout_s,
-        )
         call = pack(train, args, kwargs)
         session = self._session()
+        folder = commit_folder(
+            self.checkpoint_dir,
+            is_wanted=self.max_restarts > 0 or self.max_retries > 0,
+            is_local=session is None,
+        )
+        with folder as commits:
+            setup = RankSetup(
+                returns_all=returns_all,
+                gpus=self.gpus_per_worker,
+                sees_gpus_of_host=sees_gpus_of_host,
+                log_level=level_number(self.log_level),
+                operation_timeout_s=self.operation_timeout_s,
+                commits=commits,
+            )
+            start = partial(
+                self._starter(session),
+                run_on_rank,
+                setup,
+                call,
+                on_log=LineReader(self.on_log, only_for_driver),
+            )
+            return run_with_restarts(
+                lambda num_ranks: start(num_ranks=num_ranks),
+                self._restarts(),
+                spark=session,
+                num_ranks=self.num_workers,
+                where=lambda: "the beginning" if commits is None else commits.place(),
+                resources=self.resources,
+            )
+
+    def _starter(self, session: SparkSession | None) -> Callable[..., list[Any]]:
+        """What starts ranks, given what they run and how many."""
         start: Callable[..., list[Any]] = run_on_local_ranks
         if session is not None:
             start = partial(
                 run_on_ranks, spark=session, resources=self.resources, start_timeout_s=self.start_timeout_s
             )
+        return partial(
+            start,
+            transport=self.transport,
+            wire=self.wire,
+            gpus_per_rank=self.gpus_per_worker,
+            mpi=True,
+            environment=self.environment,
+            modules=(*IMPORTED_FIRST, *self.modules),
+            operation_timeout_s=self.operation_timeout_s,
+        )
 
-        def run(num_ranks: int) -> list[Any]:
-            return start(
-                run_on_rank,
-                setup,
-                call,
-                num_ranks=num_ranks,
-                transport=self.transport,
-                wire=self.wire,
-                gpus_per_rank=self.gpus_per_worker,
-                mpi=True,
-                environment=self.environment,
-                modules=(*IMPORTED_FIRST, *self.modules),
-                operation_timeout_s=self.operation_timeout_s,
-                on_log=LineReader(self.on_log, only_for_driver=only_for_driver),
-            )
-
-        restarts = Restarts(
+    def _restarts(self) -> Restarts:
+        return Restarts(
             max_restarts=self.max_restarts,
             max_retries=self.max_retries,
             min_ranks=self.num_workers if self.min_workers is None else self.min_workers,
             what="run",
             advice="Lower min_workers, or run again when there are more.",
-        )
-        return run_with_restarts(
-            run,
-            restarts,
-            spark=session,
-            num_ranks=self.num_workers,
-            where=lambda: "the beginning",
-            resources=self.resources,
         )
 
     def _session(self) -> SparkSession | None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
+
+from sparkdl.horovod.torch.elastic.commits import keep_commit
+
+_numbers = count()
 
 
 class State:
-    """Variables of a training, kept in memory as they were at the last commit. Subclasses know which.
+    """Variables of a training, kept as they were at the last commit. Subclasses know which.
+
+    They are kept in memory, and where :class:`sparkdl.Runner` starts lost ranks again, in files as well.
 
     Args:
         bcast_object: gives rank 0's object to all ranks.
@@ -19,6 +26,8 @@ class State:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
+        # By which a later process of the same program finds its commits.
+        self._number = next(_numbers)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Have functions called whenever the ranks begin again."""
@@ -33,6 +42,7 @@ class State:
     def commit(self) -> None:
         """Remember the variables as they are now."""
         self.save()
+        keep_commit(self)
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -52,6 +62,14 @@ class State:
 
     def reset(self) -> None:
         """What a subclass does when the ranks begin again."""
+
+    def _committed(self) -> dict[str, dict[str, Any]] | None:
+        """What was remembered last, for :class:`CommitKeeper`; None if it cannot outlive this process."""
+        return None
+
+    def _set_committed(self, contents: dict[str, dict[str, Any]]) -> None:
+        """Remember what :meth:`_committed` gave, and set the variables to it."""
+        raise NotImplementedError
 
 
 class ObjectState(State):
@@ -78,6 +96,13 @@ class ObjectState(State):
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attributes()
+
+    def _committed(self) -> dict[str, dict[str, Any]] | None:
+        return {"parts": {}, "objects": self._saved_state}
+
+    def _set_committed(self, contents: dict[str, dict[str, Any]]) -> None:
+        self._saved_state = contents["objects"]
+        self._set_attributes()
 
     def _set_attributes(self) -> None:
         for name, value in self._saved_state.items():

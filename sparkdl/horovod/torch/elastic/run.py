@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from sparkdl.horovod.torch.basics import init, shutdown
+from sparkdl.horovod.torch.elastic.commits import take_up_commit
 from sparkdl.horovod.torch.elastic.object_state import State
 from sparkdl.horovod.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -21,7 +22,8 @@ def run(
     """Have a training function synchronize its state first, and begin again when a collective fails.
 
     After a ``HorovodInternalError`` the state is what was committed last. All ranks have to see the error, as they do
-    when it is the communicator that failed.
+    when it is the communicator that failed. Where :class:`sparkdl.Runner` has started the ranks again, the state begins
+    with what those before them committed last.
 
     Args:
         func: takes the state first.
@@ -33,6 +35,7 @@ def run(
     @wraps(func)
     def wrapper(state: AnyState, *args: P.args, **kwargs: P.kwargs) -> R:
         skip_sync = False
+        take_up_commit(state)
         while True:
             try:
                 if not skip_sync:

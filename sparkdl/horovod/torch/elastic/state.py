@@ -53,6 +53,16 @@ class TorchState(ObjectState):
             handler.sync()
         super().sync()
 
+    def _committed(self) -> dict[str, dict[str, Any]] | None:
+        objects = super()._committed() or {}
+        return {**objects, "parts": {name: handler.committed() for name, handler in self._handlers.items()}}
+
+    def _set_committed(self, contents: dict[str, dict[str, Any]]) -> None:
+        for name, committed in contents["parts"].items():
+            self._handlers[name].set_committed(committed)
+            super().__setattr__(name, self._handlers[name].value)
+        super()._set_committed(contents)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, name) and name in self._handlers:
             self._handlers[name].set_value(value)
@@ -86,6 +96,14 @@ class StateHandler:
         self.value = value
         self.save()
 
+    def committed(self) -> Any:
+        """What was remembered last, for a file; the part itself unless a subclass knows better."""
+        return self.value
+
+    def set_committed(self, committed: Any) -> None:
+        """Remember what :meth:`committed` gave, and set the part to it."""
+        self.set_value(committed)
+
 
 class _StateDictHandler(StateHandler):
     """Keeps a part that has a ``state_dict``."""
@@ -102,6 +120,15 @@ class _StateDictHandler(StateHandler):
         """See :class:`StateHandler`."""
         # What is loaded may become part of the value, which then changes.
         self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def committed(self) -> Any:
+        """See :class:`StateHandler`."""
+        return self._saved
+
+    def set_committed(self, committed: Any) -> None:
+        """See :class:`StateHandler`."""
+        self._saved = committed
+        self.restore()
 
 
 class ModelStateHandler(_StateDictHandler):

@@ -1,0 +1,201 @@
+"""Where the commits of a run lie: one file for each state, replaced as a whole, on any filesystem a Store may lie on.
+
+The *driver* claims the folder and looks how far the ranks had come; *rank 0* writes and reads. A killed process leaves
+at worst a file that is not whole under a name that nobody reads. Files are archives of torch, loaded with
+``weights_only=True``: nothing in them runs as a program.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import socket
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.data import Store
+from sparkdl.data.filesystems import absolute_url, open_location
+from sparkdl.data.store_failures import explain_failure, store_error
+from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, StoreError
+
+_OWNER = "owner.json"
+_NAME = re.compile(r"state-(\d+)-commit-(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class CommitFolder:
+    """The folder of one run.
+
+    Attributes:
+        url: its path or URL.
+        token: of the run; another one that claims the folder leaves its own there.
+    """
+
+    url: str
+    token: str
+
+    def claim(self) -> None:
+        """Note that this run uses the folder, and no other one any more. Runs on the *driver*.
+
+        Raises:
+            StoreError: if it cannot be written.
+        """
+        location = open_location(self.url)
+        try:
+            location.make_folder()
+            with location.filesystem.open(f"{location.path}/{_OWNER}", "wb") as file:
+                file.write(json.dumps({"run": self.token}).encode())
+        except Exception as error:
+            why = explain_failure(
+                error, "Choose a checkpoint_dir that the driver and every executor can write."
+            )
+            raise store_error(f"The commits of a run cannot be kept in {self.url}: {why}") from error
+
+    def keep(self, state: int, contents: dict[str, dict[str, Any]]) -> None:
+        """Write a commit and remove the one before; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
+
+        Raises:
+            ParamError: if the state holds what a commit cannot.
+            StoreError: if it cannot be written.
+            CheckpointsInUseError: if another run has claimed the folder.
+        """
+        from sparkdl.training.checkpoint_files import write_file
+
+        self._check_owner()
+        before = self._commits(state)
+        _check_loadable(contents["objects"])
+        if not before:
+            _check_loadable(contents["parts"])
+        location = open_location(self.url)
+        name = f"state-{state}-commit-{max(before, default=0) + 1}.pt"
+        try:
+            # Object stores show a file when it is complete; elsewhere renaming makes it so.
+            written = f"{name}.tmp" if location.can_rename else name
+            write_file(location, written, contents)
+            if written != name:
+                location.filesystem.mv(f"{location.path}/{written}", f"{location.path}/{name}")
+        except Exception as error:
+            raise store_error(
+                f"A commit cannot be written to {self.url}: {explain_failure(error)}"
+            ) from error
+        for number in before:
+            with suppress(FileNotFoundError):
+                location.filesystem.rm(f"{location.path}/state-{state}-commit-{number}.pt")
+
+    def last(self, state: int) -> dict[str, dict[str, Any]] | None:
+        """Read the last commit; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
+
+        Raises:
+            StoreError: if the folder cannot be read.
+            CheckpointError: if the file is damaged.
+            CheckpointsInUseError: if another run has claimed the folder.
+        """
+        from sparkdl.training.checkpoint_files import DamagedFileError, load_file
+
+        self._check_owner()
+        numbers = self._commits(state)
+        if not numbers:
+            return None
+        name = f"state-{state}-commit-{max(numbers)}.pt"
+        try:
+            contents: dict[str, dict[str, Any]] = load_file(open_location(self.url), name)
+        except DamagedFileError as error:
+            raise CheckpointError(
+                f"The last commit, {self.url}/{name}, is damaged. Remove it, or choose another checkpoint_dir."
+            ) from error
+        except OSError as error:
+            raise StoreError(f"{self.url}/{name} cannot be read: {explain_failure(error)}") from error
+        return contents
+
+    def place(self) -> str:
+        """Say in words from where the ranks go on. Runs on the *driver*."""
+        numbers = self._commits(0)
+        return f"commit {max(numbers)} of its state" if numbers else "the beginning, as nothing was committed"
+
+    def _commits(self, state: int) -> list[int]:
+        location = open_location(self.url)
+        try:
+            location.filesystem.invalidate_cache()
+            entries = location.filesystem.ls(location.path, detail=False)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise StoreError(
+                f"The commits in {self.url} cannot be listed: {explain_failure(error)}"
+            ) from error
+        found = (_NAME.fullmatch(str(entry).rsplit("/", 1)[-1]) for entry in entries)
+        return sorted(int(each[2]) for each in found if each is not None and int(each[1]) == state)
+
+    def _check_owner(self) -> None:
+        location = open_location(self.url)
+        host = socket.gethostname()
+        try:
+            with location.filesystem.open(f"{location.path}/{_OWNER}", "rb") as file:
+                owner = json.loads(file.read()).get("run")
+        except FileNotFoundError:
+            raise StoreError(
+                f"The state's commits were to be kept in {self.url}, which the driver made and {host} does not see. "
+                "Give the Runner a checkpoint_dir that the driver and every executor reach, or set SPARKDL_STORE to "
+                "such a folder."
+            ) from None
+        except Exception as error:
+            raise StoreError(f"{self.url} cannot be read on {host}: {explain_failure(error)}") from error
+        if owner != self.token:
+            raise CheckpointsInUseError(
+                f"Another run uses the checkpoint_dir {self.url} since this one began. Give each its own."
+            )
+
+
+@contextmanager
+def commit_folder(
+    checkpoint_dir: str | os.PathLike[str] | None, *, is_wanted: bool, is_local: bool
+) -> Iterator[CommitFolder | None]:
+    """Give the folder for the commits of a run, claimed for it. Runs on the *driver*.
+
+    Args:
+        checkpoint_dir: of the user's, which stays; None for one that is removed at the end.
+        is_wanted: whether ranks may be started again.
+        is_local: whether all ranks run on this machine; else the folder lies in the default Store.
+
+    Raises:
+        StoreError: if it cannot be written.
+    """
+    if checkpoint_dir is not None:
+        yield _claimed(absolute_url(checkpoint_dir))
+    elif not is_wanted:
+        yield None
+    elif is_local:
+        with tempfile.TemporaryDirectory(prefix="sparkdl-commits-", ignore_cleanup_errors=True) as path:
+            yield _claimed(path)
+    else:
+        with Store.default().scratch_folder("commits") as url:
+            yield _claimed(url)
+
+
+def _claimed(url: str) -> CommitFolder:
+    folder = CommitFolder(url, uuid.uuid4().hex)
+    folder.claim()
+    return folder
+
+
+def _check_loadable(values: dict[str, Any]) -> None:
+    """Refuse what could be written and not be read again."""
+    import torch
+
+    for name, value in values.items():
+        copy = io.BytesIO()
+        try:
+            torch.save(value, copy)
+            copy.seek(0)
+            torch.load(copy, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise ParamError(
+                f"The state's {name} is a {type(value).__name__} that no commit can keep. It keeps tensors, numbers, "
+                "strings, and lists and dictionaries of them; float() and .tolist() make such of NumPy's."
+            ) from error

@@ -1,0 +1,90 @@
+"""Trainings that lose a rank and go on from their last commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import sparkdl.horovod.torch as hvd
+from sparkdl.runner import TrainingState
+
+NUM_EPOCHS = 5
+
+
+def make_parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 2)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def make_gradients(model: torch.nn.Module, epoch: int) -> None:
+    """Those of all ranks together, each of which has the same rows."""
+    rows = torch.arange(12.0).reshape(3, 4) / (epoch + 1)
+    model.zero_grad()
+    model(rows).square().mean().backward()
+
+
+def train(marker: str | None) -> dict[str, Any]:
+    """Train with torch.distributed; unless the file is there, rank 1 is killed in the fourth epoch."""
+    model, optimizer = make_parts()
+    state = TrainingState(model=model, optimizer=optimizer, epoch=0, losses=[])
+    began_with = state.epoch
+    while state.epoch < NUM_EPOCHS:
+        make_gradients(model, state.epoch)
+        die_once(marker, state.epoch)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+        optimizer.step()
+        state.losses = [*state.losses, float(state.epoch)]
+        state.epoch += 1
+        state.commit()
+    return {"began_with": began_with, "losses": state.losses, "weight": model.weight.detach()}
+
+
+def train_for_horovod(marker: str | None) -> dict[str, Any]:
+    """The same as Horovod's documentation has it."""
+    hvd.init()
+    model, optimizer = make_parts()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    began_with = []
+
+    @hvd.elastic.run
+    def run(state: Any) -> None:
+        began_with.append(state.epoch)
+        while state.epoch < NUM_EPOCHS:
+            die_once(marker, state.epoch)
+            make_gradients(state.model, state.epoch)
+            state.optimizer.step()
+            state.epoch += 1
+            state.commit()
+
+    run(hvd.elastic.TorchState(model, optimizer, epoch=0))
+    return {"began_with": began_with[0], "weight": model.weight.detach()}
+
+
+def die_once(marker: str | None, epoch: int) -> None:
+    """End the last rank before its part in the epoch's sum, so that no other one can commit that epoch."""
+    if marker is None or epoch != 3 or dist.get_rank() != dist.get_world_size() - 1:
+        return
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def keep_what_no_commit_can() -> None:
+    TrainingState(best=object()).commit()
+
+
+def commit_two_states(fails: bool) -> tuple[int, int]:
+    first, second = TrainingState(value=1), TrainingState(value=10)
+    seen = first.value, second.value
+    second.value += 1
+    second.commit()
+    if fails:
+        raise LookupError("on purpose")
+    return seen

@@ -1,0 +1,55 @@
+"""States that outlive ranks which were killed, or whose code raised."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from sparkdl.errors import ParamError, RankDiedError, RankError
+from tests.runner import elastic_functions as functions
+from tests.runner.local_runner import make_runner
+
+
+@pytest.mark.parametrize("train", [functions.train, functions.train_for_horovod])
+def test_a_training_whose_rank_was_killed_goes_on_from_its_last_commit_to_the_same_weights(
+    train, tmp_path, caplog
+):
+    undisturbed = make_runner().run(train, None)
+    assert undisturbed["began_with"] == 0
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        restarted = make_runner(max_restarts=1).run(train, str(tmp_path / "killed"))
+    assert (tmp_path / "killed").exists()
+    assert restarted["began_with"] == 3
+    torch.testing.assert_close(restarted["weight"], undisturbed["weight"], rtol=0, atol=0)
+    assert "goes on with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
+
+
+def test_a_later_run_on_fewer_ranks_goes_on_from_the_folder_of_an_earlier_one(tmp_path):
+    folder = tmp_path / "commits"
+    with pytest.raises(RankDiedError, match="Rank 1"):
+        make_runner(checkpoint_dir=folder).run(functions.train, str(tmp_path / "killed"))
+    value = make_runner(num_workers=1, checkpoint_dir=folder).run(functions.train, None)
+    assert value["began_with"] == 3
+    assert value["losses"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    torch.testing.assert_close(
+        value["weight"], make_runner(num_workers=1).run(functions.train, None)["weight"]
+    )
+    again = make_runner(num_workers=1, checkpoint_dir=folder).run(functions.train, None)
+    assert again["began_with"] == functions.NUM_EPOCHS
+
+
+def test_each_state_of_a_function_finds_its_own_commits(tmp_path):
+    with pytest.raises(RankError, match="on purpose"):
+        make_runner(max_retries=2).run(functions.commit_two_states, True)
+    options = {"num_workers": 1, "checkpoint_dir": str(tmp_path)}
+    with pytest.raises(RankError, match="on purpose"):
+        make_runner(max_retries=2, **options).run(functions.commit_two_states, True)
+    assert make_runner(**options).run(functions.commit_two_states, False) == (1, 13)
+
+
+def test_what_a_commit_cannot_keep_is_named_at_the_first_one():
+    with pytest.raises(RankError, match="The state's best is a object that no commit can keep") as caught:
+        make_runner(num_workers=1, max_restarts=1).run(functions.keep_what_no_commit_can)
+    assert isinstance(caught.value.__cause__, ParamError)

@@ -1,0 +1,75 @@
+"""``HorovodRunner`` in the cases that Databricks documents; those on a cluster are in tests/spark/test_runner.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+import torch
+
+from sparkdl import HorovodRunner
+from sparkdl.errors import LaunchError, ParamError, RankError, SerializationError
+from sparkdl.horovod import log_to_driver
+from tests.runner import horovod_notebook as notebook
+from tests.runner import rank_functions as functions
+from tests.runner.local_runner import keep_environment
+
+
+def test_the_documented_training_runs_on_the_driver_and_returns_rank_0s_value(tmp_path):
+    keep_environment()
+    hr = HorovodRunner(np=-2)
+    losses = hr.run(notebook.train_hvd, learning_rate=0.1, log_dir=str(tmp_path))
+    assert losses[-1] < losses[0] / 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"checkpoint-{epoch}.pth.tar" for epoch in (1, 2, 3)
+    ]
+    saved = torch.load(tmp_path / "checkpoint-3.pth.tar", weights_only=True)
+    notebook.Net().load_state_dict(saved["model"])
+
+
+def test_a_negative_np_is_so_many_processes_of_the_driver_which_show_what_they_print(capfd):
+    keep_environment()
+    pid, *place = HorovodRunner(np=-1).run(notebook.where_am_i)
+    assert pid != os.getpid()
+    assert place == [0, 1, 1, "none"]
+    assert HorovodRunner(np=-2).run(main=notebook.where_am_i, word="given")[1:] == (0, 2, 2, "given")
+    assert sorted(capfd.readouterr().err.splitlines()) == [
+        "[rank 0] said given",
+        "[rank 0] said none",
+        "[rank 1] said given",
+    ]
+
+
+def test_the_documented_timeline_is_written(tmp_path):
+    keep_environment()
+    HorovodRunner(np=-2).run(notebook.train_with_timeline, path=str(tmp_path / "timeline.json"))
+    events = json.loads((tmp_path / "timeline.json").read_text())
+    assert "three ones" in json.dumps(events)
+
+
+def test_a_failure_is_named_with_its_rank():
+    keep_environment()
+    with pytest.raises(RankError, match="Rank 1 on .*LookupError: rank 1 looked in vain"):
+        HorovodRunner(np=-2).run(functions.fail_on, culprit=1)
+    with pytest.raises(SerializationError, match="^lock cannot be pickled"):
+        HorovodRunner(np=-2).run(notebook.where_am_i, lock=threading.Lock())
+
+
+def test_arguments_that_it_does_not_take_are_explained():
+    with pytest.raises(TypeError, match="positional"):
+        HorovodRunner(2)
+    with pytest.raises(ParamError, match="np=0, which once meant all slots"):
+        HorovodRunner(np=0).run(notebook.where_am_i)
+    with pytest.raises(ParamError, match="driver_log_verbosity='most' is unknown; .* all, log_callback_only"):
+        HorovodRunner(np=-1, driver_log_verbosity="most").run(notebook.where_am_i)
+    with pytest.raises(ParamError, match=r"takes a function, and main is 'train.py'"):
+        HorovodRunner(np=-1).run("train.py")
+    with pytest.raises(LaunchError, match="no active Spark session. Create it first, or use np=-4"):
+        HorovodRunner(np=4).run(notebook.where_am_i)
+
+
+def test_log_to_driver_prints_where_nobody_carries_messages(capsys):
+    log_to_driver("x" * 5000)
+    assert capsys.readouterr().out == "x" * 4000 + "\n"

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, StoreError
+from sparkdl.runner.commit_folder import CommitFolder, commit_folder
+
+
+def contents_of(value):
+    return {"parts": {"model": {"weight": torch.full((2,), float(value))}}, "objects": {"epoch": value}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = CommitFolder(str(tmp_path / "commits"), "mine")
+    found.claim()
+    return found
+
+
+def test_the_last_commit_of_each_state_is_read_and_the_only_one_that_stays(folder, tmp_path):
+    assert folder.last(0) is None
+    assert folder.place() == "the beginning, as nothing was committed"
+    for value in (1, 2, 3):
+        folder.keep(0, contents_of(value))
+    folder.keep(11, contents_of(11))
+    assert folder.last(0)["objects"] == {"epoch": 3}
+    assert folder.last(0)["parts"]["model"]["weight"].tolist() == [3.0, 3.0]
+    assert folder.last(11)["objects"] == {"epoch": 11}
+    assert folder.last(1) is None
+    assert folder.place() == "commit 3 of its state"
+    names = sorted(path.name for path in (tmp_path / "commits").iterdir())
+    assert names == ["owner.json", "state-0-commit-3.pt", "state-11-commit-1.pt"]
+
+
+def test_what_a_killed_process_left_unfinished_is_never_read(folder, tmp_path):
+    folder.keep(0, contents_of(1))
+    (tmp_path / "commits" / "state-0-commit-2.pt.tmp").write_bytes(b"half of")
+    assert folder.last(0)["objects"] == {"epoch": 1}
+    folder.keep(0, contents_of(2))
+    assert folder.last(0)["objects"] == {"epoch": 2}
+
+
+def test_both_of_two_commits_may_be_there_if_the_process_was_killed_between(folder, tmp_path):
+    folder.keep(0, contents_of(1))
+    first = (tmp_path / "commits" / "state-0-commit-1.pt").read_bytes()
+    folder.keep(0, contents_of(2))
+    (tmp_path / "commits" / "state-0-commit-1.pt").write_bytes(first)
+    assert folder.last(0)["objects"] == {"epoch": 2}
+    folder.keep(0, contents_of(3))
+    assert len(list((tmp_path / "commits").glob("state-*"))) == 1
+
+
+def test_a_damaged_commit_is_named(folder, tmp_path):
+    (tmp_path / "commits" / "state-0-commit-4.pt").write_bytes(b"no archive")
+    with pytest.raises(
+        CheckpointError, match=r"The last commit, .*state-0-commit-4\.pt, is damaged. Remove it"
+    ):
+        folder.last(0)
+
+
+def test_a_run_whose_folder_another_one_has_claimed_writes_no_more(folder):
+    folder.keep(0, contents_of(1))
+    other = CommitFolder(folder.url, "other")
+    other.claim()
+    with pytest.raises(CheckpointsInUseError, match="Another run uses the checkpoint_dir"):
+        folder.keep(0, contents_of(2))
+    assert other.last(0)["objects"] == {"epoch": 1}
+
+
+def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):
+    unseen = CommitFolder(str(tmp_path / "elsewhere"), "mine")
+    with pytest.raises(StoreError, match=r"does not see\. Give the Runner a checkpoint_dir .* SPARKDL_STORE"):
+        unseen.last(0)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot be kept in .*file"):
+        CommitFolder(str(tmp_path / "file"), "mine").claim()
+
+
+def test_objects_that_could_not_be_read_again_are_refused_with_their_name(folder):
+    with pytest.raises(ParamError, match="The state's best is a object that no commit can keep"):
+        folder.keep(0, {"parts": {}, "objects": {"epoch": 1, "best": object()}})
+    assert folder.last(0) is None
+
+
+def test_a_folder_that_nobody_named_is_gone_after_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARKDL_STORE", str(tmp_path / "store"))
+    with commit_folder(None, is_wanted=False, is_local=True) as none:
+        assert none is None
+    for is_local in (True, False):
+        with commit_folder(None, is_wanted=True, is_local=is_local) as found:
+            found.keep(0, contents_of(1))
+            assert found.url.startswith(str(tmp_path)) is not is_local
+        with pytest.raises(StoreError):
+            found.last(0)
+    with commit_folder(tmp_path / "named", is_wanted=False, is_local=False) as named:
+        named.keep(0, contents_of(1))
+    assert named.last(0)["objects"] == {"epoch": 1}

@@ -50,7 +50,7 @@ M = TypeVar("M", bound=TorchModel)
 E = TypeVar("E", bound=MLReadable[Any])
 
 
-class _FolderWriter(MLWriter, ABC):
+class FolderWriter(MLWriter, ABC):
     """Builds a folder on the driver's disk and carries it to its place."""
 
     def save(self, path: str) -> None:
@@ -73,7 +73,7 @@ class _FolderWriter(MLWriter, ABC):
         """Write everything into a new local folder."""
 
 
-class TorchModelWriter(_FolderWriter):
+class TorchModelWriter(FolderWriter):
     """Writer of a :class:`TorchModel`."""
 
     def __init__(self, model: TorchModel) -> None:
@@ -93,7 +93,7 @@ class TorchModelWriter(_FolderWriter):
         save_model(self._model.saved, folder / _MODULE)
 
 
-class ParamsWriter(_FolderWriter):
+class ParamsWriter(FolderWriter):
     """Writer of an estimator that is nothing but its Params."""
 
     def __init__(self, estimator: Params) -> None:
@@ -105,7 +105,7 @@ class ParamsWriter(_FolderWriter):
         _write_params(self._estimator, folder, {})
 
 
-class TorchEstimatorWriter(_FolderWriter):
+class TorchEstimatorWriter(FolderWriter):
     """Writer of a :class:`TorchEstimator`."""
 
     def __init__(self, estimator: TorchEstimator) -> None:

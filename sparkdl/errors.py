@@ -18,6 +18,10 @@ class ParamTypeError(ParamError, TypeError):
     """A Param has a value of a type that it does not take; the message names both."""
 
 
+class JobFileError(ParamError):
+    """A job cannot be understood; the message names file, line and key, or the argument of the command line."""
+
+
 class DataError(SparkdlError, ValueError):
     """The data does not fit the fit: a missing column, a null, strings as features, arrays of differing length.
 
@@ -75,6 +79,10 @@ class LaunchError(SparkdlError, RuntimeError):
     """The ranks cannot be started; the message names the Spark setting or the package to change."""
 
 
+class SlotsMissingError(LaunchError):
+    """The cluster has fewer slots than ranks; other executors may come. Try again later, or lower ``numWorkers``."""
+
+
 class RankError(SparkdlError, RuntimeError):
     """A rank failed and all ranks were ended.
 
@@ -105,6 +113,10 @@ class RankDiedError(LossError, RankError):
 
 class ExecutorsLostError(LossError, LaunchError):
     """Executors went away with their ranks, and none is left to tell more. Look at the executors' logs."""
+
+
+class ClusterLostError(LossError, LaunchError):
+    """Spark's application ended while a job ran: its cluster went away, or somebody ended it. Run the job again."""
 
 
 class TrainingError(SparkdlError, ArithmeticError):

@@ -10,6 +10,7 @@ from sparkdl import __version__
 from sparkdl.bench import allreduce, feed, fit, step, transform
 from sparkdl.cli import demo, run
 from sparkdl.errors import SparkdlError
+from sparkdl.jobs import command as jobs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +38,15 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("run", help="run a program on several ranks of this machine")
     run.add_arguments(command)
     command.set_defaults(run=run.run)
+
+    command = commands.add_parser("train", help="train the model that a job file describes")
+    jobs.add_arguments(command)
+    command.set_defaults(run=jobs.train)
+
+    command = commands.add_parser(
+        "job-script", help="print the path of the program that spark-submit runs for jobs"
+    )
+    command.set_defaults(run=jobs.print_script_path)
 
     bench = commands.add_parser("bench", help="measure this machine against other libraries")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")

@@ -96,6 +96,24 @@ def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
         The key, or None if the plan can give other rows another time, or holds parts of which that is not
         known: random numbers, clocks, samples, users' functions, tables of other systems.
     """
+    content = _content(df)
+    return None if content is None else _digest({**content, "options": dict(options)})
+
+
+def lasting_key(df: DataFrame) -> str | None:
+    """Return a key of a DataFrame's rows that another application of Spark finds, too.
+
+    Spark's semantic hash, which differs from one JVM to the next where files are read, is not part of it: the plan's
+    text is, with the names, sizes and times of the files. None as for :func:`plan_key`, and where rows lie in memory.
+    """
+    content = _content(df)
+    if content is None or content["application"]:
+        return None
+    return _digest({key: content[key] for key in ("plan", "schema", "files", "settings")})
+
+
+def _content(df: DataFrame) -> dict[str, Any] | None:
+    """What the rows of a DataFrame hang on; None if they can be others another time."""
     try:
         plan = plan_text(df)
         why = "Spark does not show it" if plan is None else _why_not_repeatable(df, plan)
@@ -106,7 +124,7 @@ def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
         if plan is None or why:
             logger.info("The rows are written for this fit alone: of their plan %s.", why)
             return None
-        content = {
+        return {
             "semantic_hash": df.semanticHash(),
             "plan": plan.canonical,
             "schema": df.schema.jsonValue(),
@@ -114,11 +132,13 @@ def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
             "application": _application(df) if _belongs_to_application(plan) else "",
             "spark": df.sparkSession.version,
             "settings": [df.sparkSession.conf.get(name, None) for name in _SETTINGS],
-            "options": dict(options),
         }
     except Exception as error:  # sharing rows is a saving; a plan that resists is written as it is
         logger.info("The rows are written for this fit alone: %s: %s", type(error).__name__, error)
         return None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 

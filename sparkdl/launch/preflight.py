@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.errors import LaunchError, ParamError, SlotsMissingError
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -30,8 +30,9 @@ def check_cluster(
     Raises:
         ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` ask for executors or for
             fewer GPUs than a rank is to have.
-        LaunchError: if the cluster cannot run that many tasks at once, allocates executors dynamically, or is a
-            Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
+        SlotsMissingError: if the cluster cannot run that many tasks at once now.
+        LaunchError: if a single machine cannot ever, executors are allocated dynamically, or it is a Spark Connect
+            server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
@@ -51,7 +52,8 @@ def check_cluster(
         _check_resources(spark, resources, gpus_per_rank)
     slots = _count_slots(spark, num_ranks, resources)
     if slots is not None and slots < num_ranks:
-        raise LaunchError(
+        kind = LaunchError if _is_local(spark) else SlotsMissingError
+        raise kind(
             f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}. "
             f"Lower the number of ranks (numWorkers) to {slots}, or raise {_what_to_raise(spark)}."
         )

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkdl.errors import LaunchError, LossError, RankError
+from sparkdl.errors import LossError, RankError, SlotsMissingError
 from sparkdl.launch.preflight import wait_for_slots
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run_with_restarts(
     Raises:
         LossError: that of the last call, when there were too many.
         RankError: likewise.
-        LaunchError: if fewer than ``min_ranks`` slots are left.
+        SlotsMissingError: if fewer than ``min_ranks`` slots are left.
     """
     ranks = num_ranks
     num_restarts = num_retries = 0
@@ -102,7 +102,7 @@ def _ranks_left(
     slots = wait_for_slots(spark, num_ranks, timeout_s=REPLACEMENT_TIMEOUT_S, resources=resources)
     ranks = num_ranks if slots is None else min(num_ranks, slots)
     if ranks < restarts.min_ranks:
-        raise LaunchError(
+        raise SlotsMissingError(
             f"{slots} slots are left after ranks were lost, and the {restarts.what} needs {restarts.min_ranks}. "
             f"{restarts.advice} What was lost: {_line(error)}"
         ) from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
-from sparkdl.errors import LaunchError
+from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
@@ -165,7 +165,7 @@ def _watch(
         if job.tasks_run:
             start_deadline = math.inf
         elif job.running and time.monotonic() > start_deadline + STATUS_LAG_S:
-            raise LaunchError(
+            raise SlotsMissingError(
                 f"{len(started)} of {spec.num_ranks} ranks had started after {start_timeout_s:g} s. "
                 "Other jobs hold the free slots, or executors are missing: wait for them or lower numWorkers."
             )

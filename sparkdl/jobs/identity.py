@@ -1,0 +1,78 @@
+"""What makes two jobs one job, so that one that is done is not done again. Runs on the *driver*.
+
+Equal are jobs that say the same about everything but ``spark`` and ``output``, with the same code and, as far as Spark
+tells, the same rows. Versions of libraries may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdl.jobs.job import Job
+
+_WITHOUT_EFFECT = ("spark", "output", "code")
+_LONGEST = 5
+_ABSENT = "not there"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a job is told by.
+
+    Attributes:
+        said: what the job says, by keys joined by dots.
+        code: what its code holds, by the names of files.
+        rows: key of the rows; None where Spark cannot tell whether they are the same.
+    """
+
+    said: Mapping[str, Any]
+    code: Mapping[str, str]
+    rows: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """A hash of all of it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
+
+    def differences(self, before: Mapping[str, Any]) -> list[str]:
+        """Say what is not as it was in the identity that was written as a dict; what either does not know is equal."""
+        found = [
+            f"{key} was {was} and is {is_}" for key, was, is_ in _changes(before.get("said", {}), self.said)
+        ]
+        found += [
+            f"the code in {name} is another" for name, _, _ in _changes(before.get("code", {}), self.code)
+        ]
+        known = before.get("rows")
+        if known is not None and self.rows is not None and known != self.rows:
+            found.append("the rows are others")
+        return found if len(found) <= _LONGEST else [*found[:_LONGEST], f"{len(found) - _LONGEST} more"]
+
+
+def identity_of(job: Job, code: Mapping[str, str]) -> Identity:
+    """Return what a job is told by before its rows are known."""
+    said = {key: value for key, value in job.content.items() if key not in _WITHOUT_EFFECT}
+    return Identity(said=dict(_flat(said)), code=dict(code))
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(inner, f"{above}{key}.")
+        elif inner is not None:
+            yield f"{above}{key}", inner
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            yield key, _shown(before, key), _shown(now, key)
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key]) if key in values else _ABSENT

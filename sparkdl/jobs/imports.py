@@ -1,0 +1,159 @@
+"""Python objects that a job names: ``MODULE:NAME``, with arguments. Runs on the *driver*.
+
+A name stands for what it names; a class for an instance, which its arguments make; arguments of a function are bound to
+it. Whether something is called is thus seen from what it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sparkdl.jobs.overrides import ARGUMENTS, IMPORT
+from sparkdl.jobs.section import Section
+from sparkdl.jobs.suggestions import did_you_mean
+from sparkdl.jobs.yaml_tree import Entry
+
+
+def call_named(entry: Entry, path: str, around: AbstractContextManager[None]) -> Any:
+    """Return what a function or class returns for its arguments; of a name of anything else what it names.
+
+    Args:
+        entry: an import path, or a mapping of ``import`` and ``arguments``.
+        path: the key that it stands for, for messages.
+        around: is entered for the call, once all is imported.
+
+    Raises:
+        JobFileError: if there is no such thing, or the call fails.
+    """
+    found, arguments = _named(entry, path)
+    if callable(found) and not _is_module(found):
+        with around:
+            return _called(found, arguments)
+    return _without_arguments(found, arguments)
+
+
+def named_object(entry: Entry, path: str, *, makes_instances: bool = True) -> Any:
+    """Return what a value of a Param that holds Python objects stands for.
+
+    Texts with a colon, and mappings with ``import``, are imports; lists and other mappings hold such values, and plain
+    values stand for themselves.
+
+    Args:
+        entry: the value.
+        path: the key that it stands for, for messages.
+        makes_instances: whether a class stands for an instance; otherwise it counts as a function.
+
+    Raises:
+        JobFileError: if there is no such thing, or the call of a class fails.
+    """
+    value = entry.value
+    if isinstance(value, list):
+        return [
+            named_object(each, f"{path}[{index}]", makes_instances=makes_instances)
+            for index, each in enumerate(value)
+        ]
+    if isinstance(value, dict) and IMPORT not in value:
+        return {
+            key: named_object(each, f"{path}.{key}", makes_instances=makes_instances)
+            for key, each in value.items()
+        }
+    if not isinstance(value, dict | str):
+        return value
+    found, arguments = _named(entry, path)
+    if isinstance(found, type) and makes_instances:
+        return _called(found, arguments)
+    if not callable(found) or _is_module(found):
+        return _without_arguments(found, arguments)
+    given = _plain(arguments)
+    return functools.partial(found, **given) if given else found
+
+
+def import_paths(entry: Entry) -> list[str]:
+    """Return the import paths in a value, as :func:`named_object` understands it."""
+    value = entry.value
+    if isinstance(value, list):
+        return [path for each in value for path in import_paths(each)]
+    if isinstance(value, dict):
+        return (
+            import_paths(value[IMPORT])
+            if IMPORT in value
+            else [p for e in value.values() for p in import_paths(e)]
+        )
+    return [value] if isinstance(value, str) and ":" in value else []
+
+
+def _named(entry: Entry, path: str) -> tuple[Any, Section]:
+    mapping = entry if isinstance(entry.value, dict) else Entry({IMPORT: entry}, entry.place)
+    section = Section(mapping, path, (IMPORT, ARGUMENTS), entry.place)
+    arguments = Section(section.get(ARGUMENTS), f"{path}.{ARGUMENTS}", None, section.place)
+    name = section.string(IMPORT) or ""
+    module, colon, inner = name.partition(":")
+    if not (module and colon and inner):
+        raise section.error(f"takes MODULE:NAME, as torch.nn:CrossEntropyLoss, got {name!r}.", IMPORT)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise section.error(
+                f"there is no module {error.name!r}. Put its file beside the job's, name it under code, or ship it by "
+                "--py-files of spark-submit.",
+                IMPORT,
+            ) from error
+        raise section.error(f"{module} cannot be imported: {error}.", IMPORT) from error
+    except Exception as error:
+        raise section.error(
+            f"{module} cannot be imported: {type(error).__name__}: {error}.", IMPORT
+        ) from error
+    for part in inner.split("."):
+        if not hasattr(found, part):
+            names = (
+                [each for each in vars(found) if not each.startswith("_")]
+                if hasattr(found, "__dict__")
+                else []
+            )
+            raise section.error(f"{module} has no {inner!r}. {did_you_mean(part, names)}", IMPORT)
+        found = getattr(found, part)
+    return found, arguments
+
+
+def _called(found: Any, arguments: Section) -> Any:
+    given = _plain(arguments)
+    try:
+        return found(**given)
+    except Exception as error:
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        name = getattr(found, "__qualname__", type(found).__name__)
+        # Python quotes the argument that it does not know.
+        key = next((key for key in given if f"'{key}'" in str(error)), None)
+        raised = f"{type(error).__name__}: {error}{_where(error)}"
+        raise arguments.error(f"{name}({shown}) raised {raised}.", key) from error
+
+
+def _without_arguments(found: Any, arguments: Section) -> Any:
+    if arguments.entries():
+        raise arguments.error(f"what is imported is of the type {type(found).__name__}, and takes none.")
+    return found
+
+
+def _plain(arguments: Section) -> dict[str, Any]:
+    return {key: each.plain() for key, each in arguments.entries().items()}
+
+
+def _where(error: Exception) -> str:
+    """In which line of whose file it was raised, if the call came that far."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_globals.get("__name__") == __name__:
+        return ""
+    return f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+
+
+def _is_module(found: Any) -> bool:
+    """Whether something is a network already, which can be called, but with rows."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(found, torch.nn.Module)

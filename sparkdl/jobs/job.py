@@ -1,0 +1,235 @@
+"""What a job says, checked as far as that takes neither Spark nor torch. Runs on the *driver*."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkdl.errors import JobFileError
+from sparkdl.jobs.overrides import (
+    ARGUMENTS,
+    IMPORT,
+    SECTIONS,
+    SHORT_FORMS,
+    SOURCES,
+    Override,
+    apply_overrides,
+)
+from sparkdl.jobs.section import Section, describe
+from sparkdl.jobs.suggestions import did_you_mean
+from sparkdl.jobs.yaml_tree import Entry, Place, read_tree
+
+READY_MADE = ("TorchClassifier", "TorchRegressor", "ImageClassifier", "TextClassifier")
+"""Estimators that make their own model, by which a job may name it."""
+
+PARAMS_OF_TRACKING = {"mode": "tracking", "experiment": "experiment", "runName": "runName"}
+PARAMS_OF_REGISTRY = {"name": "registeredModelName", "alias": "registeredModelAlias"}
+_TRACKING_MODES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """Where the rows come from.
+
+    Attributes:
+        kind: ``table``, ``parquet`` or ``sql``.
+        value: name of the table, paths or URLs, or the query.
+        place: where the job says so.
+    """
+
+    kind: str
+    value: str | tuple[str, ...]
+    place: Place
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value if isinstance(self.value, str) else ', '.join(self.value)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkChoice:
+    """The session that ``sparkdl train`` starts.
+
+    Attributes:
+        master: of Spark; None for one on this machine with a slot for each rank.
+        config: settings of Spark.
+    """
+
+    master: str | None
+    config: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job.
+
+    Attributes:
+        file: its file.
+        data: where the rows come from.
+        model: of what the model is made, an import; or the name of an estimator that makes its own.
+        params: of the estimator, by name, with those that other sections stand for.
+        params_place: where Params are said, for errors about one that is missing.
+        spark: the session of ``sparkdl train``.
+        tracking_uri: of MLflow's server, where the job names one.
+        output: path or URL of the folder where model and result go.
+        code: files and folders of Python code that driver and ranks import from.
+        content: all of it as JSON can hold it, but for ``spark``, in which equal jobs may differ.
+    """
+
+    file: Path
+    data: DataSource
+    model: Entry
+    params: dict[str, Entry]
+    params_place: Place
+    spark: SparkChoice
+    tracking_uri: str | None
+    output: str
+    code: tuple[Path, ...]
+    content: dict[str, Any]
+
+    @property
+    def estimator(self) -> str:
+        """The name of the estimator's class."""
+        return self.model.value if isinstance(self.model.value, str) else "TorchEstimator"
+
+
+def read_job(file: Path, overrides: Sequence[Override] = ()) -> Job:
+    """Read a job's file, with changes.
+
+    Raises:
+        JobFileError: naming file, line and key of what cannot be.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is no text in UTF-8: {error}"
+        raise JobFileError(f"The job {file} cannot be read: {why}.") from error
+    tree = read_tree(text, str(file))
+    if not isinstance(tree.value, dict):
+        raise JobFileError(
+            f"{tree.place}: a job is a mapping with the keys {', '.join(SECTIONS)}, got {describe(tree.value)}."
+        )
+    return _read(file, apply_overrides(tree, overrides))
+
+
+def _read(file: Path, tree: Entry) -> Job:
+    job = Section(tree, "", SECTIONS, tree.place)
+    data = _section(job, "data", (*SOURCES, "validation"))
+    params = _section(job, "params", None)
+    tracking = _section(job, "tracking", (*PARAMS_OF_TRACKING, "uri"))
+    registry = _section(job, "registry", tuple(PARAMS_OF_REGISTRY))
+    return Job(
+        file=file,
+        data=_source(data),
+        model=_model(job),
+        params=_params(params, data, tracking, registry),
+        params_place=params.place,
+        spark=_spark(_section(job, "spark", ("master", "config"))),
+        tracking_uri=tracking.string("uri"),
+        output=_required(
+            job.string("output"), job, "output", "say where model and result go: a path or a URL"
+        ),
+        code=tuple(file.parent / each for each in job.strings("code")),
+        content={key: entry.plain() for key, entry in job.entries().items() if key != "spark"},
+    )
+
+
+def _section(job: Section, name: str, known: Sequence[str] | None) -> Section:
+    entry = job.get(name)
+    if entry is not None and name in SHORT_FORMS and isinstance(entry.value, str):
+        entry = Entry({SHORT_FORMS[name]: entry}, entry.place)
+    return Section(entry, name, known, job.place)
+
+
+def _required(value: str | None, section: Section, key: str, what: str) -> str:
+    if value is None:
+        raise section.error(f"{key} is missing; {what}.")
+    return value
+
+
+def _source(data: Section) -> DataSource:
+    named = [kind for kind in SOURCES if kind in data]
+    if len(named) != 1:
+        got = f"{' and '.join(named)} are both there" if named else "there is none"
+        raise data.error(f"takes one of {', '.join(SOURCES)}, and {got}.", named[-1] if named else None)
+    (kind,) = named
+    entry = data.get(kind)
+    value = data.strings(kind) if kind == "parquet" else data.string(kind)
+    assert entry is not None
+    if not value:
+        raise data.error("is empty.", kind)
+    return DataSource(kind=kind, value=value, place=entry.place)
+
+
+def _model(job: Section) -> Entry:
+    """The entry of ``import`` and ``arguments``, or of the name of an estimator."""
+    entry = job.get("model")
+    if entry is None:
+        raise job.error(
+            "model is missing; give an import path such as my_models:make_net, or one of "
+            + ", ".join(READY_MADE)
+            + "."
+        )
+    if isinstance(entry.value, str) and ":" not in entry.value:
+        if entry.value not in READY_MADE:
+            raise job.error(
+                f"{entry.value!r} is neither an import path, as my_models:make_net, nor an estimator. "
+                f"{did_you_mean(entry.value, READY_MADE)}",
+                "model",
+            )
+        return entry
+    section = _section(job, "model", (IMPORT, ARGUMENTS))
+    name = _required(
+        section.string(IMPORT), section, IMPORT, "name what makes the model, as my_models:make_net"
+    )
+    if ":" not in name:
+        hint = f" For the estimator {name} write model: {name}." if name in READY_MADE else ""
+        raise section.error(f"takes MODULE:NAME, as my_models:make_net, got {name!r}.{hint}", IMPORT)
+    return Entry(section.entries(), entry.place)
+
+
+def _params(params: Section, data: Section, tracking: Section, registry: Section) -> dict[str, Entry]:
+    """The Params, with those that other sections stand for, each said once."""
+    found = params.entries()
+    if "model" in found:
+        raise params.error("is said by the section model of the job.", "model")
+    for section, key, name in _stands_for(data, tracking, registry):
+        entry = section.get(key)
+        assert entry is not None
+        if name in found:
+            raise params.error(f"is said twice; {section.path}.{key} says it at {entry.place}.", name)
+        found[name] = entry
+    return found
+
+
+def _stands_for(data: Section, tracking: Section, registry: Section) -> list[tuple[Section, str, str]]:
+    """What keys of other sections stand for: the section, its key and the name of the Param."""
+    found = []
+    validation = data.get("validation")
+    if validation is not None:
+        is_share = isinstance(validation.value, int | float) and not isinstance(validation.value, bool)
+        if not is_share and data.string("validation") is None:
+            raise data.error("takes a share of the rows, or a column of booleans.", "validation")
+        found.append((data, "validation", "validationFraction" if is_share else "validationIndicatorCol"))
+    mode = tracking.get("mode")
+    if mode is not None and mode.value not in _TRACKING_MODES:
+        raise tracking.error(f"takes {', '.join(_TRACKING_MODES)}, got {describe(mode.plain())}.", "mode")
+    found += [(tracking, key, name) for key, name in PARAMS_OF_TRACKING.items() if key in tracking]
+    found += [(registry, key, name) for key, name in PARAMS_OF_REGISTRY.items() if key in registry]
+    if "alias" in registry and "name" not in registry:
+        raise registry.error("names a version of a model, and registry.name is missing.", "alias")
+    return found
+
+
+def _spark(section: Section) -> SparkChoice:
+    config = Section(section.get("config"), "spark.config", None, section.place)
+    settings = {}
+    for name, entry in config.entries().items():
+        if isinstance(entry.value, dict | list):
+            raise config.error(f"takes a plain value, got {describe(entry.value)}.", name)
+        is_switch = isinstance(entry.value, bool)
+        settings[name] = str(entry.value).lower() if is_switch else str(entry.value)
+    if "spark.master" in settings:
+        raise config.error("is said by spark.master of the job.", "spark.master")
+    return SparkChoice(master=section.string("master"), config=settings)

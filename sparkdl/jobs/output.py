@@ -1,0 +1,140 @@
+"""The folder that a job leaves: ``model/``, and ``result.json``, which is there only where all of it is whole.
+
+Runs on the *driver*. On filesystems that rename, the folder appears in one step; object stores get ``result.json``
+last, and lose it first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data import Store
+from sparkdl.data.filesystems import absolute_url, open_location
+from sparkdl.data.store_failures import explain_failure, store_error
+from sparkdl.errors import ParamError, StoreError
+from sparkdl.estimators.persistence import FolderWriter
+
+if TYPE_CHECKING:
+    from sparkdl.estimators import TorchModel
+
+RESULT = "result.json"
+MODEL = "model"
+
+
+class JobOutput:
+    """The folder at a path or URL.
+
+    Args:
+        url: of the folder.
+
+    Attributes:
+        url: likewise, complete.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = absolute_url(url)
+        self._location = open_location(self.url)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the result of the job that is done; None where there is no such folder.
+
+        Raises:
+            ParamError: if something else lies there.
+            StoreError: if it cannot be read.
+        """
+        filesystem, path = self._location.filesystem, self._location.path
+        try:
+            filesystem.invalidate_cache()
+            if not filesystem.exists(path):
+                return None
+            if not filesystem.isdir(path):
+                raise self._something_else("is a file")
+            if not filesystem.exists(f"{path}/{RESULT}"):
+                self._check_unfinished()
+                return None
+            with filesystem.open(f"{path}/{RESULT}", "rb") as file:
+                content = json.loads(file.read())
+        except ValueError as error:
+            if isinstance(error, ParamError):
+                raise
+            raise self._something_else(f"has a {RESULT} that is no JSON") from error
+        except OSError as error:
+            raise StoreError(f"The output {self.url} cannot be read: {explain_failure(error)}") from error
+        if not isinstance(content, dict) or "job" not in content:
+            raise self._something_else(f"has a {RESULT} that is none of a job")
+        return content
+
+    def check_writable(self) -> None:
+        """Write and remove a small file beside the folder, so that this fails before the training, not after it.
+
+        Raises:
+            StoreError: if that fails.
+        """
+        place = self.url.rpartition("/")[0] if self._location.can_rename else self.url
+        try:
+            Store(place or "/").check_writable()
+        except StoreError as error:
+            raise StoreError(f"The output {self.url} cannot be written. {error}") from error
+
+    def write(self, model: TorchModel, result: dict[str, Any]) -> None:
+        """Write model and result, in the place of those that are there.
+
+        Raises:
+            SavedModelError: if the model cannot be written.
+            StoreError: if the result cannot.
+        """
+        text = json.dumps(finite(result), indent=2, allow_nan=False) + "\n"
+        if self._location.can_rename:
+            _JobWriter(model, text).overwrite().save(self.url)
+            return
+        filesystem, path = self._location.filesystem, f"{self._location.path}/{RESULT}"
+        try:
+            if filesystem.exists(path):
+                filesystem.rm(path)
+            model.write().overwrite().save(f"{self.url}/{MODEL}")
+            with filesystem.open(path, "wb") as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise store_error(f"The output {self.url} cannot be written: {explain_failure(error)}") from error
+
+    def _check_unfinished(self) -> None:
+        """Look at a folder that no job finished; an empty one is fine, and a part of an object store's too."""
+        filesystem, path = self._location.filesystem, self._location.path
+        names = [str(each).rstrip("/").rpartition("/")[2] for each in filesystem.ls(path, detail=False)]
+        if names and (self._location.can_rename or names != [MODEL]):
+            shown = ", ".join(sorted(names)[:3])
+            raise self._something_else(f"holds {shown}{', ...' if len(names) > 3 else ''} and no {RESULT}")
+
+    def _something_else(self, what: str) -> ParamError:
+        return ParamError(
+            f"The output {self.url} {what}: no job wrote that. Choose another one, or remove it."
+        )
+
+
+class _JobWriter(FolderWriter):
+    """Writes model and result as one folder."""
+
+    def __init__(self, model: TorchModel, result: str) -> None:
+        super().__init__()
+        self._model = model
+        self._result = result
+
+    def build(self, folder: Path) -> None:
+        """Write both."""
+        (folder / MODEL).mkdir()
+        writer = self._model.write()
+        assert isinstance(writer, FolderWriter)
+        writer.build(folder / MODEL)
+        (folder / RESULT).write_text(self._result, encoding="utf-8")
+
+
+def finite(value: Any) -> Any:
+    """Return a value as JSON has it, with null for numbers that it has not."""
+    if isinstance(value, dict):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,77 @@
+"""The Spark session of a job. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.cli.quiet import quiet_libraries, quiet_spark_options
+from sparkdl.launch.preflight import is_connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from sparkdl.jobs.job import SparkChoice
+
+
+@contextmanager
+def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[SparkSession]:
+    """Give the session that ``sparkdl train`` starts: by the job's ``spark``, else on this machine; it stops it."""
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    quiet_libraries()
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    master = choice.master or f"local[{num_ranks}]"
+    with tempfile.TemporaryDirectory(prefix="sparkdl-job-") as folder:
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",  # would overwrite the line of a fit
+            **quiet_spark_options(Path(folder)),
+        }
+        if master.startswith("local"):
+            settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        builder = SparkSession.builder.master(master).appName(name)
+        for key, value in {**settings, **choice.config}.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def given_session(*, name: str) -> Iterator[SparkSession]:
+    """Give the session that spark-submit, or the platform, has its own settings for; stop it where it was not there."""
+    from pyspark.sql import SparkSession
+
+    there = SparkSession.getActiveSession()
+    if there is not None:
+        yield there
+        return
+    session = SparkSession.builder.appName(name).getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def is_lost(session: SparkSession) -> bool:
+    """Whether the application of a session has ended without being asked to, as when its cluster went away."""
+    if is_connect(session):
+        return False
+    context: Any = session.sparkContext
+    if context._jsc is None:  # it was stopped
+        return False
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # the JVM does not answer any more
+        return True

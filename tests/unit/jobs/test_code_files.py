@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sparkdl.errors import JobFileError
+from sparkdl.jobs.code_files import code_files, digests, importable
+from tests.unit.jobs.job_files import JOB, read
+
+
+def test_modules_beside_the_job_that_it_imports_are_its_code(tmp_path):
+    (tmp_path / "losses").mkdir()
+    (tmp_path / "losses" / "__init__.py").touch()
+    (tmp_path / "unused.py").touch()
+    job = read(tmp_path, "loss=losses.soft:soft_loss", "params.metrics={m: 'torch.nn:L1Loss'}")
+    assert code_files(job) == [tmp_path / "my_nets.py", tmp_path / "losses"]
+
+
+def test_code_that_the_job_names_is_sought_beside_its_file(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "shared.zip").touch()
+    job = read(tmp_path, "code=lib/shared.zip")
+    assert code_files(job) == [tmp_path / "lib" / "shared.zip", tmp_path / "my_nets.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.py", "does not exist; it is sought beside the job's file"),
+        ("job.yaml", "is none of .*.py, "),
+    ],
+)
+def test_code_that_cannot_be_is_named(tmp_path, name, message):
+    with pytest.raises(JobFileError, match=message):
+        code_files(read(tmp_path, f"code=[{name}]"))
+
+
+def test_another_version_of_the_code_has_another_digest(tmp_path):
+    job = read(tmp_path)
+    folder = tmp_path / "losses"
+    folder.mkdir()
+    (folder / "a.py").write_text("x = 1\n")
+    files = [*code_files(job), folder]
+    before = digests(files)
+    assert digests(files) == before
+    (folder / "a.py").write_text("x = 2\n")
+    after = digests(files)
+    assert after["my_nets.py"] == before["my_nets.py"]
+    assert after["losses"] != before["losses"]
+    (folder / "a.py").rename(folder / "b.py")
+    assert digests(files)["losses"] not in (before["losses"], after["losses"])
+
+
+def test_code_comes_before_what_is_installed_and_only_for_the_job(tmp_path):
+    before = list(sys.path)
+    with importable(code_files(read(tmp_path, text=JOB))):
+        assert sys.path == [str(tmp_path), *before]
+    assert sys.path == before

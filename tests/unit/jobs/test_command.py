@@ -1,0 +1,75 @@
+"""What the command line says before Spark starts: wrong jobs end with 2, and one line that says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+
+import pytest
+
+from sparkdl.cli import main
+from sparkdl.jobs import command
+from sparkdl.jobs.exit_codes import Terminated
+from sparkdl.jobs.signals import ends_when_asked
+from tests.unit.jobs.job_files import write_job
+
+
+def test_a_wrong_job_ends_with_2_and_one_line(tmp_path, capsys):
+    file = write_job(tmp_path)
+    assert main(["train", str(file), "epohcs=3"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "sparkdl: the argument 'epohcs=3': params.epohcs: TorchEstimator has no Param 'epohcs'. Did you mean epochs?\n"
+    )
+    assert said.out == ""
+
+
+def test_a_job_that_is_not_there_ends_with_2(tmp_path, capsys):
+    assert main(["train", str(tmp_path / "job.yaml")]) == 2
+    assert "cannot be read: No such file or directory." in capsys.readouterr().err
+
+
+def test_an_output_of_something_else_is_refused_before_spark_starts(tmp_path, capsys):
+    file = write_job(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    assert main(["train", str(file), f"output={tmp_path}"]) == 2
+    assert "no job wrote that. Choose another one" in capsys.readouterr().err
+
+
+def test_job_script_prints_a_program_that_takes_the_same_arguments(tmp_path, capsys, monkeypatch):
+    assert main(["job-script"]) == 0
+    path = capsys.readouterr().out.strip()
+    assert os.listdir(os.path.dirname(path)) in (["sparkdl_job.py"], ["__pycache__", "sparkdl_job.py"])
+    monkeypatch.setattr(sys, "argv", [path, str(write_job(tmp_path)), "epochs=none"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(path, run_name="__main__")
+    assert ended.value.code == 2
+    assert "Param epochs takes a whole number, got 'none'" in capsys.readouterr().err
+
+
+def test_sigterm_is_raised_once_and_only_meanwhile():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated), ends_when_asked():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([signal.SIGUSR1], 5)  # the signal comes meanwhile
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # disturbs no ending
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_library_that_is_missing_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        command.importlib.util, "find_spec", lambda name: None if name == "yaml" else object()
+    )
+    assert main(["train", str(write_job(tmp_path))]) == 2
+    assert "A job needs pyyaml; install it with: pip install 'sparkdl[train]'." in capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def _own_my_nets():
+    sys.modules.pop("my_nets", None)
+    yield
+    sys.modules.pop("my_nets", None)

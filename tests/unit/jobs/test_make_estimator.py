@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import JobFileError
+from sparkdl.estimators import (
+    ImageClassifier,
+    TextClassifier,
+    TorchClassifier,
+    TorchEstimator,
+    TorchRegressor,
+)
+from sparkdl.jobs.code_files import code_files, importable
+from sparkdl.jobs.make_estimator import make_estimator
+from tests.unit.jobs.job_files import JOB, read
+
+READY_MADE = "data: {table: rows}\nmodel: TorchClassifier\nparams: {epochs: 3}\noutput: out\n"
+
+
+def make(folder, *arguments, text=JOB):
+    job = read(folder, *arguments, text=text)
+    with importable(code_files(job)):
+        return make_estimator(job)
+
+
+def test_the_estimator_has_what_the_job_says(tmp_path):
+    estimator = make(tmp_path, "model.arguments.hidden=5", "loss=my_nets:half_loss")
+    assert type(estimator) is TorchEstimator
+    assert estimator.getModel()[0].out_features == 5
+    assert isinstance(estimator.getOptimizer(), functools.partial)
+    assert estimator.getOptimizer()(estimator.getModel().parameters()).defaults["lr"] == 0.5
+    assert estimator.getLoss().__name__ == "half_loss"
+    assert (estimator.getCache(), estimator.getEpochs(), estimator.getValidationFraction()) == ("off", 2, 0.2)
+
+
+@pytest.mark.parametrize("made", [TorchClassifier, TorchRegressor, ImageClassifier, TextClassifier])
+def test_ready_made_estimators_are_named(tmp_path, made):
+    assert type(make(tmp_path, f"model={made.__name__}", text=READY_MADE)) is made
+
+
+def test_a_class_stands_for_an_instance_and_arguments_of_a_function_are_bound(tmp_path):
+    estimator = make(
+        tmp_path,
+        "loss={import: torch.nn:CrossEntropyLoss, arguments: {label_smoothing: 0.1}}",
+        "params.metrics={half: {import: my_nets:half_loss, arguments: {weight: 2.0}}}",
+        "scheduler={import: torch.optim.lr_scheduler:StepLR, arguments: {gamma: 0.1}}",
+    )
+    assert isinstance(estimator.getLoss(), nn.CrossEntropyLoss)
+    assert estimator.getLoss().label_smoothing == 0.1
+    assert estimator.getMetrics()["half"].keywords == {"weight": 2.0}
+    assert estimator.getScheduler().func is torch.optim.lr_scheduler.StepLR
+
+
+def test_a_network_that_is_there_already_is_taken_as_it_is(tmp_path):
+    estimator = make(tmp_path, "model=my_nets:net")
+    assert isinstance(estimator.getModel(), nn.Linear)
+
+
+def test_first_weights_are_those_of_the_seed(tmp_path):
+    def weights(seed):
+        torch.rand(3)  # something else draws before
+        return make(tmp_path, f"seed={seed}").getModel()[0].weight
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("epocs=3", "params.epocs: TorchEstimator has no Param 'epocs'. Did you mean epochs?"),
+        ("epochs=three", "params.epochs: Param epochs takes a whole number, got 'three'"),
+        ("cache=of", "params.cache: Param cache cannot be 'of'"),
+        ("batchSize=0", "params: Param batchSize must be at least 1, got 0"),
+        ("data.validation=2", "params: Param validationFraction is 2.0: share of the rows"),
+        ("bestMetric=f1", "params: Param bestMetric is 'f1', but this fit has loss, val_loss."),
+        ("labelCol={a: b}", "params.labelCol: a mapping is none of the values it takes."),
+        ("loss=CrossEntropyLoss", "params.loss.import: takes MODULE:NAME, as torch.nn:CrossEntropyLoss"),
+        (
+            "loss=torch.nn:CrosEntropyLoss",
+            "params.loss.import: torch.nn has no 'CrosEntropyLoss'. Did you mean Cross",
+        ),
+        (
+            "loss=my_netz:loss",
+            "params.loss.import: there is no module 'my_netz'. Put its file beside the job's",
+        ),
+        (
+            "loss={import: 'my_nets:net', arguments: {a: 1}}",
+            "params.loss.arguments: what is imported is of the type",
+        ),
+        (
+            "loss={import: 'a:b', argument: {a: 1}}",
+            "params.loss has no key 'argument'. Did you mean arguments?",
+        ),
+        ("model.arguments.hiden=3", "model.arguments.hiden: make_net(hidden=16, hiden=3) raised TypeError"),
+        (
+            "model={import: 'my_nets:make_nothing'}",
+            "model: a torch.nn.Module is needed, and this makes a NoneType.",
+        ),
+        ("registry=digits", "this version of sparkdl does not register models."),
+    ],
+)
+def test_what_cannot_be_is_told_as_it_was_written(tmp_path, argument, message):
+    with pytest.raises(JobFileError) as caught:
+        make(tmp_path, argument)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"the argument {argument!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "message"),
+    [
+        ("  epochs: 2", "  epochs: 0", ":16: params: Param epochs must be at least 1, got 0"),
+        (
+            "  epochs: 2",
+            "  epochs: many",
+            ":16: params.epochs: Param epochs takes a whole number, got 'many'",
+        ),
+        ("  loss: torch.nn:CrossEntropyLoss", "  weightCol: w", ":8: params: Param loss is not set"),
+        (
+            "    arguments: {lr: 5e-1}",
+            "    arguments: {lr: -1}",
+            ":9: params: Param optimizer failed when called with",
+        ),
+        (
+            "    hidden: 16",
+            "    hidden: -1",
+            ":6: model.arguments: make_net(hidden=-1) raised RuntimeError: ",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_with_file_and_line(tmp_path, line, instead, message):
+    assert f"{line}\n" in JOB
+    with pytest.raises(JobFileError) as caught:
+        make(tmp_path, text=JOB.replace(f"{line}\n", f"{instead}\n"))
+    assert str(caught.value).startswith(f"{tmp_path / 'job.yaml'}{message}")
+
+
+def test_an_error_in_the_code_of_a_model_names_its_line(tmp_path):
+    job = read(tmp_path)
+    (tmp_path / "my_nets.py").write_text("def make_net(hidden):\n    return hidden / 0\n")
+    with (
+        importable(code_files(job)),
+        pytest.raises(JobFileError, match=r"ZeroDivisionError: .*my_nets.py, line 2"),
+    ):
+        make_estimator(job)
+
+
+def test_a_module_that_cannot_be_imported_says_why(tmp_path):
+    job = read(tmp_path)
+    (tmp_path / "my_nets.py").write_text("import not_installed_here\n")
+    with (
+        importable(code_files(job)),
+        pytest.raises(JobFileError, match="cannot be imported: No module named 'not_"),
+    ):
+        make_estimator(job)
+
+
+@pytest.fixture(autouse=True)
+def _own_my_nets():
+    """Each test has a module of its own by this name."""
+    import sys
+
+    sys.modules.pop("my_nets", None)
+    yield
+    sys.modules.pop("my_nets", None)

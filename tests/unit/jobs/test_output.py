@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from sparkdl.errors import ParamError, StoreError
+from sparkdl.estimators import TorchModel
+from sparkdl.jobs.output import JobOutput
+from tests.unit.estimators.public_classes import MODELS
+
+RESULT = {"job": {"hash": "1"}, "loss": 0.5}
+
+
+@pytest.fixture
+def model() -> TorchModel:
+    return MODELS["TorchModel"]()
+
+
+@pytest.fixture(params=["local", "memory"])
+def url(request, tmp_path) -> str:
+    """A place that does not exist yet, on a filesystem that renames, and on another."""
+    return str(tmp_path / "models" / "out") if request.param == "local" else f"memory://{tmp_path.name}/out"
+
+
+def test_what_is_written_is_read_and_replaced(url, model):
+    output = JobOutput(url)
+    assert output.result() is None
+    output.check_writable()
+    assert output.result() is None
+    output.write(model, RESULT)
+    assert JobOutput(url).result() == RESULT
+    assert TorchModel.load(f"{output.url}/model").history == model.history
+    output.write(model, {**RESULT, "loss": 0.25})
+    assert JobOutput(url).result() == {**RESULT, "loss": 0.25}
+
+
+def test_nothing_else_is_left_beside_the_folder(tmp_path, model):
+    output = JobOutput(str(tmp_path / "out"))
+    output.check_writable()
+    output.write(model, RESULT)
+    output.write(model, RESULT)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model", "result.json"]
+
+
+def test_a_model_that_cannot_be_written_leaves_what_was_there(tmp_path, model, monkeypatch):
+    output = JobOutput(str(tmp_path / "out"))
+    output.write(model, RESULT)
+
+    class Unpicklable:
+        def __reduce__(self):
+            raise RuntimeError("not this one")
+
+    model._saved.module.hook = Unpicklable()
+    with pytest.raises(Exception, match="not this one"):
+        output.write(model, {**RESULT, "loss": 0.1})
+    assert output.result() == RESULT
+    assert TorchModel.load(f"{output.url}/model").history == model.history
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_empty_folder_is_as_good_as_none(tmp_path):
+    (tmp_path / "out").mkdir()
+    assert JobOutput(str(tmp_path / "out")).result() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("out", "text", "is a file: no job wrote that. Choose another one, or remove it"),
+        ("out/thesis.tex", "text", "holds thesis.tex and no result.json: no job wrote that"),
+        ("out/result.json", "text", "has a result.json that is no JSON: no job wrote that"),
+        ("out/result.json", "[1]", "has a result.json that is none of a job: no job wrote that"),
+    ],
+)
+def test_what_no_job_wrote_is_refused(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(ParamError, match=message):
+        JobOutput(str(tmp_path / "out")).result()
+
+
+def test_a_place_that_cannot_be_written_is_known_before(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"The output .*/file/out cannot be written"):
+        JobOutput(str(tmp_path / "file" / "out")).check_writable()
+
+
+def test_a_result_has_null_for_what_json_has_not(tmp_path, model):
+    output = JobOutput(str(tmp_path / "out"))
+    output.write(model, {"job": {}, "loss": math.nan, "metrics": {"a": math.inf}, "ranks": (1, 2)})
+    text = (tmp_path / "out" / "result.json").read_text()
+    assert json.loads(text) == {"job": {}, "loss": None, "metrics": {"a": None}, "ranks": [1, 2]}

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.jobs.model_size import model_size
+from sparkdl.jobs.plan import Host, Plan
+from sparkdl.jobs.plan_text import in_bytes, plan_text
+from sparkdl.jobs.rows import RowCounts
+from tests.unit.jobs.job_files import read
+
+MIB = 1 << 20
+
+
+def test_the_size_of_a_model_is_that_of_its_tensors():
+    module = nn.Sequential(nn.Linear(100, 50), nn.BatchNorm1d(50), nn.Linear(50, 10))
+    module[0].weight.requires_grad_(False)
+    size = model_size(module, torch.optim.Adam)
+    weights = sum(each.numel() for each in module.parameters())
+    assert size.num_parameters == weights
+    assert size.weights == 4 * weights + 2 * 50 * 4 + 8  # mean and variance, and a counter of BatchNorm
+    assert size.gradients == 4 * (weights - 5000)
+    assert size.optimizer == pytest.approx(2 * size.gradients, abs=100)  # two moments, and counters of steps
+    assert all(each.device.type == "cpu" for each in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "factor"),
+    [
+        (torch.optim.SGD, 0),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), 1),
+        (torch.optim.AdamW, 2),
+        (torch.optim.Adagrad, 1),
+        (torch.optim.RMSprop, 1),
+    ],
+)
+def test_the_state_of_optimizers_is_found_by_a_step_without_memory(optimizer, factor):
+    module = nn.Linear(1000, 100)
+    assert model_size(module, optimizer).optimizer == pytest.approx(
+        factor * module.weight.nbytes, rel=0.01, abs=100
+    )
+
+
+def test_a_model_too_large_for_this_machine_has_a_size():
+    with torch.device("meta"):
+        module = nn.Linear(1 << 20, 1 << 20)
+    assert model_size(module, torch.optim.Adam).weights > 4 << 40
+
+
+def test_an_optimizer_that_looks_at_numbers_has_no_known_size():
+    class Curious(torch.optim.SGD):
+        def step(self, closure=None):
+            return self.param_groups[0]["params"][0].sum().item()
+
+    assert model_size(nn.Linear(2, 2), Curious).optimizer is None
+
+
+def make_plan(**changes) -> Plan:
+    values = {
+        "rows": RowCounts(num_rows=1000, num_marked=None, bytes_per_row=4096.0),
+        "num_training": 803,
+        "is_exact": False,
+        "shards": (401, 402),
+        "steps": 26,
+        "updates": 13,
+        "epochs": 3,
+        "batch_size": 16,
+        "model": model_size(nn.Linear(4, 3), torch.optim.SGD),
+        "hosts": (
+            Host(name="alpha", ranks=(0,), available_bytes=1 * MIB, num_cores=4),
+            Host(name="beta", ranks=(1,), available_bytes=None, num_cores=8),
+        ),
+    }
+    return Plan(**{**values, **changes})
+
+
+def test_a_plan_says_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
+    text = plan_text(read(tmp_path), make_plan(), ["image", "digit"], "/out has nothing yet")
+    assert text.splitlines() == [
+        "job      job.yaml: TorchEstimator",
+        "rows     1,000 of parquet rows; about 803 to train on, about 197 to validate on",
+        "columns  image, digit: 3.9 MiB when decoded",
+        "ranks    2, 16 rows each in a step",
+        "shards   401 or 402 rows for each rank and epoch",
+        "steps    about 26 in an epoch, 13 updates of the weights; about 78 in 3 epochs",
+        "model    15 parameters: weights 60 B, gradients 60 B, optimizer 0 B",
+        "memory   of each rank: model, gradients and optimizer 120 B, rows read ahead up to 7.8 MiB; beside that "
+        "Python with torch, and what layers compute for a step",
+        "host     alpha: 1 rank (0) on 4 cores, 1.0 MiB of memory free: too little for 7.8 MiB",
+        "host     beta: 1 rank (1) on 8 cores",
+        "output   /out has nothing yet",
+    ]
+
+
+def test_a_model_that_is_made_of_the_rows_has_no_size_yet(tmp_path):
+    lines = plan_text(read(tmp_path), make_plan(model=None), ["image"], "").splitlines()
+    assert "model    is made of the rows when the fit begins, so its size is not known yet" in lines
+
+
+def test_rows_that_are_no_more_than_a_feed_reads_ahead_count_twice():
+    assert make_plan().read_ahead_bytes == 2 * 4096 * 1000
+    many = RowCounts(num_rows=10**9, num_marked=None, bytes_per_row=1.0)
+    assert make_plan(rows=many).read_ahead_bytes == 256 * MIB
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 * MIB, "5.0 MiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
+)
+def test_bytes_have_units(count, text):
+    assert in_bytes(count) == text

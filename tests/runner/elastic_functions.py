@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,17 @@ def make_gradients(model: torch.nn.Module, epoch: int) -> None:
     model(rows).square().mean().backward()
 
 
-def train(marker: str | None) -> dict[str, Any]:
-    """Train with torch.distributed; unless the file is there, rank 1 is killed in the fourth epoch."""
+def train(marker: str | None, executor_of: str | None = None) -> dict[str, Any]:
+    """Train with torch.distributed; unless the file is there, the last rank is killed in the fourth epoch.
+
+    Or an executor instead: of the driver whose URL is given.
+    """
     model, optimizer = make_parts()
     state = TrainingState(model=model, optimizer=optimizer, epoch=0, losses=[])
     began_with = state.epoch
     while state.epoch < NUM_EPOCHS:
         make_gradients(model, state.epoch)
-        die_once(marker, state.epoch)
+        die_once(marker, state.epoch, executor_of)
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
         optimizer.step()
@@ -67,13 +71,19 @@ def train_for_horovod(marker: str | None) -> dict[str, Any]:
     return {"began_with": began_with[0], "weight": model.weight.detach()}
 
 
-def die_once(marker: str | None, epoch: int) -> None:
+def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> None:
     """End the last rank before its part in the epoch's sum, so that no other one can commit that epoch."""
     if marker is None or epoch != 3 or dist.get_rank() != dist.get_world_size() - 1:
         return
     if not Path(marker).exists():
         Path(marker).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        if executor_of is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return
+        from tests.spark.estimator_examples import executor_process
+
+        os.kill(executor_process(executor_of), signal.SIGKILL)
+        threading.Event().wait(60)  # the ranks end together, whoever's executor it was
 
 
 def keep_what_no_commit_can() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdl import HorovodRunner, Runner
+from sparkdl.data import Store
 from sparkdl.errors import LaunchError, ParamError, RankError
+from tests.runner import elastic_functions as elastic
 from tests.runner import rank_functions as functions
 
 if TYPE_CHECKING:
@@ -63,3 +66,28 @@ def test_resources_are_those_of_a_task_and_need_a_cluster(spark: SparkSession, s
     # Its executors have one core each.
     with pytest.raises(LaunchError, match="2 ranks need 2 slots at once and the cluster has 0"):
         Runner(num_workers=2, resources=two_cores).run(functions.keywords_of_the_launch, a=1)
+
+
+@pytest.mark.any_spark_will_do
+def test_a_run_that_lost_a_rank_goes_on_from_the_last_commit_in_the_store(
+    spark: SparkSession, tmp_path, caplog
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        value = Runner(num_workers=2, max_restarts=1).run(elastic.train, str(tmp_path / "killed"))
+    assert value["began_with"] == 3
+    assert value["losses"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert "goes on with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
+    assert not list(Store.default().location.filesystem.glob(f"{Store.default().location.path}/commits*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.about_executors
+def test_a_run_whose_executor_was_killed_goes_on_from_the_last_commit(
+    spark: SparkSession, tmp_path, caplog
+) -> None:
+    driver = f"spark://CoarseGrainedScheduler@127.0.0.1:{spark.conf.get('spark.driver.port')}"
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        value = Runner(num_workers=2, max_restarts=1).run(elastic.train, str(tmp_path / "killed"), driver)
+    assert value["began_with"] == 3
+    assert "from commit 3 of its state: restart 1 of 1." in caplog.text

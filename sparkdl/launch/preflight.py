@@ -55,7 +55,7 @@ def check_cluster(
         kind = LaunchError if _is_local(spark) else SlotsMissingError
         raise kind(
             f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}. "
-            f"Lower the number of ranks (numWorkers) to {slots}, or raise {_what_to_raise(spark)}."
+            f"Lower the number of ranks (numWorkers, num_workers or np) to {slots}, or raise {_what_to_raise(spark)}."
         )
 
 

@@ -167,7 +167,7 @@ def _watch(
         elif job.running and time.monotonic() > start_deadline + STATUS_LAG_S:
             raise SlotsMissingError(
                 f"{len(started)} of {spec.num_ranks} ranks had started after {start_timeout_s:g} s. "
-                "Other jobs hold the free slots, or executors are missing: wait for them or lower numWorkers."
+                "Other jobs hold the free slots, or executors are missing: wait for them or start fewer ranks."
             )
     # A rank's last lines may still be on their way when its task has ended.
     deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S

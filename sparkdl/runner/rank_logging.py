@@ -65,7 +65,7 @@ class LineReader:
         if self._only_for_driver and mark != FOR_DRIVER:
             return
         if self._on_line is not None:
-            self._on_line(rank, text, None if mark in (None, FOR_DRIVER) else int(mark or 0))
+            self._on_line(rank, text, None if mark is None or mark == FOR_DRIVER else int(mark))
         else:
             show = partial(print, file=sys.stdout if mark == FOR_DRIVER else sys.stderr, flush=True)
             show(f"[rank {rank}] {text}")

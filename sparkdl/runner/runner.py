@@ -133,6 +133,7 @@ class Runner:
         only_for_driver: bool = False,
     ) -> list[Any]:
         self._check()
+        log_level = level_number(self.log_level)
         call = pack(train, args, kwargs)
         session = self._session()
         folder = commit_folder(
@@ -145,7 +146,7 @@ class Runner:
                 returns_all=returns_all,
                 gpus=self.gpus_per_worker,
                 sees_gpus_of_host=sees_gpus_of_host,
-                log_level=level_number(self.log_level),
+                log_level=log_level,
                 operation_timeout_s=self.operation_timeout_s,
                 commits=commits,
             )

@@ -56,6 +56,10 @@ def test_resources_are_those_of_a_task_and_need_a_cluster(spark: SparkSession, s
     one_core = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
     two_cores = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
     executors = ResourceProfileBuilder().require(ExecutorResourceRequests().cores(1)).build
+    if int(spark.version.split(".")[0]) < 4:
+        with pytest.raises(LaunchError, match="A ResourceProfile for ranks needs Spark 4.0 or later"):
+            Runner(num_workers=2, resources=one_core).run(functions.see_everything, 1, second=2)
+        return
     with pytest.raises(ParamError, match="resources asks for executors with cores"):
         Runner(num_workers=2, resources=executors).run(functions.see_everything, 1, second=2)
     if spark_mode != "cluster":

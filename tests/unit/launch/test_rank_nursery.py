@@ -237,6 +237,18 @@ def test_what_a_task_prepares_serves_the_next_rank_and_later_partitions_prepare_
     assert value_of(look_around, modules=("wave",))["parent"] == prepared._process.pid
 
 
+def test_what_nobody_has_wanted_for_a_while_is_ended_and_what_was_wanted_since_stays() -> None:
+    value_of(look_around)
+    (kept,) = rank_nursery._idle
+    rank_nursery.end_idle_processes(3600.0)
+    waiting = rank_nursery._num_requests[0]
+    value_of(look_around)
+    assert (rank_nursery._idle, rank_nursery._num_requests[0]) == ([kept], waiting + 1)
+    rank_nursery.end_idle_processes(0.0)
+    assert kept._process.wait(10) == 0
+    assert value_of(look_around)["parent"] != kept._process.pid
+
+
 def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(

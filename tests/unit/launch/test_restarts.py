@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError
+from sparkdl.launch import Restarts, run_with_restarts
+
+LOST = RankDiedError("Rank 1 on there was lost.\nits last line", rank=1, host="there")
+RAISED = RankError("Rank 0 on here failed: ValueError", rank=0, host="here")
+
+
+def run_through(endings, restarts: Restarts) -> list[int]:
+    """How many ranks each call had, of calls that end as they are told, without Spark."""
+    tried = []
+
+    def run(num_ranks: int) -> list[int]:
+        tried.append(num_ranks)
+        ending = endings[len(tried) - 1] if len(tried) <= len(endings) else None
+        if ending is not None:
+            raise ending
+        return tried
+
+    return run_with_restarts(run, restarts, spark=None, num_ranks=3, where=lambda: "commit 7")
+
+
+def test_losses_and_what_code_raised_are_counted_apart(caplog):
+    restarts = Restarts(max_restarts=2, max_retries=1, min_ranks=3, what="run")
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        assert run_through([LOST, RAISED, ExecutorsLostError("Executors were lost")], restarts) == [
+            3,
+            3,
+            3,
+            3,
+        ]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Rank 1 on there was lost. The run goes on with 3 of 3 ranks from commit 7: restart 1 of 2.",
+        "Rank 0 on here failed: ValueError. The run goes on with 3 of 3 ranks from commit 7: retry 1 of 1.",
+        "Executors were lost. The run goes on with 3 of 3 ranks from commit 7: restart 2 of 2.",
+    ]
+
+
+def test_one_loss_or_failure_too_many_is_raised():
+    with pytest.raises(RankDiedError):
+        run_through([LOST, LOST], Restarts(max_restarts=1, max_retries=5, min_ranks=3))
+    with pytest.raises(RankError) as caught:
+        run_through([RAISED, RAISED], Restarts(max_restarts=5, max_retries=1, min_ranks=3))
+    assert caught.value is RAISED
+
+
+def test_what_keeps_ranks_from_starting_is_not_tried_again():
+    with pytest.raises(LaunchError, match="no slots"):
+        run_through([LaunchError("no slots")], Restarts(max_restarts=5, max_retries=5, min_ranks=3))

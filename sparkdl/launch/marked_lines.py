@@ -1,7 +1,7 @@
 """Lines of a rank's output that say what they are: the level of a log record, or a message meant for the driver.
 
-A rank writes marks where its code told it to (see :mod:`sparkdl.runner.rank_logging`), so that they travel in order
-with all that it prints; whoever shows the lines takes the marks off again. Nothing is guessed from the text.
+A rank writes marks where whoever started it has set that up, so that they travel in order with all that it prints;
+whoever shows the lines takes the marks off again. Nothing is guessed from the text.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> 
         if executor_of is None:
             os.kill(os.getpid(), signal.SIGKILL)
             return
-        from tests.spark.estimator_examples import executor_process
+        from tests.spark.estimator_examples import _executor
 
-        os.kill(executor_process(executor_of), signal.SIGKILL)
+        os.kill(_executor(executor_of), signal.SIGKILL)
         threading.Event().wait(60)  # the ranks end together, whoever's executor it was
 
 

@@ -103,11 +103,11 @@ class LossThatKillsRankOneOnce(nn.Module):
         marker = Path(self.folder, "killed")
         if self.calls == self.call and dist.is_initialized() and dist.get_rank() == 1 and not marker.exists():
             marker.touch()
-            os.kill(executor_process(self.driver) if self.driver else os.getpid(), signal.SIGKILL)
+            os.kill(_executor(self.driver) if self.driver else os.getpid(), signal.SIGKILL)
         return nn.functional.cross_entropy(outputs, labels)
 
 
-def executor_process(driver: str) -> int:
+def _executor(driver: str) -> int:
     """An executor's process on this machine."""
     for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
         with suppress(OSError):

@@ -62,7 +62,7 @@ class HasCheckpoints(Params):
 
 
 class HasRestarts(Params):
-    """Params ``maxRestarts`` and ``minWorkers``."""
+    """Params ``maxRestarts``, ``minWorkers`` and ``hangTimeoutSeconds``."""
 
     maxRestarts: Param[int] = Param(
         Params._dummy(),
@@ -77,6 +77,13 @@ class HasRestarts(Params):
         TypeConverters.toInt,
     )
 
+    hangTimeoutSeconds: Param[float] = Param(
+        Params._dummy(),
+        "hangTimeoutSeconds",
+        "seconds for which a rank may keep others waiting, or take for a step, until it counts as lost (> 0)",
+        TypeConverters.toFloat,
+    )
+
     def getMaxRestarts(self) -> int:
         """Return how often a fit goes on by itself."""
         return self.getOrDefault(self.maxRestarts)
@@ -87,6 +94,12 @@ class HasRestarts(Params):
             return self.getOrDefault(self.minWorkers)
         return int(self.getOrDefault("numWorkers"))
 
+    def getHangTimeoutSeconds(self) -> float | None:
+        """Return the seconds after which a rank hangs; None as long as none are set."""
+        if self.isSet(self.hangTimeoutSeconds):
+            return self.getOrDefault(self.hangTimeoutSeconds)
+        return None
+
     def setMaxRestarts(self: P, value: int) -> P:
         """Set how often a fit goes on by itself."""
         return self._set(maxRestarts=value)
@@ -94,3 +107,7 @@ class HasRestarts(Params):
     def setMinWorkers(self: P, value: int) -> P:
         """Set the ranks with which a restarted fit makes do."""
         return self._set(minWorkers=value)
+
+    def setHangTimeoutSeconds(self: P, value: float) -> P:
+        """Set the seconds after which a rank hangs."""
+        return self._set(hangTimeoutSeconds=value)

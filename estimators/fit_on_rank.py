@@ -32,10 +32,20 @@ class FitOutcome:
     model_epoch: int
 
 
-def fit_on_rank(context: RankContext, stored: StoredSpec, dataset: ParquetDataset) -> FitOutcome | None:
-    """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*."""
+def fit_on_rank(
+    context: RankContext, stored: StoredSpec, dataset: ParquetDataset, *, tells_progress: bool = False
+) -> FitOutcome | None:
+    """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*.
+
+    Args:
+        context: of this rank.
+        stored: what to train and how.
+        dataset: the rows.
+        tells_progress: whether a step that takes longer than the time to a hang counts as one.
+    """
     spec = load_spec(stored)
-    result = train(spec, communicator=context.communicator, dataset=dataset, report=context.report)
+    went_on = {"went_on": context.progress} if tells_progress else {}
+    result = train(spec, communicator=context.communicator, dataset=dataset, report=context.report, **went_on)
     if context.rank != 0:
         return None
     return FitOutcome(store_module(result.module, stored.folder), result.history, result.model_epoch)

@@ -113,6 +113,8 @@ def _train(
             spark=spark,
             transport=params.getTransport(),
             gpus_per_rank=params.getGpusPerWorker(),
+            hang_timeout_s=params.getHangTimeoutSeconds(),
+            tells_progress=params.getHangTimeoutSeconds() is not None,
             modules=IMPORTED_FIRST,
             on_event=listener.hear,
             on_log=listener.log,

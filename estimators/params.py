@@ -272,6 +272,11 @@ class _TorchEstimatorParams(
         for param, value, least in counts:
             if value < least:
                 raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
+        hang_timeout_s = self.getHangTimeoutSeconds()
+        if hang_timeout_s is not None and not hang_timeout_s > 0:
+            raise ParamError(
+                f"Param hangTimeoutSeconds must be more than 0, got {hang_timeout_s:g}: {self.hangTimeoutSeconds.doc}."
+            )
         if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
             raise ParamError(
                 f"Param minWorkers is {self.getMinWorkers()} and numWorkers {self.getNumWorkers()}: "

@@ -110,9 +110,13 @@ class TorchEstimator(
         checkpointEverySteps: updates of the weights from one checkpoint to the next; default: there is one at the end
             of each epoch alone.
         keepCheckpoints: how many of the last checkpoints stay; default 2.
-        maxRestarts: how often the fit goes on by itself when a process, an executor or a host is lost; default 0. What
-            code raises is never tried again. Without a ``checkpointDir`` the checkpoints lie in the Store meanwhile.
+        maxRestarts: how often the fit goes on by itself when a process, an executor or a host is lost, or a rank hangs;
+            default 0. What code raises is never tried again. Without a ``checkpointDir`` the checkpoints lie in the
+            Store meanwhile.
         minWorkers: with how many ranks a restarted fit makes do, where slots are gone; default numWorkers.
+        hangTimeoutSeconds: seconds after which a rank that others wait for, or that does not answer, counts as hanging:
+            the fit ends with where every rank was, or goes on as with a lost one; default 240. Where it is set, a rank
+            is also held to end a step, or a batch of validation, within that time, even if nobody waits for it.
         transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``; on
             several hosts with GPUs also ``"hierarchical"`` and ``"hierarchical-mpi"``: NCCL inside a host, and TCP or
             MPI across.
@@ -175,6 +179,7 @@ class TorchEstimator(
         keepCheckpoints: int | None = None,
         maxRestarts: int | None = None,
         minWorkers: int | None = None,
+        hangTimeoutSeconds: float | None = None,
         transport: str | None = None,
         tracking: str | None = None,
         experiment: str | None = None,

@@ -68,6 +68,11 @@ class Monitor:
         The news of an operation that makes no progress, once: its number, what it is, the seconds waited, and who is missing.
         """
 
+    def waits(self) -> list[tuple[str, float, float]]:
+        """
+        The operation in which nothing has moved for 0.2 s or longer, if there is one: what it is, the seconds waited, and its timeout_s.
+        """
+
 class Communicator:
     """
     The open group of ranks, seen from one of them.

@@ -100,7 +100,7 @@ class RankError(SparkdlError, RuntimeError):
 
 
 class LossError(SparkdlError):
-    """Ranks were lost: a process was killed, or an executor or a host went away. No code raised anything.
+    """Ranks were lost: a process was killed or stood still, an executor or a host went away. No code raised anything.
 
     ``maxRestarts`` has a fit go on by itself; else look for what ended them, often a lack of memory, and fit again with
     the same checkpointDir.
@@ -109,6 +109,23 @@ class LossError(SparkdlError):
 
 class RankDiedError(LossError, RankError):
     """A rank's process was killed, or went with its executor or its host; the message names rank and host."""
+
+
+class HangError(LossError, RankError):
+    """A rank stood still, and all ranks were ended; the message names it, and shows where it was.
+
+    Look at that place: a file that does not come, a lock, a loop without an end, operations that ranks call in another
+    order. ``maxRestarts`` has a fit go on by itself. If it may take that long, raise the time.
+
+    Attributes:
+        report: where every rank was: its Python stack, and what it waited in for how long.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int, host: str, traceback_text: str = "", report: str = ""
+    ) -> None:
+        super().__init__(message, rank=rank, host=host, traceback_text=traceback_text)
+        self.report = report
 
 
 class ExecutorsLostError(LossError, LaunchError):

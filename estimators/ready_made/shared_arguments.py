@@ -52,6 +52,7 @@ class SharedArguments(TypedDict, total=False):
     keepCheckpoints: int | None
     maxRestarts: int | None
     minWorkers: int | None
+    hangTimeoutSeconds: float | None
     transport: str | None
     tracking: str | None
     experiment: str | None

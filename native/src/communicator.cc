@@ -98,6 +98,7 @@ Status Communicator::Execute(const Operation& operation, double timeout_s, Runne
     // Such as a thread that cannot be started.
     status = Status(StatusCode::kFailed, Summarize(operation) + " failed: " + error.what());
   }
+  monitor_->stalls().EndWait();
   monitor_->Finish(operation, next_sequence_, runner.is_progress_thread, status.ok(), times);
   ++next_sequence_;
   // A mismatch is the same on all ranks, and leaves nothing half done.

@@ -19,6 +19,8 @@ constexpr std::chrono::milliseconds kNewsGrace{500};
 // Answers take a hop or two per rank; this is for machines with more to do than they can.
 constexpr std::chrono::milliseconds kAnswerGrace{1000};
 constexpr std::chrono::milliseconds kAnswerInterval{2};
+// Shorter waits are told to nobody.
+constexpr std::chrono::milliseconds kWaitWorthTelling{200};
 
 std::string Seconds(double seconds) {
   char text[32];
@@ -91,15 +93,20 @@ Status OperationGuard::Missed(const std::string& how) {
 
 Status OperationGuard::HeedStall() {
   const StallOptions& options = stalls_.options();
-  if (!options.is_on()) return {};
   const auto now = Clock::now();
   if (has_progressed_) {
     has_progressed_ = false;
+    stalls_.EndWait();
     stall_call_.reset();
     waits_since_ = now;
     next_warning_ = Deadline::After(now, options.warn_after_s);
     return {};
   }
+  if (now - waits_since_ >= kWaitWorthTelling && !stalls_.has_wait()) {
+    stalls_.BeginWait(
+        {.operation = Summary(), .since = waits_since_, .timeout_s = deadline_.timeout_s()});
+  }
+  if (!options.is_on()) return {};
   if (now >= Deadline::After(waits_since_, options.abort_after_s)) {
     return Missed("stalled for " + Seconds(options.abort_after_s));
   }

@@ -24,4 +24,22 @@ std::optional<StallNotice> StallBoard::Take() {
   return std::exchange(notice_, std::nullopt);
 }
 
+void StallBoard::BeginWait(Wait wait) {
+  const std::scoped_lock lock(mutex_);
+  wait_ = std::move(wait);
+  has_wait_.store(true, std::memory_order_relaxed);
+}
+
+void StallBoard::EndWait() {
+  if (!has_wait()) return;
+  const std::scoped_lock lock(mutex_);
+  wait_.reset();
+  has_wait_.store(false, std::memory_order_relaxed);
+}
+
+std::optional<Wait> StallBoard::wait() const {
+  const std::scoped_lock lock(mutex_);
+  return wait_;
+}
+
 }  // namespace sparkdl

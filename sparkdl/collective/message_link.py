@@ -85,6 +85,7 @@ class MessageLink:
                     host_of_rank=parent.hosts_of(ranks),
                     timeout_s=timeout_s,
                     stall_check=StallCheck(warn_after_s=None),  # who listens waits for ever
+                    world_ranks=[parent.world_ranks[rank] for rank in ranks],
                 ),
             )
             for speaker, listener in (ranks, ranks[::-1])

@@ -33,6 +33,7 @@ from sparkdl.collective.peer_watch import PeerWatch
 from sparkdl.collective.rendezvous import all_gather_bytes
 from sparkdl.collective.stalls import StallTimer, numbered, warn_of_stall
 from sparkdl.collective.turns import Turns
+from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.topology import name_ranks
 
@@ -83,6 +84,7 @@ class MpiCommunicator(MpiReductions, MpiMovements):
             fail=self._fail,
             stall_check=opening.stall_check,
             called=numbered(opening.name, opening.world_ranks),
+            world_ranks=opening.world_ranks,
         )
         self.monitor = BothMonitors(self._operations, self._messages.monitor)
 
@@ -215,6 +217,11 @@ class MpiCommunicator(MpiReductions, MpiMovements):
             raise type(failure)(f"{what} on {self.name!r}: {failure}") from failure
 
     def _complete(self, claim: Claim, request: MPI.Request, deadline: Deadline) -> None:
+        if not request.Test():
+            with NotedWait(self.name, self.world_ranks, str(claim), deadline.timeout_s):
+                self._wait_for(claim, request, deadline)
+
+    def _wait_for(self, claim: Claim, request: MPI.Request, deadline: Deadline) -> None:
         spin = deadline.at_most(_SPIN_S)
         stall = StallTimer(self.stall_check)
         while not request.Test():

@@ -28,10 +28,11 @@ from sparkdl.collective.mpi_operations import for_mpi, pieces, written_by_mpi
 from sparkdl.collective.pending_message import check_stall
 from sparkdl.collective.stalls import StallTimer
 from sparkdl.collective.turns import FutureHandle
+from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
@@ -58,6 +59,7 @@ class _Message:
     future: Future[None] = field(default_factory=Future)
     request: MPI.Request | None = None
     deadline: Deadline | None = None
+    wait: NotedWait | None = None
 
 
 class MpiMessages:
@@ -70,6 +72,7 @@ class MpiMessages:
         fail: makes it fail.
         stall_check: when an end that the other does not join is reported.
         called: what those reports call the communicator.
+        world_ranks: the communicator's ranks, by their numbers in the world.
 
     Attributes:
         monitor: tells of the messages.
@@ -84,11 +87,13 @@ class MpiMessages:
         fail: Callable[[CommunicatorError], None],
         stall_check: StallCheck,
         called: str,
+        world_ranks: Sequence[int],
     ) -> None:
         self._comm = comm
         self._name = name
         self._check, self._fail = check, fail
         self._stall_check, self._called = stall_check, called
+        self._world_ranks = world_ranks
         self.monitor = MessageMonitor()
         self._mpi = load_mpi()
         highest = comm.Get_attr(self._mpi.TAG_UB)
@@ -231,6 +236,8 @@ class MpiMessages:
     def _step(self, message: _Message) -> bool:
         if message.deadline is None:
             message.deadline, message.stall = Deadline(message.timeout_s), StallTimer(self._stall_check)
+            both = [self._world_ranks[rank] for rank in (self._comm.Get_rank(), message.peer)]
+            message.wait = NotedWait(self._name, both, message.what, message.timeout_s)
             message.request = next(message.steps)
         assert message.request is not None
         self._check(message.what)
@@ -238,6 +245,8 @@ class MpiMessages:
         while message.request.Test():
             message.request = next(message.steps)
             has_moved = True
+        if message.wait is not None and message.timing.is_ready:
+            message.wait.end()
         if message.deadline.expired:
             raise CommunicatorTimeoutError(
                 f"{message.what} on {self._name!r} was not complete within {message.timeout_s:g} s:"
@@ -262,6 +271,8 @@ class MpiMessages:
             if not line:
                 del self._lines[key]
         message.timing.end(is_ok=error is None)
+        if message.wait is not None:
+            message.wait.end()
         if error is None:
             message.future.set_result(None)
         else:

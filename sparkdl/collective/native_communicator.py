@@ -22,6 +22,7 @@ from sparkdl.collective.point_to_point import Messages
 from sparkdl.collective.rendezvous import PrefixRendezvous
 from sparkdl.collective.segment import SegmentError, open_segment
 from sparkdl.collective.stall_watcher import stall_watcher
+from sparkdl.collective.waits import watch_native
 from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.topology import Topology, number_hosts
 
@@ -55,6 +56,7 @@ class NativeCommunicator(Communicator):
         self._core = core
         if opening.stall_check.warn_after_s is not None:
             stall_watcher().watch(self, core.monitor)
+        watch_native(self, core.monitor)
         self._memory = memory
         self._num_arenas = 0
         self._messages = Messages(self, opening.own_rendezvous)

@@ -10,6 +10,7 @@ from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.rendezvous import PrefixRendezvous, answered_by
 from sparkdl.collective.stalls import StallCheck
 from sparkdl.collective.telemetry import Telemetry
+from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import ParamError
 from sparkdl.topology import Topology
 
@@ -176,7 +177,8 @@ def open_communicator(
             telemetry=telemetry or Telemetry(),
             world_ranks=tuple(range(world_size) if world_ranks is None else world_ranks),
         )
-        communicator = _carry_out(opening)
+        with NotedWait(name, opening.world_ranks, "opening", timeout_s):
+            communicator = _carry_out(opening)
     opening.telemetry.watch(communicator)
     return communicator
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.stalls import StallTimer, numbered, warn_of_stall
 from sparkdl.collective.turns import FutureHandle
+from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorTimeoutError
 
 if TYPE_CHECKING:
@@ -60,20 +61,24 @@ class PendingMessage:
         self.handle = FutureHandle(self._future, monitor.blocked)
         self._deadline: Deadline | None = None
         self._stall: StallTimer | None = None
+        self._wait: NotedWait | None = None
 
     def matched(self) -> None:
         """Say that the other end has called, too."""
         self._timing.both_here()
+        self._end_wait()
 
     def complete(self) -> None:
         """Say that it has arrived."""
         self._timing.end(is_ok=True)
         self._future.set_result(None)
+        self._end_wait()
 
     def fail(self, error: Exception) -> None:
         """Say that it never will."""
         self._timing.end(is_ok=False)
         self._future.set_exception(error)
+        self._end_wait()
 
     def late(self, name: str) -> CommunicatorTimeoutError:
         """The error of its deadline on the communicator of that name."""
@@ -89,12 +94,20 @@ class PendingMessage:
         """
         if self._deadline is None or self._stall is None:
             self._deadline, self._stall = Deadline(self.timeout_s), StallTimer(parent.stall_check)
+            both = [parent.world_ranks[rank] for rank in (parent.rank, self.peer)]
+            self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
+            if self._timing.is_ready or self._future.done():
+                self._wait.end()  # it has gone on meanwhile, in another thread
         if self._deadline.expired:
             raise self.late(parent.name)
         if self._timing.is_ready:
             return  # it is under way
         called = numbered(parent.name, parent.world_ranks)
         check_stall(self._stall, parent.stall_check, called, self.what, rank=parent.rank, peer=self.peer)
+
+    def _end_wait(self) -> None:
+        if self._wait is not None:
+            self._wait.end()
 
 
 def check_stall(

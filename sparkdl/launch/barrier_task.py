@@ -21,9 +21,12 @@ from sparkdl.collective.host_groups import find_hosts
 from sparkdl.collective.pmi import PmiServer, pmi_environment
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.failure_board import FailureBoard
+from sparkdl.launch.hang_watch import HangLimits
+from sparkdl.launch.heartbeat import Heartbeat
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.launch.meeting import Meeting, Peer
 from sparkdl.launch.messages import CHUNK_BYTES
+from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.rank_environment import are_gpus_assigned, assigned_gpus, rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
 
@@ -74,6 +77,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             position = hosts[:rank].count(hosts[rank])
             supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
         supervisor.begin(_order(spec, rank, address))
+        stack.enter_context(_heartbeat(spec, rank, link, supervisor))
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
         failure = supervisor.wait()
@@ -89,6 +93,17 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         board.finish()
         if rank == 0:
             board.wait_until_finished(spec.num_ranks)
+
+
+def _heartbeat(spec: LaunchSpec, rank: int, link: DriverLink, supervisor: RankSupervisor) -> Heartbeat:
+    limits = HangLimits(hang_timeout_s=spec.hang_timeout_s, operation_timeout_s=spec.operation_timeout_s)
+    return Heartbeat(
+        link,
+        rank=rank,
+        signs=supervisor.signs,
+        limits=limits,
+        on_hang=lambda why: supervisor.stop(StopReason(why, is_hang=True)),
+    )
 
 
 def _conflicts(peers: list[Peer]) -> list[str]:

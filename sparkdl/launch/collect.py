@@ -14,6 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.data.executor_python import executor_python_problem
 from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError, SparkdlError
+from sparkdl.launch.hang_report import raise_hang
+from sparkdl.launch.hang_watch import HangLimits
 from sparkdl.launch.outcome import Failure, find_culprit
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.spark_job import SparkJob
@@ -32,7 +34,11 @@ _CANCELLED = re.compile(r"cancell?ed", re.IGNORECASE)
 
 
 def collect(
-    job: SparkJob, heard: list[Failure], num_ranks: int, on_log: Callable[[int, str], None]
+    job: SparkJob,
+    heard: list[Failure],
+    num_ranks: int,
+    on_log: Callable[[int, str], None],
+    limits: HangLimits,
 ) -> list[Any]:
     """Fetch what the ranks returned, by rank.
 
@@ -41,10 +47,12 @@ def collect(
         heard: failures that the driver heard of while the job ran.
         num_ranks: how many values there have to be.
         on_log: gets rank and line of what could not reach the driver before.
+        limits: from when on a rank counts as hanging.
 
     Raises:
         LaunchError: if the ranks could not be started, or were lost with their executors.
         RankError: if a rank failed; ``__cause__`` is its exception, with the causes of that.
+        HangError: if the tasks found that a rank hangs.
     """
     try:
         rows = _Rows(job)
@@ -63,7 +71,7 @@ def collect(
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
-        _raise_for(failures, job.error, job.spark)
+        _raise_for(failures, job.error, job.spark, limits)
         raise ExecutorsLostError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
@@ -71,20 +79,35 @@ def collect(
         raise
     except Exception as error:
         if _is_spark_error(error):
-            _raise_for(heard, error, job.spark)
+            _raise_for(heard, error, job.spark, limits)
         raise
 
 
-def _raise_for(failures: list[Failure], spark_error: Exception | None, spark: SparkSession) -> None:
+def _raise_for(
+    failures: list[Failure], spark_error: Exception | None, spark: SparkSession, limits: HangLimits
+) -> None:
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None:
-        raise rank_error(culprit, spark_error) from (unpack_error(culprit.pickled) or spark_error)
+        if culprit.is_consequence:
+            raise_hang(failures, limits)
+        raise rank_error(culprit, spark_error, _stuck(failures)) from (
+            unpack_error(culprit.pickled) or spark_error
+        )
     if spark_error is not None:
         problem = executor_python_problem(spark_error, spark)
         if problem:
             raise LaunchError(problem) from spark_error
         kind = ExecutorsLostError if _LOST_EXECUTOR.search(str(spark_error)) else LaunchError
         raise kind(f"Spark ended the ranks' stage: {spark_error}") from spark_error
+
+
+def _stuck(failures: list[Failure]) -> str:
+    """Where ranks were that did not heed that another one had failed, by their stacks."""
+    stacks = {failure.rank: failure for failure in failures if failure.stack}
+    return "".join(
+        f"\n\nRank {rank} on {stuck.host} did not come to its end, and was here:\n{stuck.stack}"
+        for rank, stuck in sorted(stacks.items())
+    )
 
 
 def _is_spark_error(error: Exception) -> bool:
@@ -123,11 +146,12 @@ def _with_pickled(failures: list[Failure]) -> list[Failure]:
     return [complete.get(failure.rank, failure) for failure in failures]
 
 
-def rank_error(failure: Failure, spark_error: Exception | None = None) -> RankError:
-    """The exception that names the culprit, whose own exception is to be its cause."""
+def rank_error(failure: Failure, spark_error: Exception | None = None, stuck: str = "") -> RankError:
+    """The exception that names the culprit, whose own exception is to be its cause; ``stuck``: what others were at."""
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
         f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
+        f"{stuck if failure.is_consequence else ''}"
     )
     # A rank that failed as another one did, and no word of that one: it was lost. Spark also ends tasks on request.
     is_loss = failure.is_loss or failure.is_consequence

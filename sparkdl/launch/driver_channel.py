@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.launch.driver_link import PURPOSE
 from sparkdl.launch.messages import MessageConnection
-from sparkdl.launch.outcome import Failure
+from sparkdl.launch.outcome import Failure, StopReason
+from sparkdl.launch.rank_signs import RankSigns
 
 MAX_WAITING_MESSAGES = 10_000
 
@@ -40,6 +42,8 @@ class _Heard:
     finished: set[int] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
+    signs: dict[int, tuple[float, int, RankSigns]] = field(default_factory=dict)
+    """When each rank's task was last heard of, the number of the signs that it told, and these."""
     peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
     """What tasks tell each other, by rank."""
     introduces: bool = True
@@ -52,6 +56,10 @@ class _Task:
 
     rank: int = -1
     said_goodbye: bool = False
+
+
+def _stop_message(reason: StopReason) -> dict[str, Any]:
+    return {"kind": "stop", "reason": str(reason), "is_hang": reason.is_hang}
 
 
 class DriverChannel:
@@ -68,7 +76,7 @@ class DriverChannel:
         self._lock = threading.Condition()
         self._heard = _Heard()
         self._connections: set[MessageConnection] = set()
-        self._cancelled: str | None = None
+        self._cancelled: StopReason | None = None
         self._closed = False
         self._listener = AuthenticatedListener(secret, purpose=PURPOSE, on_connection=self._serve_in_thread)
         self.address = self._listener.address
@@ -95,6 +103,18 @@ class DriverChannel:
             ]
             return self._heard.failures + silent
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The hosts of the ranks whose tasks were heard of."""
+        with self._lock:
+            return dict(self._heard.hosts)
+
+    @property
+    def signs(self) -> dict[int, tuple[float, int, RankSigns]]:
+        """When each rank's task was last heard of, the number of the signs of its rank that it told, and these."""
+        with self._lock:
+            return dict(self._heard.signs)
+
     def next_message(self, timeout_s: float) -> RankMessage | None:
         """Wait for what a rank says next; None if nothing comes in time."""
         try:
@@ -107,13 +127,13 @@ class DriverChannel:
         with self._lock:
             self._lock.wait_for(lambda: not self._connections or self._messages.full(), timeout_s)
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, reason: StopReason) -> None:
         """Have every task end its rank, those that connect from now on too."""
         with self._lock:
             self._cancelled = reason
             connections = list(self._connections)
         for connection in connections:
-            self._send(connection, {"kind": "stop", "reason": reason})
+            self._send(connection, _stop_message(reason))
 
     def __enter__(self) -> DriverChannel:
         return self
@@ -134,7 +154,7 @@ class DriverChannel:
             self._connections.add(connection)
             cancelled = self._cancelled
         if cancelled is not None:
-            self._send(connection, {"kind": "stop", "reason": cancelled})
+            self._send(connection, _stop_message(cancelled))
         threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
 
     def _serve(self, connection: MessageConnection) -> None:
@@ -147,6 +167,7 @@ class DriverChannel:
                     self._heard.lost.append(task.rank)
                 if task.rank in self._heard.peers:
                     self._heard.introduces = False
+                self._heard.signs.pop(task.rank, None)
                 self._connections.discard(connection)
                 self._lock.notify_all()
             connection.close()
@@ -155,6 +176,7 @@ class DriverChannel:
         while not task.said_goodbye and (message := connection.receive()) is not None:
             header, body = message
             kind = header["kind"]
+            self._note_sign(task.rank)
             if kind == "log":
                 self._hand_over(RankMessage(rank=task.rank, line=str(body, "utf-8", "replace")))
             elif kind == "event":
@@ -171,7 +193,16 @@ class DriverChannel:
                     elif kind == "started":
                         self._heard.started.add(task.rank)
                     elif kind == "failure":
-                        self._heard.failures.append(Failure(**header["failure"]))
+                        self._heard.failures.append(Failure.from_fields(header["failure"]))
+                    elif kind == "signs":
+                        signs = RankSigns.from_fields(header["signs"])
+                        self._heard.signs[task.rank] = time.monotonic(), header["number"], signs
+
+    def _note_sign(self, rank: int) -> None:
+        """A task that says anything, or would if it were not kept waiting, lives."""
+        with self._lock:
+            if rank in self._heard.signs:
+                self._heard.signs[rank] = time.monotonic(), *self._heard.signs[rank][1:]
 
     def _introduce(self, connection: MessageConnection, rank: int, peer: Any) -> None:
         """Note what a task tells the others; the last one has all of them hear it."""
@@ -193,6 +224,7 @@ class DriverChannel:
             try:
                 self._messages.put(message, timeout=1.0)
             except queue.Full:
+                self._note_sign(message.rank)
                 continue  # the caller's thread is busy; look whether it has left
             return
 

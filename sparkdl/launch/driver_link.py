@@ -15,7 +15,8 @@ from typing import IO, Any
 from sparkdl.collective.addresses import Address
 from sparkdl.collective.dialing import connect_authenticated
 from sparkdl.launch.messages import MessageConnection
-from sparkdl.launch.outcome import Failure
+from sparkdl.launch.outcome import Failure, OnStop, StopReason
+from sparkdl.launch.rank_signs import RankSigns
 
 PURPOSE = b"sparkdl driver"
 REACH_TIMEOUT_S = 10.0
@@ -32,8 +33,8 @@ class DriverLink:
         self._connection: MessageConnection | None = None
         self._lock = threading.Lock()
         self._on_peers: Callable[[list[dict[str, Any]]], None] | None = None
-        self._on_stop: Callable[[str], None] | None = None
-        self._stop_reason: str | None = None
+        self._on_stop: OnStop | None = None
+        self._stop_reason: StopReason | None = None
 
     def __enter__(self) -> DriverLink:
         try:
@@ -60,7 +61,7 @@ class DriverLink:
             self._on_peers = on_peers
         self._send({"kind": "meet", "peer": mine})
 
-    def watch(self, on_stop: Callable[[str], None]) -> None:
+    def watch(self, on_stop: OnStop) -> None:
         """Call ``on_stop`` with the reason when the driver cancels or is gone; from a thread, or at once if it has.
 
         It takes the place of one that was given before.
@@ -82,6 +83,10 @@ class DriverLink:
     def started(self) -> None:
         """Say that the rank process runs."""
         self._send({"kind": "started"})
+
+    def beat(self, number: int, signs: RankSigns) -> bool:
+        """Tell that this task lives, and how its rank does; False if the driver is out of reach."""
+        return self._send({"kind": "signs", "number": number, "signs": signs.to_fields()})
 
     def failure(self, failure: Failure) -> None:
         """Tell of a failure at once, in case this task does not live to yield it."""
@@ -108,12 +113,12 @@ class DriverLink:
         while (message := connection.receive()) is not None:
             header, _ = message
             if header["kind"] == "stop":
-                self._stop(str(header["reason"]))
+                self._stop(StopReason(header["reason"], is_hang=header["is_hang"]))
             elif self._on_peers is not None:
                 self._on_peers(header["peers"])
-        self._stop("the driver is gone")
+        self._stop(StopReason("the driver is gone"))
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: StopReason) -> None:
         with self._lock:
             if self._stop_reason is not None:
                 return

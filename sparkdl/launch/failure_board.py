@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from sparkdl.collective import PrefixRendezvous
 from sparkdl.collective.deadline import Deadline
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
-from sparkdl.launch.outcome import Failure
+from sparkdl.launch.outcome import Failure, OnStop, StopReason
 
 CULPRIT_PATIENCE_S = 3.0
 """How long a rank that failed because of another one waits for that one's task to post first."""
@@ -43,7 +42,7 @@ class FailureBoard:
     def post(self, failure: Failure) -> None:
         """Make ``failure`` known unless there is one already; a consequence first waits for its cause."""
         try:
-            if failure.is_consequence:
+            if failure.is_consequence and not failure.is_hang:
                 try:
                     self._rendezvous.get(_FAILURE, CULPRIT_PATIENCE_S)
                     return
@@ -53,7 +52,7 @@ class FailureBoard:
         except (OSError, CommunicatorError):
             pass  # the coordinator is gone, and with it everyone who could read the board
 
-    def watch(self, on_failure: Callable[[str], None]) -> None:
+    def watch(self, on_failure: OnStop) -> None:
         """Call ``on_failure`` with the reason, from a thread, once a rank or a task has failed or the board is lost."""
         for key in (_FAILURE, f"{_LOST}/1"):
             threading.Thread(
@@ -81,16 +80,17 @@ class FailureBoard:
                     if deadline is not None and deadline.expired:
                         return
 
-    def _watch(self, key: str, on_failure: Callable[[str], None]) -> None:
+    def _watch(self, key: str, on_failure: OnStop) -> None:
         while True:
             try:
                 failure = Failure.from_json(self._rendezvous.get(key, _LOOK_AGAIN_S))
             except CommunicatorTimeoutError:
                 continue
             except (OSError, CommunicatorError):
-                reason = "the coordinator in rank 0's task is gone"
+                reason = StopReason("the coordinator in rank 0's task is gone")
             else:
-                reason = f"rank {failure.rank} on {failure.host} failed: {failure.error}"
+                said = f"rank {failure.rank} on {failure.host} failed: {failure.error}"
+                reason = StopReason(failure.error if failure.is_hang else said, is_hang=failure.is_hang)
             break
         self._failed.set()
         on_failure(reason)

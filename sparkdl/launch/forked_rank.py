@@ -23,6 +23,7 @@ class ForkedRank:
         modules: what it need not import any more.
         name: by which ``ps`` calls it, of at most 15 characters.
         task: file descriptor of its connection to the task.
+        stacks: file descriptor that it writes the stacks of its threads to when it is asked to.
         inherited: further descriptors, by the variables that tell it their numbers.
         on_start: called from a thread once the process is there.
         on_exit: called from a thread once it has ended by itself or was ended, or could not be started.
@@ -45,6 +46,7 @@ class ForkedRank:
         modules: Sequence[str],
         name: str,
         task: int,
+        stacks: int,
         inherited: Mapping[str, int],
         on_start: Callable[[], None],
         on_exit: Callable[[], None],
@@ -59,7 +61,9 @@ class ForkedRank:
         reading, writing = os.pipe()
         self.output: IO[bytes] = os.fdopen(reading, "rb")
         try:
-            self._nursery = ask_nursery(environment, modules, request, [writing, task, *inherited.values()])
+            self._nursery = ask_nursery(
+                environment, modules, request, [writing, task, stacks, *inherited.values()]
+            )
         except BaseException:
             self.output.close()
             raise

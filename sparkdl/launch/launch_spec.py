@@ -54,6 +54,9 @@ class LaunchSpec:
     operation_timeout_s: float
     """Default deadline of a collective."""
 
+    hang_timeout_s: float
+    """How long a rank may stand still; for ever when infinite."""
+
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""

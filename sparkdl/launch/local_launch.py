@@ -12,7 +12,8 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -31,7 +32,9 @@ from sparkdl.collective import (
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.collect import rank_error
 from sparkdl.launch.driver_channel import MAX_WAITING_MESSAGES, RankMessage
-from sparkdl.launch.outcome import Failure, find_culprit
+from sparkdl.launch.hang_report import raise_hang
+from sparkdl.launch.hang_watch import HangLimits, HangWatch, check_hang_timeout
+from sparkdl.launch.outcome import Failure, StopReason, find_culprit
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.payload import pickle_call
 from sparkdl.launch.rank_environment import rank_environment
@@ -40,6 +43,9 @@ from sparkdl.launch.rank_supervisor import RankSupervisor
 from sparkdl.launch.run import Listener, OnEvent, OnLog
 
 _CONNECT_TIMEOUT_S = 10.0
+
+_LOOK_S = 0.5
+"""How often it is looked whether a rank hangs."""
 
 _IDLE_S = 60.0
 """How long processes that have imported what the ranks need stay for the next launch: as long as on a cluster."""
@@ -56,6 +62,7 @@ def run_on_local_ranks(
     environment: Mapping[str, str] | None = None,
     modules: Sequence[str] = (),
     operation_timeout_s: float = 300.0,
+    hang_timeout_s: float | None = None,
     on_log: OnLog | None = None,
     on_event: OnEvent | None = None,
     **kwargs: Any,
@@ -70,6 +77,7 @@ def run_on_local_ranks(
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
+        HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
@@ -77,6 +85,10 @@ def run_on_local_ranks(
         raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
     check_transport(transport, wire)
     check_timeout(operation_timeout_s, "operation_timeout_s")
+    limits = HangLimits(
+        hang_timeout_s=check_hang_timeout(hang_timeout_s, operation_timeout_s),
+        operation_timeout_s=operation_timeout_s,
+    )
     payload = pickle_call(function, args, kwargs)
     order = {
         "world_size": num_ranks,
@@ -89,7 +101,7 @@ def run_on_local_ranks(
             gpus = _gpus_of(rank, gpus_per_rank, os.environ)
             variables = _variables(environment or {}, gpus, num_ranks)
             world.start(rank, payload, variables, () if gpus_per_rank else modules)
-        return world.collect(Listener(on_log, on_event))
+        return world.collect(Listener(on_log, on_event), limits)
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class _LocalWorld:
     ) -> None:
         self._is_over = True  # what the ranks still say is not waited for
         for rank in self._ranks:
-            rank.stop("whoever started the ranks has ended them")
+            rank.stop(StopReason("whoever started the ranks has ended them"))
         for thread in self._waiting:
             thread.join()
         self._stack.close()
@@ -162,25 +174,41 @@ class _LocalWorld:
         self._waiting.append(thread)
         thread.start()
 
-    def collect(self, listener: Listener) -> list[Any]:
+    def collect(self, listener: Listener, limits: HangLimits) -> list[Any]:
         """Listen until all ranks have ended, the others soon after the first that failed; return their values."""
         failures: list[Failure] = []
-        num_running = self._num_ranks
-        while num_running:
-            news = self._heard.get()
+        running = set(range(self._num_ranks))
+        watch, num_looks, looks_at = HangWatch(limits), 0, time.monotonic()
+        while running:
+            if time.monotonic() >= looks_at:
+                num_looks, looks_at = num_looks + 1, time.monotonic() + _LOOK_S
+                self._end_a_hang(watch, num_looks, running)
+            try:
+                news = self._heard.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
             if isinstance(news, RankMessage):
                 listener.hear(news)
                 continue
-            num_running -= 1
+            running.remove(news.rank)
             if news.failure is None:
                 continue
             failures.append(replace(news.failure, host=self._host))
             for rank in self._ranks:
-                rank.stop(f"rank {news.rank} on {self._host} failed: {news.failure.error}")
+                rank.stop(StopReason(f"rank {news.rank} on {self._host} failed: {news.failure.error}"))
         culprit = find_culprit(failures)
         if culprit is not None:
+            if culprit.is_consequence:
+                raise_hang(failures, limits)
             raise rank_error(culprit) from unpack_error(culprit.pickled)
         return [self._load(rank) for rank in self._ranks]
+
+    def _end_a_hang(self, watch: HangWatch, num_looks: int, running: Collection[int]) -> None:
+        now = time.monotonic()
+        hang = watch.look(now, {rank: (now, num_looks, self._ranks[rank].signs()) for rank in running})
+        if hang is not None:
+            for rank in self._ranks:
+                rank.stop(StopReason(hang.why, is_hang=True))
 
     def _await(self, rank: int) -> None:
         self._hear(_Ended(rank, self._ranks[rank].wait()))

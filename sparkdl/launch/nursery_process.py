@@ -35,8 +35,8 @@ def main() -> int:
     faulthandler.enable()
     with _ending_with(requests):
         import_all(sys.argv[2:])
-    task = _serve(requests)
-    return 0 if task is None else rank_process.main(task)
+    fds = _serve(requests)
+    return 0 if fds is None else rank_process.main(*fds)
 
 
 @contextmanager
@@ -72,8 +72,8 @@ def import_all(modules: Sequence[str]) -> None:
     gc.enable()
 
 
-def _serve(requests: socket.socket) -> int | None:
-    """Fork ranks one after the other; return None when the worker is gone, and in a rank its end of the task's pair."""
+def _serve(requests: socket.socket) -> tuple[int, int] | None:
+    """Fork ranks one after the other; return None when the worker is gone, and in a rank its descriptors."""
     woken, waking = socket.socketpair()
     for end in (woken, waking):
         end.setblocking(False)
@@ -135,9 +135,9 @@ def _fork() -> int:
     return pid
 
 
-def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> int:
-    """Make of a fork what a new process would be; return the descriptor of its connection to the task."""
-    output, task, *inherited = fds
+def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+    """Make of a fork what a new process would be; return its end of the task's pair, and the file for its stacks."""
+    output, task, stacks, *inherited = fds
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)
@@ -148,7 +148,7 @@ def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> int:
         name.write(request["name"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does it by itself
-    return task
+    return task, stacks
 
 
 def _tell_of_exit(requests: socket.socket, rank: int) -> bool:

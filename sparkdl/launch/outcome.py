@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+from sparkdl.launch.rank_signs import RankSigns
+
+
+class StopReason(str):
+    """Why a rank is ended from outside, in words.
+
+    Attributes:
+        is_hang: whether some rank stands still, so that it is of interest where all of them are.
+    """
+
+    is_hang: bool
+
+    def __new__(cls, text: str, *, is_hang: bool = False) -> StopReason:
+        """Make one of its words."""
+        reason = super().__new__(cls, text)
+        reason.is_hang = is_hang
+        return reason
+
+
+OnStop: TypeAlias = "Callable[[StopReason], None]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +49,15 @@ class Failure:
     is_loss: bool = False
     """Whether the rank's process was killed, or went with its executor, and no code of it raised anything."""
 
+    is_hang: bool = False
+    """Whether all ranks were ended because some rank stood still."""
+
+    signs: RankSigns | None = None
+    """What was known of a rank that was ended from outside, just before that."""
+
+    stack: str = ""
+    """The Python stacks of such a rank's threads."""
+
     pickled: bytes = field(default=b"", repr=False)
     """The exception itself, packed where it can be; unpacked by the driver only after it came through Spark."""
 
@@ -37,6 +67,13 @@ class Failure:
         del fields["pickled"]
         return fields
 
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], *, pickled: bytes = b"") -> Failure:
+        """Decode what :meth:`to_fields` made."""
+        signs = fields.get("signs")
+        known = RankSigns.from_fields(signs) if signs is not None else None
+        return cls(**{**fields, "signs": known}, pickled=pickled)
+
     def to_json(self) -> str:
         """Encode :meth:`to_fields` as JSON."""
         return json.dumps(self.to_fields())
@@ -44,7 +81,7 @@ class Failure:
     @classmethod
     def from_json(cls, text: str | bytes, *, pickled: bytes = b"") -> Failure:
         """Decode what :meth:`to_json` made."""
-        return cls(**json.loads(text), pickled=pickled)
+        return cls.from_fields(json.loads(text), pickled=pickled)
 
 
 def find_culprit(failures: Iterable[Failure]) -> Failure | None:

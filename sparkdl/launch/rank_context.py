@@ -6,6 +6,7 @@ from typing import Any
 
 from sparkdl.collective import Communicator, Rendezvous, open_communicator
 from sparkdl.launch.messages import MessageConnection
+from sparkdl.launch.rank_pulse import RankPulse
 from sparkdl.topology import Topology
 
 
@@ -29,6 +30,7 @@ class RankContext:
         wire: str,
         operation_timeout_s: float,
         task: MessageConnection,
+        pulse: RankPulse,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -38,6 +40,7 @@ class RankContext:
         self._wire = wire
         self._operation_timeout_s = operation_timeout_s
         self._task = task
+        self._pulse = pulse
         self._communicator: Communicator | None = None
 
     @property
@@ -63,6 +66,14 @@ class RankContext:
     def report(self, event: dict[str, Any]) -> None:
         """Send an event to the driver's ``on_event``; its values are those that JSON has."""
         self._task.send({"kind": "event", "event": event})
+
+    def progress(self) -> None:
+        """Say that the function has come a step further. Costs next to nothing; call it as often as you like.
+
+        From the first call on, a rank that does not call this for ``hang_timeout_s``, and waits for no other rank
+        meanwhile, counts as hanging. A function that never calls it may compute as long as it keeps nobody waiting.
+        """
+        self._pulse.note_progress()
 
     def close(self, *, failed: bool = False, reason: str = "") -> None:
         """Close the communicator, or abort it so that no other rank waits for this one."""

@@ -25,6 +25,7 @@ from sparkdl.collective.membership import is_consequence
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.packed_error import pack_error
 from sparkdl.launch.rank_context import RankContext
+from sparkdl.launch.rank_pulse import RankPulse
 
 CONNECT_TIMEOUT_S = 60.0
 MAX_ERROR_CHARS = 1 << 20
@@ -32,14 +33,20 @@ MAX_ERROR_CHARS = 1 << 20
 Call: TypeAlias = "Callable[[RankContext], Any]"
 
 
-def main(task_fd: int) -> int:
-    """Run one rank, whose end of the pair has that descriptor; the exit status is 0 if its function returned."""
+def main(task_fd: int, stacks_fd: int) -> int:
+    """Run one rank; the exit status is 0 if its function returned.
+
+    Args:
+        task_fd: its end of the pair.
+        stacks_fd: where it writes the stacks of its threads when it is asked to.
+    """
     task = MessageConnection(socket.socket(fileno=task_fd))
     faulthandler.enable()
+    pulse = RankPulse(task, stacks_fd)
     call = _receive_call(task)
     order = _next_header(task)
     try:
-        _send_result(task, _run(task, order, call))
+        _send_result(task, _run(task, order, call, pulse))
     except BaseException as error:
         _send_failure(task, error)
         return 1
@@ -89,7 +96,7 @@ def _raise(error: BaseException, context: RankContext) -> NoReturn:
     raise error
 
 
-def _run(task: MessageConnection, order: dict[str, Any], call: Call) -> Any:
+def _run(task: MessageConnection, order: dict[str, Any], call: Call, pulse: RankPulse) -> Any:
     secret = bytes.fromhex(order["secret"])
     with RendezvousClient.connect(
         Address.from_bytes(order["coordinator"]), secret, timeout_s=CONNECT_TIMEOUT_S
@@ -103,6 +110,7 @@ def _run(task: MessageConnection, order: dict[str, Any], call: Call) -> Any:
             wire=order["wire"],
             operation_timeout_s=order["operation_timeout_s"],
             task=task,
+            pulse=pulse,
         )
         provide_communicator(lambda: context.communicator)
         try:

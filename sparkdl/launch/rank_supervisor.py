@@ -6,10 +6,12 @@ the process that it is forked from has not done so long ago; its place among the
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import tempfile
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +24,10 @@ from sparkdl.launch.forked_rank import ForkedRank
 from sparkdl.launch.guarded_process import how_it_ended
 from sparkdl.launch.marked_lines import split_mark
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
-from sparkdl.launch.outcome import Failure
+from sparkdl.launch.outcome import Failure, StopReason
 from sparkdl.launch.output_relay import OutputRelay
+from sparkdl.launch.rank_signs import RankSigns
+from sparkdl.launch.rank_stacks import StackFile, process_state
 
 LAST_LINES = 40
 """How many of a rank's last log lines stand in for a traceback when it died without one."""
@@ -84,7 +88,9 @@ class RankSupervisor:
         self._error_chunks: list[bytes] = []
         self._failure: Failure | None = None
         self._returned = threading.Event()
-        self._stop_reason: str | None = None
+        self._stop_reason: StopReason | None = None
+        self._pulse: dict[str, Any] | None = None
+        self._heard_at = math.inf
         self._news = threading.Event()
         self._is_ended = False
         self._orders: queue.SimpleQueue[tuple[dict[str, Any], bytes | memoryview] | None] = (
@@ -94,16 +100,19 @@ class RankSupervisor:
     def __enter__(self) -> RankSupervisor:
         ours, theirs = socket.socketpair()
         self._connection = MessageConnection(ours)
+        self._stacks = StackFile()
         with theirs, ExitStack() as stack:
             stack.callback(self._connection.close)
+            stack.callback(self._stacks.close)
             self._process = ForkedRank(
                 environment=self._environment,
                 more_variables=self._more_variables,
                 modules=self._modules,
                 name=f"sparkdl-rank-{self._rank}"[:15],
                 task=theirs.fileno(),
+                stacks=self._stacks.fd,
                 inherited=self._inherited,
-                on_start=self._on_start,
+                on_start=self._note_start,
                 on_exit=self._news.set,
             )
             stack.callback(self._process.end, grace_s=0.0)
@@ -134,6 +143,7 @@ class RankSupervisor:
         # Whatever ends the task, a Spark kill among it, ends the rank.
         self._end(grace_s=0.0)
         self.result.close()
+        self._stacks.close()
 
     @property
     def pid(self) -> int:
@@ -144,9 +154,19 @@ class RankSupervisor:
         """Have the rank call its function; the order is what it has to know apart from that."""
         self._orders.put(({"kind": "start", **order}, b""))
 
-    def stop(self, reason: str) -> None:
+    def signs(self) -> RankSigns:
+        """What is known of the rank from outside. Safe from any thread."""
+        pulse = self._pulse or {"waits": (), "idle_s": None}
+        silent_s = max(0.0, time.monotonic() - self._heard_at)
+        has_place = self._heard_at < math.inf
+        state = process_state(self.pid) if has_place and not self._process.exited.is_set() else ""
+        fields = {"silent_s": silent_s, "state": state, "waits": pulse["waits"], "idle_s": pulse["idle_s"]}
+        return RankSigns.from_fields(fields)
+
+    def stop(self, reason: StopReason) -> None:
         """Have :meth:`wait` end the rank, because ``reason``. Safe from any thread."""
-        self._stop_reason = self._stop_reason or reason
+        if self._stop_reason is None:
+            self._stop_reason = reason
         self._news.set()
 
     def wait(self) -> Failure | None:
@@ -155,19 +175,23 @@ class RankSupervisor:
         The value is then in ``result``, pickled.
         """
         self._news.wait()
+        reason = self._stop_reason
+        if reason is not None and reason.is_hang and not self._returned.is_set() and self._failure is None:
+            return self._end_hanging(reason)
+        signs, stack = self.signs(), ""
         self._process.exited.wait(EXIT_GRACE_S if self._returned.is_set() else ABORT_GRACE_S)
+        if self._stop_reason is not None and not self._returned.is_set():
+            stack = self._take_stack()
         self._end(grace_s=1.0)
         if self._failure is not None:
             return self._failure
         if self._returned.is_set():
             return None
         if self._stop_reason is not None:
-            return Failure(rank=self._rank, error=self._stop_reason, traceback="", is_consequence=True)
+            return self._stopped(self._stop_reason, signs, stack)
         if self._process.refusal is not None:
-            reason, said = self._process.refusal
-            return Failure(
-                rank=self._rank, error=f"its process could not be started: {reason}", traceback=said
-            )
+            why, said = self._process.refusal
+            return Failure(rank=self._rank, error=f"its process could not be started: {why}", traceback=said)
         status = self._process.status
         assert status is not None, "it has just been ended"
         unasked = " before its function returned" if status >= 0 else ""
@@ -177,6 +201,23 @@ class RankSupervisor:
             traceback="".join(f"{line}\n" for line in self._last_lines),
             # It left by itself otherwise, which it would do again.
             is_loss=status < 0,
+        )
+
+    def _end_hanging(self, reason: StopReason) -> Failure:
+        """End the rank where it is. That the signal for its stack may wake it does not count any more."""
+        signs, stack = self.signs(), self._take_stack()
+        self._end(grace_s=0.0)
+        return self._stopped(reason, signs, stack)
+
+    def _stopped(self, reason: StopReason, signs: RankSigns, stack: str) -> Failure:
+        return Failure(
+            rank=self._rank,
+            error=str(reason),
+            traceback="",
+            is_consequence=True,
+            is_hang=reason.is_hang,
+            signs=signs,
+            stack=stack,
         )
 
     def _end(self, *, grace_s: float) -> None:
@@ -193,6 +234,17 @@ class RankSupervisor:
         receiving.join(RELAY_TIMEOUT_S)
         self._connection.close()
         sending.join(RELAY_TIMEOUT_S)
+
+    def _note_start(self) -> None:
+        self._heard_at = time.monotonic()
+        self._on_start()
+
+    def _take_stack(self) -> str:
+        """Where the rank is at the moment; nothing if it has ended, or never gave a sign of life."""
+        pulse = self._pulse
+        if pulse is None or self._process.exited.is_set():
+            return ""
+        return self._stacks.take(self.pid, pulse["threads"])
 
     def _send_orders(self) -> None:
         # From a thread, as a process that imports yet takes nothing, while the task has more to do.
@@ -225,8 +277,11 @@ class RankSupervisor:
 
     def _take_messages(self) -> None:
         while (message := self._connection.receive()) is not None:
+            self._heard_at = math.inf  # as long as it takes to pass on what it said, it cannot say any more
             header, body = message
-            if header["kind"] == "event":
+            if header["kind"] == "pulse":
+                self._pulse = header
+            elif header["kind"] == "event":
                 self._on_event(header["event"])
             elif header["kind"] == "result":
                 self.result.write(body)
@@ -238,3 +293,4 @@ class RankSupervisor:
             elif header["kind"] == "failure":
                 pickled = b"".join(self._error_chunks)
                 self._failure = Failure(rank=self._rank, pickled=pickled, **header["failure"])
+            self._heard_at = time.monotonic()

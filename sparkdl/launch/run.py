@@ -14,7 +14,10 @@ from sparkdl.collective import check_timeout, check_transport, new_secret
 from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
+from sparkdl.launch.hang_guard import HangGuard
+from sparkdl.launch.hang_watch import HangLimits, check_hang_timeout
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
+from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.payload import pickle_call
 from sparkdl.launch.preflight import check_cluster
 from sparkdl.launch.slot_holders import SlotHolders
@@ -48,6 +51,7 @@ def run_on_ranks(
     modules: Sequence[str] = (),
     start_timeout_s: float = 300.0,
     operation_timeout_s: float = 300.0,
+    hang_timeout_s: float | None = None,
     on_log: OnLog | None = None,
     on_event: OnEvent | None = None,
     **kwargs: Any,
@@ -80,6 +84,10 @@ def run_on_ranks(
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free; they begin anew
             as long as ranks of another launch of this process run.
         operation_timeout_s: default deadline of a collective in seconds.
+        hang_timeout_s: seconds after which a rank counts as hanging: one that others wait for in a collective, unless
+            that was given a longer deadline of its own; one whose process gives no sign of life, as it is stopped or
+            holds Python's lock; one that has called ``context.progress()`` and does not any more. Four fifths of
+            ``operation_timeout_s`` when None; ``math.inf`` for never.
         on_log: gets rank and line of everything the ranks print; prints ``[rank N] line`` when None.
         on_event: gets rank and event of every ``context.report(event)``.
         kwargs: keyword arguments of the function.
@@ -92,10 +100,15 @@ def run_on_ranks(
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
+        HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
     """
     check_transport(transport, wire)
     check_timeout(start_timeout_s, "start_timeout_s")
     check_timeout(operation_timeout_s, "operation_timeout_s")
+    limits = HangLimits(
+        hang_timeout_s=check_hang_timeout(hang_timeout_s, operation_timeout_s),
+        operation_timeout_s=operation_timeout_s,
+    )
     payload = pickle_call(function, args, kwargs)
     session = spark or active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank, resources=resources)
@@ -115,17 +128,20 @@ def run_on_ranks(
             modules=tuple(modules),
             versions=installed_versions(),
             operation_timeout_s=operation_timeout_s,
+            hang_timeout_s=limits.hang_timeout_s,
         )
         job = SparkJob(session, spec, resources)
         try:
-            _watch(job, channel, spec, start_timeout_s, Listener(on_log, on_event))
+            guard = HangGuard(channel, limits)
+            _watch(job, channel, guard, spec, start_timeout_s, Listener(on_log, on_event))
+            guard.check()
         except BaseException as error:
-            channel.cancel(f"the driver cancelled: {type(error).__name__}")
+            channel.cancel(StopReason(f"the driver cancelled: {type(error).__name__}"))
             job.cancel(timeout_s=CANCEL_TIMEOUT_S)
             raise
         finally:
             _slot_holders.remove(spec.job)
-        return collect(job, channel.failures, num_ranks, on_log or _print_line)
+        return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
 
 
 class Listener:
@@ -144,13 +160,19 @@ class Listener:
 
 
 def _watch(
-    job: SparkJob, channel: DriverChannel, spec: LaunchSpec, start_timeout_s: float, listener: Listener
+    job: SparkJob,
+    channel: DriverChannel,
+    guard: HangGuard,
+    spec: LaunchSpec,
+    start_timeout_s: float,
+    listener: Listener,
 ) -> None:
     start_deadline = time.monotonic() + start_timeout_s
-    while job.running:
+    while job.running and not guard.is_overdue:
         message = channel.next_message(0.1)
         if message is not None:
             listener.hear(message)
+        guard.look()
         started = channel.started
         if len(started) == spec.num_ranks:
             _slot_holders.add(spec.job)
@@ -170,7 +192,7 @@ def _watch(
                 "Other jobs hold the free slots, or executors are missing: wait for them or start fewer ranks."
             )
     # A rank's last lines may still be on their way when its task has ended.
-    deadline = time.monotonic() + LAST_WORDS_TIMEOUT_S
+    deadline = time.monotonic() + (0.0 if guard.is_overdue else LAST_WORDS_TIMEOUT_S)
     while True:
         channel.wait_until_silent(max(0.0, deadline - time.monotonic()))
         message = channel.next_message(0.0)

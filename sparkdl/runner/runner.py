@@ -39,7 +39,7 @@ class Runner:
         environment: variables for the rank processes.
         modules: libraries that the function needs and that take long to import; the next run finds them imported.
         max_restarts: how often the ranks are started again after a loss: a process that was killed, an executor or a
-            host that went away.
+            host that went away; and after a rank hung.
         max_retries: how often the ranks are started again after code on one of them raised.
         min_workers: with how many ranks a restart makes do where slots are gone; ``num_workers`` when None.
         checkpoint_dir: folder or URL, as a Store takes it, where rank 0 keeps the commits of a state (see
@@ -53,6 +53,8 @@ class Runner:
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free. Without effect on
             local ranks.
         operation_timeout_s: deadline of a collective that names none, in seconds.
+        hang_timeout_s: seconds after which a rank that others wait for, or that does not answer, counts as hanging, and
+            so as lost; four fifths of ``operation_timeout_s`` when None. See :func:`~sparkdl.launch.run_on_ranks`.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Runner:
         on_log: OnLine | None = None,
         start_timeout_s: float = 300.0,
         operation_timeout_s: float = 300.0,
+        hang_timeout_s: float | None = None,
     ) -> None:
         self.num_workers = num_workers
         self.gpus_per_worker = gpus_per_worker
@@ -93,6 +96,7 @@ class Runner:
         self.on_log = on_log
         self.start_timeout_s = start_timeout_s
         self.operation_timeout_s = operation_timeout_s
+        self.hang_timeout_s = hang_timeout_s
 
     def run(self, train: Callable[..., Any] | str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function or a script on every rank and return what it returned on rank 0.
@@ -112,6 +116,7 @@ class Runner:
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or the ranks cannot be started.
             RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
+            HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
             StoreError: if the commits of a state cannot be kept where they are to be.
         """
         return self._run(train, args, kwargs)[0]
@@ -182,6 +187,7 @@ class Runner:
             environment=self.environment,
             modules=(*IMPORTED_FIRST, *self.modules),
             operation_timeout_s=self.operation_timeout_s,
+            hang_timeout_s=self.hang_timeout_s,
         )
 
     def _restarts(self) -> Restarts:

@@ -41,6 +41,8 @@ from sparkdl.training.user_step import StepModule
 from sparkdl.training.validation import Validation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparkdl.collective import Communicator
     from sparkdl.training.spec import TrainingSpec
 
@@ -62,7 +64,12 @@ class TrainingResult:
 
 
 def train(
-    spec: TrainingSpec, *, communicator: Communicator, dataset: ParquetDataset, report: Report | None = None
+    spec: TrainingSpec,
+    *,
+    communicator: Communicator,
+    dataset: ParquetDataset,
+    report: Report | None = None,
+    went_on: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
@@ -76,6 +83,7 @@ def train(
         dataset: the Parquet files, with the columns that ``spec`` names.
         report: takes the events of :class:`~sparkdl.training.progress.ProgressReporter`; called on rank 0
             only.
+        went_on: called on every rank after each step and each batch of validation.
 
     Raises:
         TrainingError: if the loss is no longer finite, or code of the user's fails: the model, its losses, a trainStep,
@@ -89,7 +97,7 @@ def train(
     try:
         # DistributedDataParallel would otherwise hide which rank was lost behind a plain RuntimeError.
         with collective_errors():
-            return _train(spec, communicator, dataset, report or _report_nothing)
+            return _train(spec, communicator, dataset, report or _report_nothing, went_on)
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
         raise
@@ -99,7 +107,11 @@ def train(
 
 
 def _train(
-    spec: TrainingSpec, communicator: Communicator, dataset: ParquetDataset, report: Report
+    spec: TrainingSpec,
+    communicator: Communicator,
+    dataset: ParquetDataset,
+    report: Report,
+    went_on: Callable[[], None],
 ) -> TrainingResult:
     seed_rank(spec.seed, communicator.rank)
     refuse_what_varies(spec.deterministic)
@@ -135,11 +147,17 @@ def _train(
             report if communicator.rank == 0 else _report_nothing,
             epochs=spec.epochs,
             steps_per_epoch=feed.steps_per_epoch,
+            went_on=went_on,
         )
         validation = None
         if spec.validation_rows is not None:
             validation = Validation(
-                spec, dataset=dataset, communicator=communicator, objective=step.objective, device=device
+                spec,
+                dataset=dataset,
+                communicator=communicator,
+                objective=step.objective,
+                device=device,
+                went_on=went_on,
             )
             stack.callback(validation.close)
         course = FitCourse(

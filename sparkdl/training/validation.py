@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ class Validation:
         communicator: open over all ranks.
         objective: applies the module and its loss.
         device: of the module.
+        went_on: called before each batch.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Validation:
         communicator: Communicator,
         objective: Objective,
         device: torch.device,
+        went_on: Callable[[], None] = lambda: None,
     ) -> None:
+        self._went_on = went_on
         assert spec.validation_rows is not None, "made where there is something to validate on"
         self._communicator, self._objective, self._device = communicator, objective, device
         self._metrics, self._losses = spec.metrics, spec.losses
@@ -105,6 +108,7 @@ class Validation:
                 prepared = self._objective.prepare_all(self._feed.epoch(0))
                 with closing(batches_for(self._device, prepared)) as batches:
                     for batch in batches:
+                        self._went_on()
                         rows = self._objective.num_rows(batch)
                         if not rows:
                             continue

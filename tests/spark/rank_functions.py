@@ -48,9 +48,7 @@ def kill_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
-        # The rank's parent is what it was forked from, a child of the worker.
-        of_parent = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()
-        os.kill(int(of_parent[1]), signal.SIGKILL)
+        os.kill(_worker(), signal.SIGKILL)
     threading.Event().wait(60)
 
 
@@ -105,3 +103,34 @@ def mpi_world(context: RankContext) -> tuple[int, int, float]:
     values = np.full(10, context.rank + 1.0, dtype=np.float64)
     context.communicator.allreduce(values)
     return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), float(values[0])
+
+
+def sleep_on(context: RankContext, culprit: int, folder: str) -> None:
+    """One rank sleeps while the others wait for it in a process set. Leaves a file per process."""
+    Path(folder, str(os.getpid())).touch()
+    everybody = context.communicator.split(range(context.world_size), "all")
+    assert everybody is not None
+    if context.rank == culprit:
+        threading.Event().wait(600)
+    everybody.allreduce(np.ones(4), name="gradients")
+
+
+def stop_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
+    """The Python worker of one rank is stopped, with all its threads. Leaves a file per process."""
+    Path(folder, str(os.getpid())).touch()
+    context.communicator.barrier()
+    if context.rank == culprit:
+        worker = _worker()
+        Path(folder, "worker").write_text(str(worker))
+        os.kill(worker, signal.SIGSTOP)
+    threading.Event().wait(600)
+
+
+def _worker() -> int:
+    # The rank's parent is what it was forked from, a child of the worker.
+    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def tell_and_sleep(context: RankContext) -> None:
+    context.progress()
+    threading.Event().wait(600)

@@ -12,6 +12,7 @@ from torch import nn
 from sparkdl.errors import (
     CheckpointError,
     CheckpointsInUseError,
+    HangError,
     LaunchError,
     RankDiedError,
     RankError,
@@ -22,6 +23,7 @@ from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.launch import Restarts, run_with_restarts
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 from tests.spark.estimator_examples import (
+    LossThatHangsRankOneOnce,
     LossThatKillsRankOneOnce,
     LossThatSpoils,
     make_estimator,
@@ -74,6 +76,36 @@ def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
     assert "Rank 1" in said
     assert "SIGKILL" in said
     assert "goes on with 2 of 2 ranks from its checkpoint at " in said
+    assert store_is_empty(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_a_fit_whose_rank_hangs_goes_on_from_its_checkpoint_and_ends_with_the_same_weights(
+    frame, undisturbed, tmp_path, caplog
+):
+    estimator = make_estimator(
+        tmp_path,
+        model=make_model(),
+        loss=LossThatHangsRankOneOnce(tmp_path),
+        epochs=EPOCHS,
+        checkpointEverySteps=3,
+        maxRestarts=1,
+        hangTimeoutSeconds=3.0,
+    )
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        model = estimator.fit(frame)
+    assert (tmp_path / "hung").exists()
+    assert_equal_weights(model, undisturbed[0])
+    (said,) = [record.getMessage() for record in caplog.records if "restart 1 of 1" in record.getMessage()]
+    assert "Rank 1" in said
+    assert "hangs, and all ranks were ended: rank 0 has waited" in said
+    assert "goes on with 2 of 2 ranks from its checkpoint at " in said
+    (report,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "in forward" in report
+    with pytest.raises(HangError, match="Rank 1 on .* hangs"):
+        (tmp_path / "hung").unlink()
+        estimator.setMaxRestarts(0).fit(frame)
     assert store_is_empty(tmp_path)
 
 

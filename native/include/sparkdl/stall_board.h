@@ -2,6 +2,8 @@
 #ifndef SPARKDL_STALL_BOARD_H_
 #define SPARKDL_STALL_BOARD_H_
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <mutex>
@@ -28,7 +30,15 @@ struct StallNotice {
   std::string who;  // "ranks 1, 3 had not joined"
 };
 
-// Where the latest news lies until somebody takes it. Thread-safe.
+// An operation in which nothing has moved since some time.
+struct Wait {
+  std::string operation;
+  std::chrono::steady_clock::time_point since;
+  double timeout_s = 0.0;  // the operation's own
+};
+
+// Where the latest news lies until somebody takes it, and the wait that is under way, if it has
+// lasted long enough to be worth telling. Thread-safe.
 class StallBoard {
  public:
   explicit StallBoard(const StallOptions& options) : options_(options) {}
@@ -38,9 +48,17 @@ class StallBoard {
   void Post(StallNotice notice);
   std::optional<StallNotice> Take();
 
+  void BeginWait(Wait wait);
+  // Cheap when there is none.
+  void EndWait();
+  bool has_wait() const { return has_wait_.load(std::memory_order_relaxed); }
+  std::optional<Wait> wait() const;
+
  private:
   const StallOptions options_;
-  std::mutex mutex_;
+  std::atomic<bool> has_wait_{false};
+  mutable std::mutex mutex_;
+  std::optional<Wait> wait_;  // guarded by mutex_, as the next
   std::optional<StallNotice> notice_;
 };
 

@@ -4,6 +4,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+
 #include "bindings/text.h"
 
 namespace sparkdl::bindings {
@@ -53,6 +55,15 @@ nb::object TakeStall(const Monitor& self) {
                         ToPythonText(notice->who));
 }
 
+nb::list Waits(const Monitor& self) {
+  nb::list list;
+  if (const auto wait = self.monitor->stalls().wait(); wait.has_value()) {
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - wait->since;
+    list.append(nb::make_tuple(ToPythonText(wait->operation), waited.count(), wait->timeout_s));
+  }
+  return list;
+}
+
 }  // namespace
 
 void DefineMonitor(nb::module_& module) {
@@ -90,7 +101,10 @@ void DefineMonitor(nb::module_& module) {
       .def("take_stall", &TakeStall,
            nb::sig("def take_stall(self) -> tuple[int, str, float, str] | None"),
            "The news of an operation that makes no progress, once: its number, what it is, the "
-           "seconds waited, and who is missing.");
+           "seconds waited, and who is missing.")
+      .def("waits", &Waits, nb::sig("def waits(self) -> list[tuple[str, float, float]]"),
+           "The operation in which nothing has moved for 0.2 s or longer, if there is one: what it "
+           "is, the seconds waited, and its timeout_s.");
 }
 
 }  // namespace sparkdl::bindings

@@ -7,10 +7,13 @@ import pytest
 
 from sparkdl.collective.authentication import new_secret
 from sparkdl.collective.dialing import connect_authenticated
+from sparkdl.collective.waits import Wait
 from sparkdl.errors import AuthenticationError
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import PURPOSE, DriverLink
 from sparkdl.launch.messages import MessageConnection
+from sparkdl.launch.outcome import StopReason
+from sparkdl.launch.rank_signs import RankSigns
 from tests.collective.eventually import eventually
 
 
@@ -54,7 +57,7 @@ def test_cancel_reaches_tasks_that_are_there_and_those_that_come() -> None:
 
     with DriverChannel(secret, 2) as channel, DriverLink(channel.address, secret, rank=0, host="a") as early:
         early.watch(note)
-        channel.cancel("enough")
+        channel.cancel(StopReason("enough"))
         with DriverLink(channel.address, secret, rank=1, host="b") as late:
             late.watch(note)
             assert both.acquire(timeout=10)
@@ -82,3 +85,29 @@ def test_message_larger_than_allowed_ends_the_connection() -> None:
     with ours, theirs:
         theirs.sendall((1 << 31).to_bytes(4, "big"))
         assert MessageConnection(ours).receive() is None
+
+
+def test_signs_of_life_arrive_with_their_number_and_go_with_the_task() -> None:
+    secret = new_secret()
+    signs = RankSigns(silent_s=1.5, waits=(Wait("world", (0, 1), "barrier", 2.0, 60.0),))
+    with DriverChannel(secret, 2) as channel:
+        with DriverLink(channel.address, secret, rank=1, host="here") as link:
+            assert link.beat(4, signs)
+            assert eventually(lambda: 1 in channel.signs)
+            at, number, heard = channel.signs[1]
+            assert (number, heard) == (4, signs)
+            link.line("one")
+            assert eventually(lambda: channel.signs[1][0] > at), "whatever a task says, it lives"
+        assert eventually(lambda: channel.signs == {})
+        assert channel.hosts == {1: "here"}
+
+
+def test_stop_says_whether_a_rank_hangs() -> None:
+    secret = new_secret()
+    heard: list[StopReason] = []
+    with DriverChannel(secret, 1) as channel, DriverLink(channel.address, secret, rank=0, host="a") as link:
+        link.watch(heard.append)
+        channel.cancel(StopReason("rank 0 hangs", is_hang=True))
+        assert eventually(lambda: bool(heard))
+    assert heard[0] == "rank 0 hangs"
+    assert heard[0].is_hang

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.errors import HangError, LaunchError, ParamError
 from sparkdl.launch import RankContext, run_on_local_ranks
 from sparkdl.launch.local_launch import _gpus_of
 from tests.processes import wait_until_gone
@@ -54,3 +54,28 @@ def test_every_line_is_heard_before_the_values_are_returned():
     )
     assert values == [0, 1]
     assert lines == {rank: [str(number) for number in range(20_000)] for rank in (0, 1)}
+
+
+def wait_for_rank_one(context: RankContext) -> None:
+    context.report({"pid": os.getpid()})
+    if context.rank == 1:
+        threading.Event().wait(600)
+    context.communicator.barrier()
+
+
+def test_rank_that_others_wait_for_is_named_with_where_it_is(caplog: pytest.LogCaptureFixture):
+    pids = []
+    with pytest.raises(
+        HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* in opening on 'world' for rank 1"
+    ) as caught:
+        run_on_local_ranks(
+            wait_for_rank_one,
+            num_ranks=2,
+            hang_timeout_s=1.0,
+            on_event=lambda rank, event: pids.append(event["pid"]),
+        )
+    assert "in wait_for_rank_one" in caught.value.traceback_text
+    assert caught.value.report in caplog.text
+    assert "waiting in opening on 'world' for " in caught.value.report
+    assert len(pids) == 2
+    assert wait_until_gone(pids, 10) == []

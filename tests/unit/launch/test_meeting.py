@@ -14,6 +14,7 @@ from sparkdl.errors import LaunchError
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.meeting import Meeting, Peer
+from sparkdl.launch.outcome import StopReason
 from tests.collective.eventually import eventually
 
 PEERS = [Peer(host=f"host-{rank}", conflicts=[], coordinator="here" * (rank == 0)) for rank in range(2)]
@@ -98,7 +99,7 @@ def test_a_driver_that_cancels_or_goes_while_tasks_meet_is_heard(spark: Any, is_
         if is_gone:
             channel.__exit__(None, None, None)
         else:
-            channel.cancel("enough")
+            channel.cancel(StopReason("enough"))
         meeting.peers()
     spark.answers.set()
 

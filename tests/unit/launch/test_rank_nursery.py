@@ -19,7 +19,7 @@ import pytest
 from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
 from sparkdl.launch import rank_nursery, rank_supervisor
-from sparkdl.launch.outcome import Failure
+from sparkdl.launch.outcome import Failure, StopReason
 from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
@@ -151,7 +151,7 @@ def test_a_rank_that_is_ended_while_its_libraries_are_imported_leaves_nothing(tm
     ) as supervisor:
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             threading.Event().wait(0.02)
-        supervisor.stop("another rank failed")
+        supervisor.stop(StopReason("another rank failed"))
         failure = supervisor.wait()
     assert failure is not None
     assert failure.error == "another rank failed"
@@ -183,7 +183,7 @@ def test_a_large_function_does_not_wait_for_imports_and_stopping_does_not_either
         modules=("slow_library",),
         environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
     ) as supervisor:  # which it would not reach
-        supervisor.stop("another rank failed")
+        supervisor.stop(StopReason("another rank failed"))
         failure = supervisor.wait()
     assert failure is not None
     assert failure.error == "another rank failed"
@@ -255,10 +255,12 @@ def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_p
         "import os, sys, time\n"
         "from sparkdl.launch.rank_environment import rank_environment\n"
         "from sparkdl.launch.forked_rank import ForkedRank\n"
+        "from sparkdl.launch.rank_stacks import StackFile\n"
         "import socket\n"
         "ours, theirs = socket.socketpair()\n"
         "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"
-        "    name='rank', task=theirs.fileno(), inherited={}, on_start=lambda: None, on_exit=lambda: None)\n"
+        "    name='rank', task=theirs.fileno(), stacks=StackFile().fd, inherited={},\n"
+        "    on_start=lambda: None, on_exit=lambda: None)\n"
         "print(rank.pid, rank._nursery._process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

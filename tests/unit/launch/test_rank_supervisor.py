@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import pickle
@@ -18,10 +19,12 @@ from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
 from sparkdl.errors import RankLostError
 from sparkdl.launch import rank_supervisor
+from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.process_guard import ProcessGuard
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
+from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
 from tests.unit.launch.orders import order_of_one
 
@@ -239,12 +242,103 @@ def test_stopped_rank_ends_with_its_children_and_the_reason() -> None:
         reported = threading.Event()
         while not events:
             reported.wait(0.02)
-        supervisor.stop("rank 1 failed")
+        supervisor.stop(StopReason("rank 1 failed"))
         failure = supervisor.wait()
     assert failure is not None
     assert failure.error == "rank 1 failed"
     assert failure.is_consequence
     assert wait_until_gone([supervisor.pid, events[0]["child"]], 5) == []
+
+
+def test_rank_that_does_not_heed_the_end_of_the_others_is_told_with_its_stack() -> None:
+    def dream(context: Any) -> None:
+        context.report({"number": 1})
+        threading.Event().wait(600)
+
+    with supervised(dream) as (supervisor, _, events):
+        assert eventually(lambda: bool(events) and supervisor.signs().silent_s < 60, timeout_s=30)
+        supervisor.stop(StopReason("rank 1 failed"))
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "in dream" in failure.stack
+    assert not failure.is_hang
+
+
+def sleep_in_python(context: Any) -> None:
+    context.report({"here": 1})
+    threading.Event().wait(600)
+
+
+def spin(context: Any) -> None:
+    context.report({"here": 1})
+    while True:
+        pass
+
+
+def sleep_with_pythons_lock(context: Any) -> None:
+    context.report({"here": 1})
+    ctypes.PyDLL(None).sleep(600)
+
+
+def be_stopped(context: Any) -> None:
+    context.report({"here": 1})
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("function", [sleep_in_python, spin, sleep_with_pythons_lock, be_stopped])
+def test_rank_that_hangs_anywhere_tells_its_python_stack_and_ends(function: Any) -> None:
+    with supervised(function) as (supervisor, _, events):
+        assert eventually(lambda: bool(events), timeout_s=30)
+        if function in (sleep_with_pythons_lock, be_stopped):
+            assert eventually(lambda: supervisor.signs().silent_s > 1.2, timeout_s=30)
+        if function is be_stopped:
+            assert supervisor.signs().state == "is stopped, as by SIGSTOP"
+        supervisor.stop(StopReason("rank 0 hangs", is_hang=True))
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.is_hang
+    assert failure.is_consequence
+    head, frame = failure.stack.splitlines()[:2]
+    assert head == "Thread MainThread (most recent call first):"
+    assert f"in {function.__name__}" in failure.stack, frame
+    assert wait_until_gone([supervisor.pid], 5) == []
+
+
+def test_signs_of_a_rank_tell_that_it_lives_and_since_when_it_told_of_no_progress() -> None:
+    def go_on(context: Any) -> None:
+        context.report({"here": 1})
+        threading.Event().wait(1.0)
+        context.progress()
+        threading.Event().wait(600)
+
+    with supervised(go_on) as (supervisor, _, events):
+        assert eventually(lambda: bool(events), timeout_s=30)
+        assert supervisor.signs().idle_s is None
+        assert eventually(lambda: (supervisor.signs().idle_s or 0.0) > 0.6, timeout_s=30)
+        signs = supervisor.signs()
+        assert signs.silent_s < 5.0
+        assert signs.state == ""
+        assert signs.waits == ()
+
+
+def test_rank_whose_task_is_slow_to_take_its_word_is_not_taken_for_silent() -> None:
+    goes_on = threading.Event()
+
+    def speak(context: Any) -> None:
+        context.report({"number": 1})
+
+    taken = threading.Event()
+
+    def be_slow(event: dict[str, Any]) -> None:
+        taken.set()
+        goes_on.wait(30)
+
+    with supervised(speak, on_event=be_slow) as (supervisor, _, _):
+        assert taken.wait(30)
+        assert not goes_on.wait(1.0)
+        assert supervisor.signs().silent_s == 0.0
+        goes_on.set()
+        assert supervisor.wait() is None
 
 
 def test_guard_ends_the_group_when_its_starter_dies() -> None:

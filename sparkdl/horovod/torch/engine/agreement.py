@@ -8,10 +8,11 @@ they then exchange lists of what they have, and run what all of them have in the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkdl.collective import Communicator, Deadline
+from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorTimeoutError, MismatchError
 from sparkdl.horovod.torch.engine.description import Description
 from sparkdl.horovod.torch.engine.exchange import exchange_outstanding
@@ -65,6 +66,14 @@ class Agreement:
 
     def _run_what_all_have(self) -> None:
         """Wait until there is something that all ranks have."""
+        communicator = self._communicator
+        what = "requests of which none was made by all ranks"
+        with NotedWait(communicator.name, communicator.world_ranks, what, communicator.timeout_s):
+            steps = self._steps_of_all()
+        for step in steps:
+            self._take(step)
+
+    def _steps_of_all(self) -> Sequence[Step]:
         deadline = Deadline(self._communicator.timeout_s)
         while True:
             lists = exchange_outstanding(self._communicator, self._outstanding.describe)
@@ -72,15 +81,13 @@ class Agreement:
             missing = missing_ranks(lists)
             self._stalls.note(missing)
             if steps:
-                break
+                return steps
             if deadline.expired:
                 waiting = "; ".join(f"{name} for ranks {ranks}" for name, ranks in missing.items())
                 raise CommunicatorTimeoutError(
                     f"No request was made by all ranks for {deadline.timeout_s:g} s: {waiting} still to come."
                 )
             time.sleep(_PAUSE_S)
-        for step in steps:
-            self._take(step)
 
     def _take(self, step: Step) -> None:
         request = self._outstanding.find(step.description.name)

@@ -1,0 +1,109 @@
+"""The Python stacks of a rank, taken from outside while it hangs. Runs in the barrier task."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+
+import sparkdl
+from sparkdl.collective import Deadline
+from sparkdl.launch.rank_pulse import STACK_SIGNAL
+
+MAX_STACK_CHARS = 20_000
+"""No rank tells more of its stacks than this."""
+
+_TAKE_TIMEOUT_S = 3.0
+_LOOK_S = 0.03
+_NUM_QUIET_LOOKS = 4
+"""Nobody says when a stack is complete: it is when nothing was added for so many looks."""
+
+_HEAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
+
+_PACKAGE = f'File "{Path(sparkdl.__file__).parent}{os.sep}'
+_LAUNCHER = f'{_PACKAGE}launch{os.sep}rank_process.py"'
+_THREADING = f'File "{threading.__file__}"'
+
+_STATES = {
+    "T": "is stopped, as by SIGSTOP",
+    "t": "is stopped by a debugger",
+    "D": "waits in the kernel for a disk or a network file system, where no signal reaches it",
+    "Z": "has ended",
+}
+
+
+def process_state(pid: int) -> str:
+    """What the kernel says of a process that cannot go on, in words; nothing of one that could."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return _STATES.get(fields[0], "")
+
+
+class StackFile:
+    """The file in memory that a rank writes its stacks to.
+
+    Attributes:
+        fd: its descriptor, for the rank to inherit.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("sparkdl-stacks", os.MFD_CLOEXEC)
+
+    def close(self) -> None:
+        """Give it back."""
+        os.close(self.fd)
+
+    def take(self, pid: int, threads: Mapping[str, str]) -> str:
+        """Have the rank write the stacks of its threads, and return them; nothing if it does not do so in time.
+
+        A process that is stopped goes on over it. It must have registered for the signal, which would end it else.
+
+        Args:
+            pid: the rank's process.
+            threads: the names of its threads, by their numbers in Python.
+        """
+        start = os.fstat(self.fd).st_size
+        was_stopped = process_state(pid) == _STATES["T"]
+        with suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+            if was_stopped:
+                os.kill(pid, signal.SIGCONT)
+        deadline, pause = Deadline(_TAKE_TIMEOUT_S), threading.Event()
+        size, num_quiet = start, 0
+        while not deadline.expired and num_quiet < _NUM_QUIET_LOOKS:
+            pause.wait(_LOOK_S)
+            before, size = size, os.fstat(self.fd).st_size
+            num_quiet = num_quiet + 1 if size == before > start else 0
+        return name_threads(os.pread(self.fd, size - start, start).decode("utf-8", "replace"), threads)
+
+
+def name_threads(dump: str, threads: Mapping[str, str]) -> str:
+    """Name the threads of a dump of faulthandler, the main thread first, and leave out what is sparkdl's alone.
+
+    That is its threads, and of the main thread the frames by which the user's function was called.
+
+    Args:
+        dump: as faulthandler wrote it.
+        threads: the threads' names, by their numbers; others keep their number.
+    """
+    heads = list(_HEAD.finditer(dump))
+    ends = [*(head.start() for head in heads[1:]), len(dump)][: len(heads)]
+    parts = []
+    for head, end in zip(heads, ends, strict=True):
+        name = threads.get(str(int(head[1], 16)), f"0x{head[1]}")
+        frames = dump[head.end() : end].strip("\n").splitlines()
+        is_main = name == "MainThread"
+        if is_main:
+            frames = list(takewhile(lambda frame: _LAUNCHER not in frame, frames)) or frames
+        elif all(_PACKAGE in frame or _THREADING in frame for frame in frames):
+            continue
+        parts.append((not is_main, "\n".join([f"Thread {name} (most recent call first):", *frames])))
+    text = "\n".join(part for _, part in sorted(parts, key=lambda part: part[0]))
+    return text if len(text) <= MAX_STACK_CHARS else f"{text[:MAX_STACK_CHARS]}\n..."

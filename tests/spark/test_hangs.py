@@ -1,0 +1,111 @@
+"""Ranks that stand still are found in time, named, shown with where every rank was, and ended."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdl.errors import HangError
+from sparkdl.launch import hang_guard, run, run_on_ranks
+from tests.processes import wait_until_gone
+from tests.spark import rank_functions as functions
+from tests.spark.test_launch import UnreachableChannel
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HANG_S = 1.0
+
+
+def pids_in(folder: Path) -> list[int]:
+    return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
+
+
+@pytest.mark.any_spark_will_do
+def test_rank_that_sleeps_while_the_others_wait_is_named_and_every_rank_is_shown(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.ERROR, "sparkdl.launch"),
+        pytest.raises(
+            HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* 'gradients' .* for rank 1"
+        ) as caught,
+    ):
+        run_on_ranks(functions.sleep_on, 1, str(tmp_path), num_ranks=2, spark=spark, hang_timeout_s=HANG_S)
+    assert caught.value.rank == 1
+    assert caught.value.host
+    assert "in sleep_on" in caught.value.traceback_text
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert logged == caught.value.report
+    waiting, sleeping = logged.split("\nRank 1 on ")
+    assert "waiting in allreduce 'gradients' of 4 float64 on 'world/all' for " in waiting
+    assert "in no operation that waits for other ranks" in sleeping
+    for part in (waiting, sleeping):
+        assert "in sleep_on" in part
+    assert len(pids_in(tmp_path)) == 2
+    assert wait_until_gone(pids_in(tmp_path), 10) == []
+
+
+@pytest.mark.any_spark_will_do
+def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
+    with pytest.raises(HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* 'gradients'") as caught:
+        run_on_ranks(functions.sleep_on, 1, str(tmp_path), num_ranks=2, spark=spark, hang_timeout_s=HANG_S)
+    assert "in sleep_on" in caught.value.traceback_text
+    assert "waiting in allreduce 'gradients'" in caught.value.report
+    assert wait_until_gone(pids_in(tmp_path), 10) == []
+
+
+@pytest.mark.any_spark_will_do
+def test_python_worker_that_is_stopped_is_named_and_ended(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_guard, "END_TIMEOUT_S", 0.5)
+    with pytest.raises(HangError, match="nothing has been heard of the task of rank 1 for") as caught:
+        run_on_ranks(
+            functions.stop_own_worker_on, 1, str(tmp_path), num_ranks=2, spark=spark, hang_timeout_s=HANG_S
+        )
+    assert caught.value.rank == 1
+    workers = [int((tmp_path / "worker").read_text())]
+    assert wait_until_gone(pids_in(tmp_path) + workers, 20) == []
+
+
+@pytest.mark.any_spark_will_do
+def test_function_that_tells_of_progress_is_held_to_it(spark: SparkSession) -> None:
+    with pytest.raises(HangError, match="rank 0 told of no progress for") as caught:
+        run_on_ranks(functions.tell_and_sleep, num_ranks=1, spark=spark, hang_timeout_s=HANG_S)
+    assert "in tell_and_sleep" in caught.value.traceback_text
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_nothing_is_left_running_when_the_driver_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import sys\n"
+        "from pyspark.sql import SparkSession\n"
+        "from sparkdl.launch import run_on_ranks\n"
+        "from tests.spark import rank_functions\n"
+        "spark = SparkSession.builder.master(sys.argv[1]).config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "run_on_ranks(rank_functions.hang, sys.argv[2], num_ranks=2, spark=spark,\n"
+        "             on_event=lambda rank, event: print(event, flush=True))\n"
+    )
+    for master in ("local[2]", "local-cluster[2,1,1024]"):
+        folder = tmp_path / master
+        folder.mkdir()
+        command = [sys.executable, str(script), master, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+            assert driver.stdout is not None
+            assert driver.stdout.readline()
+            assert driver.stdout.readline(), "both ranks run"
+            driver.kill()
+        pids = [int(pid) for file in folder.glob("*.pids") for pid in file.read_text().split()]
+        assert len(pids) == 4
+        assert wait_until_gone(pids, 20) == []

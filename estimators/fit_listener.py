@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.estimators.validation_mixins import EPOCH_METRICS
@@ -12,6 +13,26 @@ if TYPE_CHECKING:
 
     from sparkdl.estimators.progress import ProgressLine
     from sparkdl.tracking import FitRun
+
+_LEAST_INTERVAL_S = 1.0
+_SHARE_OF_FIT = 1 / 300
+
+
+class StepSampler:
+    """Which steps MLflow is told of: one a second at first, and ever fewer, so that a week makes some 4,000 of them."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._next_at = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a step that ends now is told of; ``now`` in seconds of any clock that goes on."""
+        if self._started is None:
+            self._started = self._next_at = now
+        if now < self._next_at:
+            return False
+        self._next_at = now + max(_LEAST_INTERVAL_S, (now - self._started) * _SHARE_OF_FIT)
+        return True
 
 
 class FitListener:
@@ -34,15 +55,21 @@ class FitListener:
     def __init__(self, run: FitRun, progress: ProgressLine, check: Callable[[], object]) -> None:
         self._run, self._check = run, check
         self._tracked: dict[int, dict[str, float]] = {}
+        self._sampler = StepSampler()
         self.progress = progress
 
     def hear(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Take an event of :class:`~sparkdl.training.progress.ProgressReporter`."""
-        del rank  # only rank 0 reports
+        """Take an event of :class:`~sparkdl.training.progress.ProgressReporter`, or of a host's watch."""
+        del rank  # what concerns a host names it
         self._check()
         self.progress.update(event)
-        if event.get("kind") in ("epoch", "restored"):
+        kind = event.get("kind")
+        if kind in ("epoch", "restored"):
             self.track(event)
+        elif kind == "step" and self._sampler.is_due(time.monotonic()):
+            self._track_step(event)
+        elif kind == "system":
+            self._run.log_metrics(int(event["sample"]), event["metrics"])
 
     def track(self, record: Mapping[str, Any]) -> None:
         """Tell the run of an epoch, by the fields of its record, unless it knows."""
@@ -51,12 +78,22 @@ class FitListener:
         told = self._tracked.get(epoch)
         if told is None:
             known = {name: float(record[name]) for name in EPOCH_METRICS if record[name] is not None}
-            self._run.log_epoch(epoch, {**known, **record["metrics"]})
+            self._tell(epoch, {**known, **record["metrics"]})
         elif others := {
             name: value for name, value in learned.items() if not _is_same(value, told.get(name))
         }:
-            self._run.log_epoch(epoch, others)
+            self._tell(epoch, others)
         self._tracked[epoch] = learned
+
+    def _tell(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        if epoch % max(1, self._run.switches.every_n_iter) == 0:
+            self._run.log_metrics(epoch, metrics)
+
+    def _track_step(self, event: Mapping[str, Any]) -> None:
+        step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
+        self._run.log_metrics(
+            step, {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}
+        )
 
     def log(self, rank: int, line: str) -> None:
         """Show a line that a rank has printed."""

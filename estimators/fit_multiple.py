@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators.checked_params import check_param_map
+from sparkdl.estimators.place_of_fit import ALONE
 from sparkdl.estimators.training_rows import share_rows
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.estimators.fitting_estimator import FittingEstimator
+    from sparkdl.estimators.nested_runs import NestedRuns
     from sparkdl.estimators.torch_model import TorchModel
 
 M = TypeVar("M", bound="TorchModel")
@@ -31,12 +33,15 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
 
     Several threads may ask at once, each for another model, as ``CrossValidator`` does with a ``parallelism``. The
     rows are written once, with the columns of all maps, and held until the last model is fitted or the iterator is
-    dropped.
+    dropped. In MLflow each fit is a run of its own, all of them nested under one.
     """
 
-    def __init__(self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]]) -> None:
+    def __init__(
+        self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]], runs: NestedRuns | None = None
+    ) -> None:
         self._df = dataset
         self._estimators = list(estimators)
+        self._runs = runs
         self._rows = share_rows(dataset, [each.params_of_fit() for each in self._estimators])
         self._indices = iter(range(len(self._estimators)))
         self._lock = threading.Lock()
@@ -46,7 +51,13 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
     def __next__(self) -> tuple[int, M]:
         with self._lock:
             index = next(self._indices)
-        return index, self._estimators[index]._fit_rows(self._df, self._rows[index])
+        place = ALONE if self._runs is None else self._runs.place(index)
+        try:
+            return index, self._estimators[index]._fit_rows(self._df, self._rows[index], place)
+        except BaseException:
+            if self._runs is not None:
+                self._runs.end_as_failed()
+            raise
 
     def next(self) -> tuple[int, M]:
         """Do what ``next(iterator)`` does, as iterators of pyspark have it too."""

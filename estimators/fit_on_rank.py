@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdl.estimators.host_watch import HostWatch
 from sparkdl.estimators.stored_spec import StoredModule, StoredSpec, load_spec, store_module
 from sparkdl.training.loop import train
 
 if TYPE_CHECKING:
+    from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
     from sparkdl.launch import RankContext
     from sparkdl.training.history import EpochRecord
@@ -25,15 +28,22 @@ class FitOutcome:
         module: the trained module, whose weights lie in the Store.
         history: one record per epoch.
         model_epoch: number of the epoch that the module is from.
+        communication: report of all ranks; None where nobody asked for it.
     """
 
     module: StoredModule
     history: tuple[EpochRecord, ...]
     model_epoch: int
+    communication: WorldReport | None = None
 
 
 def fit_on_rank(
-    context: RankContext, stored: StoredSpec, dataset: ParquetDataset, *, tells_progress: bool = False
+    context: RankContext,
+    stored: StoredSpec,
+    dataset: ParquetDataset,
+    *,
+    tells_progress: bool = False,
+    is_watched: bool = False,
 ) -> FitOutcome | None:
     """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*.
 
@@ -42,10 +52,16 @@ def fit_on_rank(
         stored: what to train and how.
         dataset: the rows.
         tells_progress: whether a step that takes longer than the time to a hang counts as one.
+        is_watched: whether the driver wants to hear how busy hosts are, and how ranks communicated.
     """
     spec = load_spec(stored)
+    communicator = context.communicator
     went_on = {"went_on": context.progress} if tells_progress else {}
-    result = train(spec, communicator=context.communicator, dataset=dataset, report=context.report, **went_on)
+    reports_for_host = is_watched and context.topology.local_rank == 0
+    with HostWatch(context.report) if reports_for_host else nullcontext():
+        result = train(spec, communicator=communicator, dataset=dataset, report=context.report, **went_on)
+    communication = communicator.gather_report() if is_watched else None
     if context.rank != 0:
         return None
-    return FitOutcome(store_module(result.module, stored.folder), result.history, result.model_epoch)
+    module = store_module(result.module, stored.folder)
+    return FitOutcome(module, result.history, result.model_epoch, communication)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from sparkdl.estimators.column_check import check_columns
@@ -18,13 +20,13 @@ from sparkdl.estimators.fit_checkpoints import (
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
 from sparkdl.estimators.fit_listener import FitListener
 from sparkdl.estimators.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
+from sparkdl.estimators.fit_tracking import describe_dataset, log_outcome, run_of_fit
 from sparkdl.estimators.logged_params import params_to_log
-from sparkdl.estimators.model_logging import log_model_or_warn
+from sparkdl.estimators.place_of_fit import ALONE, PlaceOfFit
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.stored_spec import fetch_module, store_spec
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.launch import Restarts, check_cluster, prepare_in_task, run_on_ranks, run_with_restarts
-from sparkdl.tracking import FitRun, TrackingMode, open_run
 from sparkdl.training.saved_model import SavedModel
 
 if TYPE_CHECKING:
@@ -32,10 +34,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
     from sparkdl.estimators.params import _TorchEstimatorParams
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.estimators.training_rows import TrainingRows
+    from sparkdl.tracking import FitRun
     from sparkdl.training.spec import TrainingSpec
 
 M = TypeVar("M", bound="TorchModel")
@@ -46,6 +50,8 @@ def fit_on_rows(
     spark: SparkSession,
     rows: TrainingRows,
     make_model: Callable[[SavedModel, TrainingSummary], M],
+    *,
+    place: PlaceOfFit = ALONE,
 ) -> M:
     """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
 
@@ -67,19 +73,34 @@ def fit_on_rows(
             inputs = prepare_fit(params, parquet)
             inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, checkpoints))
             finished = find_finished(inputs.spec, parquet)
-            mode = cast("TrackingMode", params.getTracking())
-            with open_run(mode, experiment=params.getExperiment(), run_name=params.getRunName()) as run:
+            with (
+                tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
+                run_of_fit(params, place.group, place.tags) as run,
+            ):
                 run.log_params(params_to_log(params, parquet))
+                if run.is_tracked and run.switches.log_datasets:
+                    run.log_dataset(describe_dataset(params, parquet, rows.source))
                 listener = FitListener(run, progress, check_alone)
+                communication = None
                 if finished is None:
-                    finished = _train(params, spark, inputs.spec, parquet, weights, listener)
+                    outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run)
+                    finished, communication = outcome
                 else:
                     for record in finished.history:
                         listener.track(asdict(record))
                     progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
-                progress.status("Logging the model to MLflow" if run.run_id else "")
+                progress.status("Logging the model to MLflow" if run.is_tracked else "")
                 model = make_model(SavedModel(finished.module, inputs.signature), _summary(finished, run))
-                return model._logged_at(log_model_or_warn(model, inputs.example, run))
+                log_outcome(
+                    run,
+                    params,
+                    model,
+                    communication,
+                    example=inputs.example,
+                    folder=Path(folder),
+                    checkpoints=params.getCheckpointDir(),
+                )
+            return model._logged_as(run.run_id, run.model_uri)
 
 
 def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
@@ -100,7 +121,8 @@ def _train(
     parquet: ParquetDataset,
     weights: str,
     listener: FitListener,
-) -> FinishedFit:
+    tracking: FitRun,
+) -> tuple[FinishedFit, WorldReport | None]:
     stored = store_spec(spec, weights)
 
     def run(num_ranks: int) -> FitOutcome:
@@ -118,6 +140,7 @@ def _train(
             modules=IMPORTED_FIRST,
             on_event=listener.hear,
             on_log=listener.log,
+            is_watched=tracking.is_tracked,
         )
         return cast("FitOutcome", outcomes[0])
 
@@ -128,7 +151,8 @@ def _train(
         num_ranks=params.getNumWorkers(),
         where=lambda: newest_place(spec),
     )
-    return FinishedFit(fetch_module(outcome.module, weights).eval(), outcome.history, outcome.model_epoch)
+    module = fetch_module(outcome.module, weights).eval()
+    return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication
 
 
 @contextmanager

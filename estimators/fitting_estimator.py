@@ -10,6 +10,7 @@ from pyspark.ml import Estimator
 from sparkdl.estimators.checked_params import CheckedParams, check_param_map
 from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
 from sparkdl.estimators.fit_on_rows import fit_on_rows
+from sparkdl.estimators.nested_runs import nested_runs, place_of_single_fit
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.estimators.training_rows import share_rows
 from sparkdl.launch import active_session
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.estimators.place_of_fit import PlaceOfFit
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.training_rows import TrainingRows
     from sparkdl.training.saved_model import SavedModel
@@ -91,7 +93,8 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """
         check_frame(dataset)
         check_maps(paramMaps)
-        return FittedModels(dataset, with_param_maps(self, paramMaps))
+        estimators = with_param_maps(self, paramMaps)
+        return FittedModels(dataset, estimators, nested_runs(estimators))
 
     def fit_on_parquet(self, path: str) -> M:
         """Train on Parquet files where they lie, through the active Spark session.
@@ -107,11 +110,12 @@ class FittingEstimator(Estimator[M], CheckedParams):
     def _fit(self, dataset: DataFrame) -> M:
         self.check_values()
         (rows,) = share_rows(dataset, [self.params_of_fit()])
-        return self._fit_rows(dataset, rows)
+        with place_of_single_fit() as place:
+            return self._fit_rows(dataset, rows, place)
 
-    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows) -> M:
+    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, place: PlaceOfFit) -> M:
         """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
-        return fit_on_rows(self.params_of_fit(), dataset.sparkSession, rows, self._make_model)
+        return fit_on_rows(self.params_of_fit(), dataset.sparkSession, rows, self._make_model, place=place)
 
     def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
         model = self.model_class()(saved, summary)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +17,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column
     from sparkdl.estimators.torch_model import TorchModel
-    from sparkdl.tracking import FitRun
     from sparkdl.training.signature import ModelOutput
-
-_logger = logging.getLogger(__name__)
 
 
 def save_for_mlflow(
@@ -55,30 +50,6 @@ def save_for_mlflow(
         params=DEFAULT_PARAMS,
         classes={output.name: output.classes for output in outputs if output.classes is not None},
     )
-
-
-def log_model_or_warn(model: TorchModel, example: Mapping[str, Any], run: FitRun) -> str | None:
-    """Log the model and return its URI; None without tracking, or with a warning where MLflow does not take it.
-
-    Args:
-        model: the model.
-        example: one row, columns of shape ``(1, *shape)``.
-        run: of the fit.
-    """
-    if run.run_id is None:
-        return None
-    try:
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-            return run.log_model(save_for_mlflow(model, folder, example))
-    except Exception as error:
-        _logger.warning(
-            "The model is trained, but MLflow did not take it: %s: %s. To log it later: "
-            "sparkdl.mlflow.log_model(model, run_id=%r).",
-            type(error).__name__,
-            error,
-            run.run_id,
-        )
-        return None
 
 
 def _input(column: Column) -> LoggedColumn:

@@ -262,50 +262,6 @@ class HasStore(Params):
         return super()._set(**params)
 
 
-class HasTracking(Params):
-    """Params ``tracking``, ``experiment`` and ``runName``."""
-
-    tracking: Param[str] = Param(
-        Params._dummy(),
-        "tracking",
-        "MLflow: auto (on when it is installed), on or off",
-        one_of("auto", "on", "off"),
-    )
-    experiment: Param[str] = Param(
-        Params._dummy(), "experiment", "MLflow experiment; default: the active one", TypeConverters.toString
-    )
-    runName: Param[str] = Param(
-        Params._dummy(),
-        "runName",
-        "name of the MLflow run; default: MLflow makes one up",
-        TypeConverters.toString,
-    )
-
-    def getTracking(self) -> str:
-        """Return ``"auto"``, ``"on"`` or ``"off"``."""
-        return self.getOrDefault(self.tracking)
-
-    def getExperiment(self) -> str | None:
-        """Return the MLflow experiment, if one was chosen."""
-        return self.getOrDefault(self.experiment) if self.isSet(self.experiment) else None
-
-    def getRunName(self) -> str | None:
-        """Return the name of the MLflow run, if one was chosen."""
-        return self.getOrDefault(self.runName) if self.isSet(self.runName) else None
-
-    def setTracking(self: P, value: str) -> P:
-        """Set the mode of tracking."""
-        return self._set(tracking=value)
-
-    def setExperiment(self: P, value: str) -> P:
-        """Set the MLflow experiment."""
-        return self._set(experiment=value)
-
-    def setRunName(self: P, value: str) -> P:
-        """Set the name of the MLflow run."""
-        return self._set(runName=value)
-
-
 class HasShowProgress(Params):
     """Param ``showProgress``."""
 

@@ -41,11 +41,11 @@ from sparkdl.estimators.param_mixins import (
     HasShowProgress,
     HasShuffle,
     HasStore,
-    HasTracking,
     HasTransport,
     P,
 )
 from sparkdl.estimators.scored_mixins import HasScoredColumns, scored_columns_of
+from sparkdl.estimators.tracking_mixins import HasLogCheckpoints, HasRegistration, HasTracking
 from sparkdl.estimators.update_mixins import (
     HasCompileModel,
     HasDeterministic,
@@ -93,6 +93,8 @@ DEFAULTS: dict[str, Any] = {
     "maxRestarts": 0,
     "transport": "auto",
     "tracking": "auto",
+    "trackingTimeoutSeconds": 30.0,
+    "logCheckpoints": False,
     "showProgress": True,
     "predictionBatchSize": DEFAULT_BATCH_SIZE,
 }
@@ -113,6 +115,8 @@ class _SharedParams(
     HasTransport,
     HasStore,
     HasTracking,
+    HasRegistration,
+    HasLogCheckpoints,
     HasShowProgress,
     HasPredictionBatchSize,
     HasSchedulerInterval,
@@ -228,6 +232,7 @@ class _TorchEstimatorParams(
             raise ParamError(
                 f"Param keepRowsSeconds is {self.getKeepRowsSeconds()}: {self.keepRowsSeconds.doc}."
             )
+        self._check_tracking()
         if self.getGpusPerWorker() not in (0, 1):
             raise ParamError(
                 f"Param gpusPerWorker is {self.getGpusPerWorker()}: a rank trains on 0 or 1 GPUs."
@@ -248,6 +253,19 @@ class _TorchEstimatorParams(
         check_optimizer(self.optimizer, self.getOptimizer())
         for param in self.function_params():
             check_callable(param, self.getOrDefault(param))
+
+    def _check_tracking(self) -> None:
+        timeout_s = self.getTrackingTimeoutSeconds()
+        if not timeout_s >= 0:
+            raise ParamError(
+                f"Param trackingTimeoutSeconds is {timeout_s}: {self.trackingTimeoutSeconds.doc}."
+            )
+        if self.getRegisteredModelAlias() is not None and self.getRegisteredModelName() is None:
+            raise ParamError(
+                f"Param registeredModelAlias is {self.getRegisteredModelAlias()!r}: {self.registeredModelAlias.doc}."
+            )
+        if self.getLogCheckpoints() and self.getCheckpointDir() is None:
+            raise ParamError(f"Param logCheckpoints is True: {self.logCheckpoints.doc}.")
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]

@@ -123,6 +123,13 @@ class TorchEstimator(
         tracking: MLflow: ``"auto"`` (default: on when it is installed), ``"on"`` or ``"off"``.
         experiment: MLflow experiment; default: the active one.
         runName: name of the MLflow run.
+        trackingTimeoutSeconds: how long a fit waits at its end for MLflow to take what it has to say, and a second more
+            for each MiB of the model; default 30. What is not taken by then is kept in the Store.
+        registeredModelName: name under which MLflow registers a new version of the model; in Unity Catalog
+            ``"catalog.schema.model"``; default: it is logged, and not registered.
+        registeredModelAlias: alias that the new version gets.
+        logCheckpoints: whether the checkpoints that the fit leaves in its ``checkpointDir`` are copied into the MLflow
+            run; default False.
         showProgress: whether ``fit`` shows its progress, on stderr or in the notebook; default True.
         predictionBatchSize: rows per forward pass of ``transform``; default 1024.
     """
@@ -184,6 +191,10 @@ class TorchEstimator(
         tracking: str | None = None,
         experiment: str | None = None,
         runName: str | None = None,
+        trackingTimeoutSeconds: float | None = None,
+        registeredModelName: str | None = None,
+        registeredModelAlias: str | None = None,
+        logCheckpoints: bool | None = None,
         showProgress: bool | None = None,
         predictionBatchSize: int | None = None,
     ) -> None:

@@ -105,9 +105,9 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
         return TorchModelReader(cls)
 
-    def _logged_at(self: T, uri: str | None) -> T:
-        """Note where MLflow has this model."""
-        self._summary = replace(self._summary, model_uri=uri)
+    def _logged_as(self: T, run_id: str | None, uri: str | None) -> T:
+        """Note the run of the fit, and where MLflow has this model."""
+        self._summary = replace(self._summary, run_id=run_id, model_uri=uri)
         return self
 
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
+from sparkdl.data.input_files import input_files
 from sparkdl.data.spark_columns import check_types
 from sparkdl.estimators.fit_inputs import column_names
 from sparkdl.training.columns import dtype_name, parameter_dtype
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data import ParquetDataset
+    from sparkdl.data.input_files import InputFiles
     from sparkdl.estimators.params import _TorchEstimatorParams
 
 
@@ -84,6 +86,11 @@ class TrainingRows:
     def available(self) -> list[str]:
         """The columns of the DataFrame."""
         return list(self._df.columns)
+
+    @property
+    def source(self) -> InputFiles | None:
+        """The files that the DataFrame reads; None where it reads none, or the driver cannot see them."""
+        return input_files(self._df)
 
     @contextmanager
     def use(

@@ -57,6 +57,10 @@ class SharedArguments(TypedDict, total=False):
     tracking: str | None
     experiment: str | None
     runName: str | None
+    trackingTimeoutSeconds: float | None
+    registeredModelName: str | None
+    registeredModelAlias: str | None
+    logCheckpoints: bool | None
     showProgress: bool | None
     predictionBatchSize: int | None
 

@@ -29,18 +29,29 @@ _LEFT_BY_LAUNCHERS = (
 )
 """What pyspark's TorchDistributor sets in a Python worker and leaves there for the tasks that follow."""
 
+_CREDENTIALS = (
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "DATABRICKS_TOKEN",
+    "DATABRICKS_CLIENT_SECRET",
+)
+"""What the driver alone needs: ranks say to the driver what there is to say, and train code of many origins."""
+
 
 def rank_environment(
     environment: Mapping[str, str], *, gpus: Sequence[str] | None, inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Variables for a rank process: the Python worker's, with this process's module path and the rank's GPUs.
 
+    Credentials for MLflow and Databricks are left out, unless the user has set them for the ranks.
+
     Args:
         environment: what the user set for the ranks; wins over everything else.
         gpus: addresses of this rank's GPUs; none are visible when empty, and the choice is left alone when None.
         inherited: variables to start from.
     """
-    dropped = {*_SPARK_WORKER_ONLY, *_LEFT_BY_LAUNCHERS}
+    dropped = {*_SPARK_WORKER_ONLY, *_LEFT_BY_LAUNCHERS, *_CREDENTIALS}
     kept = {name: value for name, value in inherited.items() if name not in dropped}
     variables = {**ARROW_VARIABLES, **kept}
     # Spark adds the files of --py-files to sys.path alone.

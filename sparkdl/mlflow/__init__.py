@@ -8,12 +8,15 @@
 ========================================  ==================================================================
 
 ``fit`` logs its model by this flavor; :func:`log_model` and :func:`save_model` do so for a model that was loaded, or
-fitted without tracking. Importing this module brings neither pyspark nor torch.
+fitted without tracking. :func:`autolog` chooses what fits log; :func:`send_kept` sends what a server did not take.
+Importing this module brings neither pyspark nor torch.
 """
 
 from __future__ import annotations
 
+from sparkdl.mlflow.autologging import autolog
 from sparkdl.mlflow.loading import load_model, load_module
 from sparkdl.mlflow.saving import log_model, save_model
+from sparkdl.mlflow.sending import send_kept
 
-__all__ = ["load_model", "load_module", "log_model", "save_model"]
+__all__ = ["autolog", "load_model", "load_module", "log_model", "save_model", "send_kept"]

@@ -28,7 +28,7 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
         SavedModelError: if it is no model of this flavor, or damaged, or of a newer version.
         mlflow.exceptions.MlflowException: if MLflow does not find it.
     """
-    folder, flavor = _download(model_uri, dst_path)
+    folder, flavor, run_id = _download(model_uri, dst_path)
     try:
         import pyspark  # noqa: F401 - asked for here, where the message can say what else to do
     except ImportError as error:
@@ -38,19 +38,21 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
             "torch module."
         ) from error
     model: TorchModel = _class_named(flavor["model_class"]).load(str(folder))
-    return model._logged_at(str(model_uri))
+    return model._logged_as(run_id or model.summary.run_id, str(model_uri))
 
 
 def load_module(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> torch.nn.Module:
     """Load the trained module alone, on CPU and in ``eval()`` mode; arguments and errors are those of `load_model`."""
     from sparkdl.training.saved_model import load_model as load_saved
 
-    folder, _ = _download(model_uri, dst_path)
+    folder, _, _ = _download(model_uri, dst_path)
     return load_saved(folder / MODULE_FOLDER).module
 
 
-def _download(model_uri: str, dst_path: str | os.PathLike[str] | None) -> tuple[Path, dict[str, Any]]:
-    """The local folder of the saved model, and the flavor's part of the MLmodel file."""
+def _download(
+    model_uri: str, dst_path: str | os.PathLike[str] | None
+) -> tuple[Path, dict[str, Any], str | None]:
+    """The local folder of the saved model, the flavor's part of the MLmodel file, and the run."""
     import mlflow
     from mlflow.models import Model
 
@@ -66,7 +68,7 @@ def _download(model_uri: str, dst_path: str | os.PathLike[str] | None) -> tuple[
     code = described.flavors["python_function"].get("code")
     if code is not None:
         _make_importable(root / str(code))
-    return root / flavor["data"], flavor
+    return root / flavor["data"], flavor, described.run_id
 
 
 def _make_importable(folder: Path) -> None:

@@ -1,20 +1,31 @@
 """The MLflow run of a fit. Runs on the *driver*; the ranks report to the driver and need no credentials.
 
-The only place that imports mlflow, and it does so when a run is opened.
+The place by which fits reach mlflow, imported when a run is opened. Users go by :mod:`sparkdl.mlflow`.
 """
 
 from __future__ import annotations
 
 from sparkdl.tracking.fit_run import FitRun, NoRun, TrackingMode, open_run
+from sparkdl.tracking.flavor import Registration
+from sparkdl.tracking.kept_runs import SentRun, Shelf, send_kept_runs
+from sparkdl.tracking.logged_dataset import LoggedDataset
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedModelSpec
+from sparkdl.tracking.run_group import RunGroup, open_group
 from sparkdl.tracking.tracking_uri import use_tracking_uri
 
 __all__ = [
     "FitRun",
     "LoggedColumn",
+    "LoggedDataset",
     "LoggedModelSpec",
     "NoRun",
+    "Registration",
+    "RunGroup",
+    "SentRun",
+    "Shelf",
     "TrackingMode",
+    "open_group",
     "open_run",
+    "send_kept_runs",
     "use_tracking_uri",
 ]

@@ -7,6 +7,7 @@ pyfunc reads the folder ``module`` alone, so that it needs no Spark.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,21 +123,45 @@ def log_flavor(
     Raises:
         mlflow.exceptions.MlflowException: if the server does not take it.
     """
+    return _log(_Flavor, {"spec": spec, "options": options}, name, run_id, registration)
+
+
+def log_saved_flavor(
+    folder: Path, *, run_id: str, name: str = "model", registration: Mapping[str, Any] | None = None
+) -> str:
+    """Log what :func:`save_flavor` has written, and return its URI.
+
+    Args:
+        folder: a model of MLflow.
+        run_id: of the run.
+        name: of the logged model.
+        registration: the fields of a :class:`Registration`, if it is to be registered.
+
+    Raises:
+        mlflow.exceptions.MlflowException: if the server does not take it.
+    """
+    registered = None if registration is None else Registration(**registration)
+    return str(_log(_SavedFlavor, {"folder": folder}, name, run_id, registered).model_uri)
+
+
+def _log(
+    flavor: type,
+    arguments: Mapping[str, Any],
+    name: str,
+    run_id: str | None,
+    registration: Registration | None,
+) -> ModelInfo:
     import mlflow
     from mlflow.models import Model
 
-    arguments: dict[str, Any] = {
-        "flavor": _Flavor,
-        "spec": spec,
-        "options": options,
-        "run_id": run_id,
-        "artifact_path": name,
-    }
-    if not is_mlflow_2():
-        arguments.update(artifact_path=None, name=name)
+    named = {"artifact_path": name} if is_mlflow_2() else {"artifact_path": None, "name": name}
+    registered = {}
     if registration is not None:
-        arguments.update(registered_model_name=registration.name, await_registration_for=registration.await_s)
-    info: ModelInfo = Model.log(**arguments)
+        registered = {
+            "registered_model_name": registration.name,
+            "await_registration_for": registration.await_s,
+        }
+    info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
     if registration is not None and registration.alias is not None:
         version = str(info.registered_model_version)
         mlflow.MlflowClient().set_registered_model_alias(registration.name, registration.alias, version)
@@ -158,7 +183,25 @@ class _Flavor:
         save_flavor(spec, path, options, mlflow_model)
 
 
-_Flavor.__name__ = FLAVOR_NAME  # by which MLflow calls it
+class _SavedFlavor:
+    """Likewise, for a model that is written already."""
+
+    @staticmethod
+    def save_model(path: str, mlflow_model: Model, folder: Path) -> None:
+        from mlflow.models import Model
+
+        shutil.copytree(folder, path, dirs_exist_ok=True)
+        saved = Model.load(str(folder))
+        mlflow_model.flavors = saved.flavors
+        mlflow_model.signature = saved.signature
+        if saved.saved_input_example_info is not None:
+            mlflow_model.saved_input_example_info = saved.saved_input_example_info
+        mlflow_model.metadata = saved.metadata or {}
+        mlflow_model.model_size_bytes = saved.model_size_bytes
+        mlflow_model.save(str(Path(path, "MLmodel")))
+
+
+_Flavor.__name__ = _SavedFlavor.__name__ = FLAVOR_NAME  # by which MLflow calls them
 
 
 def _classes(spec: LoggedModelSpec) -> dict[str, Any]:

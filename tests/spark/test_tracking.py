@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import socket
+from pathlib import Path
+
 import mlflow
+import numpy as np
 import pytest
 import torch
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.tuning import CrossValidator
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -20,7 +27,14 @@ from tests.spark.estimator_examples import (
 
 
 def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, tracked):
-    estimator = make_estimator(tracked, tracking="auto", runName="first", epochs=3)
+    estimator = make_estimator(
+        tracked,
+        tracking="auto",
+        runName="first",
+        epochs=3,
+        registeredModelName="digits",
+        registeredModelAlias="newest",
+    )
     model = estimator.setScheduler(lambda optimizer, steps: StepLR(optimizer, 1, 0.5)).fit(frame)
     assert (tracked / "mlflow.db").is_file()
     run = mlflow.get_run(model.summary.run_id)
@@ -36,6 +50,23 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert [metric.value for metric in rates] == [0.5, 0.25, 0.125]
     assert mlflow.active_run() is None
 
+    names = {name.rpartition("/")[2] for name in run.data.metrics if name.startswith("system/")}
+    assert {"cpu_utilization_percentage", "system_memory_usage_megabytes"} <= names
+    assert socket.gethostname() in {name.split("/")[1] for name in run.data.metrics if "system/" in name}
+    assert {"step/loss", "communication/world/allreduce/count"} <= set(run.data.metrics)
+    (trained_on,) = run.inputs.dataset_inputs
+    assert json.loads(trained_on.dataset.profile)["num_rows"] == frame.count()
+    assert len(trained_on.dataset.digest) == 32
+    assert {each.key: each.value for each in trained_on.tags} == {"mlflow.data.context": "training"}
+    client = mlflow.MlflowClient()
+    assert {each.path for each in client.list_artifacts(run.info.run_id, "reports")} == {
+        f"reports/{name}" for name in ("communication.json", "communication.txt", "feed.json", "history.json")
+    }
+    picture = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="plots/fit.png")
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+
+    registered = sparkdl.mlflow.load_module("models:/digits@newest")
+    assert torch.equal(registered[0].weight, model.module[0].weight)
     served = mlflow.pyfunc.load_model(model.summary.model_uri)
     example = served.input_example
     assert list(example.columns) == ["image"]
@@ -91,14 +122,54 @@ def test_a_store_that_goes_away_does_not_lose_the_model(frame, tracked, caplog):
     model = make_estimator(tracked, tracking="on", epochs=3, loss=loss).fit(frame)
     assert model.summary.model_uri is None
     assert len(model.history) == 3
-    assert "The model is trained, but MLflow did not take it" in caplog.text
-    assert f"could not end the run {model.summary.run_id}" in caplog.text
-    assert store_is_empty(tracked)
+    assert "MLflow did not take in time all that this fit had to say (" in caplog.text
+    assert [path.name for path in (tracked / "store").iterdir()] == ["unsent-runs"]
 
-    mlflow.set_tracking_uri(f"sqlite:///{tracked}/later.db")
-    logged = sparkdl.mlflow.log_model(model)  # as the warning says
-    rows = frame.limit(5).toPandas()
-    assert len(mlflow.pyfunc.load_model(logged.model_uri).predict(rows[["image"]])) == 5
+    later = f"sqlite:///{tracked}/later.db"
+    (sent,) = sparkdl.mlflow.send_kept(tracked / "store", tracking_uri=later)
+    assert store_is_empty(tracked)
+    mlflow.set_tracking_uri(later)
+    run = mlflow.get_run(sent.run_id)
+    assert (run.info.status, run.data.metrics["loss"]) == ("FINISHED", model.history[-1].loss)
+    rows = frame.toPandas()
+    expected = [row["prediction"] for row in model.transform(frame).collect()]
+    served = mlflow.pyfunc.load_model(sent.model_uri)
+    np.testing.assert_array_equal(np.stack(served.predict(rows[["image"]])["prediction"]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_a_search_has_a_run_for_each_fold_and_param_map_under_one(frame, tracked):
+    estimator = make_estimator(tracked, tracking="on", epochs=1, numWorkers=1, registeredModelName="found")
+    maps = [{estimator.batchSize: 16}, {estimator.batchSize: 64}]
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=maps,
+        evaluator=MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy"),
+        numFolds=2,
+        parallelism=2,
+    )
+    search.fit(frame)
+    runs = {run.info.run_id: run for run in mlflow.search_runs(output_format="list")}
+    (parent,) = [run for run in runs.values() if "mlflow.parentRunId" not in run.data.tags]
+    assert (parent.info.run_name, parent.info.status) == ("CrossValidator", "FINISHED")
+    children = [run for run in runs.values() if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert {run.info.status for run in children} == {"FINISHED"}
+    places = [
+        (run.data.tags["sparkdl.fold"], run.data.tags["sparkdl.param_map"], run.data.params["batchSize"])
+        for run in children
+        if "sparkdl.best_model" not in run.data.tags
+    ]
+    assert sorted(places) == [("0", "0", "16"), ("0", "1", "64"), ("1", "0", "16"), ("1", "1", "64")]
+    assert len(children) == 5
+
+    with mlflow.start_run() as outer:
+        estimator.fit(frame, maps)
+    nested = mlflow.search_runs(
+        filter_string=f"tags.mlflow.parentRunId = '{outer.info.run_id}'", output_format="list"
+    )
+    assert sorted(run.data.tags["sparkdl.param_map"] for run in nested) == ["0", "1"]
 
 
 @pytest.mark.any_spark_will_do

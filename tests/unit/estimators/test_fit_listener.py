@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from sparkdl.errors import CheckpointsInUseError
-from sparkdl.estimators.fit_listener import FitListener
+from sparkdl.estimators.fit_listener import FitListener, StepSampler
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.tracking import NoRun
+from sparkdl.tracking.switches import Switches
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.progress import ProgressReporter
 
@@ -22,7 +23,7 @@ class NotedRun(NoRun):
     def __init__(self):
         self.epochs = []
 
-    def log_epoch(self, epoch, metrics):
+    def log_metrics(self, epoch, metrics):
         self.epochs.append((epoch, dict(metrics)))
 
 
@@ -99,3 +100,32 @@ def test_an_event_ends_a_fit_that_no_longer_holds_its_folder():
     reporter = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
     with pytest.raises(CheckpointsInUseError, match="taken"):
         reporter.epoch(record(1))
+
+
+def test_steps_are_told_by_their_number_in_the_fit_and_hosts_by_their_own_names():
+    run = NotedRun()
+    listener = FitListener(run, ProgressLine(io.StringIO()), list)
+    step = {"kind": "step", "epoch": 3, "epochs": 4, "step": 2, "steps": 5, "loss": 0.5, "rows_per_s": 9.0}
+    listener.hear(0, {**step, "eta_s": None})
+    listener.hear(1, {"kind": "system", "sample": 7, "metrics": {"system/here/cpu": 1.0}})
+    assert run.epochs == [(12, {"step/loss": 0.5, "step/rows_per_s": 9.0}), (7, {"system/here/cpu": 1.0})]
+
+
+def test_every_n_iter_leaves_epochs_out():
+    run = NotedRun()
+    run.switches = Switches(every_n_iter=2)
+    listener = FitListener(run, ProgressLine(io.StringIO()), list)
+    reporter = ProgressReporter(lambda event: listener.hear(0, event), epochs=4, steps_per_epoch=2)
+    for epoch in (1, 2, 3, 4):
+        reporter.epoch(record(epoch))
+    assert run.epochs == [told(2), told(4)]
+
+
+def test_a_short_fit_is_sampled_each_second_and_a_week_some_thousand_times():
+    sampler = StepSampler()
+    assert [number / 4 for number in range(21) if sampler.is_due(100 + number / 4)] == [0, 1, 2, 3, 4, 5]
+    sampler, now, count = StepSampler(), 0.0, 0
+    while now < 7 * 86_400:
+        count += sampler.is_due(now)
+        now += max(0.25, now / 10_000)  # as steps come, but thinned out so that the test is short
+    assert 1_000 < count < 4_000

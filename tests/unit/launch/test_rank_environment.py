@@ -54,3 +54,18 @@ def test_arrow_takes_the_allocator_that_gives_memory_back_unless_the_user_chose_
     name = "ARROW_DEFAULT_MEMORY_POOL"
     assert rank_environment({}, gpus=None, inherited={})[name] == "jemalloc"
     assert rank_environment({}, gpus=None, inherited={name: "system"})[name] == "system"
+
+
+def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:
+    names = (
+        "MLFLOW_TRACKING_TOKEN",
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+        "DATABRICKS_TOKEN",
+    )
+    inherited = {**dict.fromkeys(names, "secret"), "MLFLOW_TRACKING_URI": "http://here", "PATH": "/bin"}
+    variables = rank_environment({}, gpus=None, inherited=inherited)
+    assert "secret" not in variables.values()
+    assert variables["MLFLOW_TRACKING_URI"] == "http://here"
+    given = rank_environment({"DATABRICKS_TOKEN": "mine"}, gpus=None, inherited=inherited)
+    assert given["DATABRICKS_TOKEN"] == "mine"

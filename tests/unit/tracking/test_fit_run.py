@@ -5,28 +5,43 @@ from __future__ import annotations
 import pickle
 import sys
 from dataclasses import replace
+from functools import partial
 
 import mlflow
 import numpy as np
 import pytest
 from torch import nn
 
-from sparkdl.data import Column
+import sparkdl.mlflow
+from sparkdl import tracking
+from sparkdl.data import Column, Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
-from sparkdl.estimators.model_logging import log_model_or_warn
-from sparkdl.tracking import NoRun, open_run
+from sparkdl.estimators.model_logging import save_for_mlflow
+from sparkdl.estimators.unsent_runs import UnsentRuns
+from sparkdl.tracking import NoRun
 from sparkdl.tracking.logged_model import pip_requirements
 from sparkdl.training.saved_model import SavedModel
 from tests.training.signatures import make_inputs, make_signature
 
 
-def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked):
-    with open_run("on", run_name="alone") as run:
+@pytest.fixture
+def open_run(tmp_path):
+    """Opens runs that keep what they cannot send in a Store."""
+    return partial(tracking.open_run, shelf=lambda: UnsentRuns(Store(tmp_path / "store")))
+
+
+def kept(tmp_path):
+    return list((tmp_path / "store").glob("unsent-runs/*/run.json"))
+
+
+def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked, open_run):
+    with open_run("on", run_name="alone", tags={"purpose": "test"}) as run:
         run.log_params({"long": "x" * 9000, "epochs": 3})
-        run.log_epoch(1, {"loss": 0.5, "bad": float("nan")})
+        run.log_metrics(1, {"loss": 0.5, "bad": float("nan")})
     logged = mlflow.get_run(run.run_id)
     assert (logged.info.status, logged.info.run_name) == ("FINISHED", "alone")
+    assert logged.data.tags["purpose"] == "test"
     assert len(logged.data.params["long"]) == 500
     assert logged.data.metrics == {"loss": 0.5}
     assert (tracked / "mlflow.db").is_file()
@@ -44,36 +59,107 @@ def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked
     assert first.run_id == outer.info.run_id
     assert second.run_id != outer.info.run_id
     assert mlflow.get_run(second.run_id).data.tags["mlflow.parentRunId"] == outer.info.run_id
+    assert mlflow.get_run(outer.info.run_id).info.status == "FINISHED"
+    assert kept(tracked) == []
 
 
-def test_a_store_that_goes_away_costs_warnings_and_no_fit(tracked, caplog):
-    with open_run("on") as run:
-        run.log_epoch(1, {"loss": 0.5})
+def test_a_store_that_goes_away_costs_a_warning_and_what_was_to_be_told_is_sent_later(
+    tracked, open_run, caplog
+):
+    with open_run("on", wait_s=60) as run:
+        run.log_metrics(1, {"loss": 0.5})
+        run.flush()
+        content = (tracked / "mlflow.db").read_bytes()
         (tracked / "mlflow.db").write_bytes(b"no database any more" * 5000)
         for epoch in (2, 3):
-            run.log_epoch(epoch, {"loss": 0.25})
-    assert caplog.text.count("did not take the metrics of epoch 2") == 1
-    assert "metrics of epoch 3" not in caplog.text
-    assert "The metrics of the epochs from 2 are not in MLflow" in caplog.text
-    assert f"MLflow could not end the run {run.run_id}" in caplog.text
+            run.log_metrics(epoch, {"loss": 1 / epoch})
+        run.log_file("reports/said.txt", b"something")
+    assert caplog.text.count("MLflow cannot be told of the run of this fit") == 1
+    assert f"sparkdl.mlflow.send_kept('{tracked}/store')" in caplog.text
+    assert len(kept(tracked)) == 1
     assert mlflow.active_run() is None
 
+    (failed,) = sparkdl.mlflow.send_kept(tracked / "store")
+    assert failed.error is not None
+    assert len(kept(tracked)) == 1
 
-def test_a_store_that_comes_back_gets_the_metrics_it_missed(tracked):
+    (tracked / "mlflow.db").write_bytes(content)
+    (sent,) = sparkdl.mlflow.send_kept(tracked / "store")
+    assert (sent.run_id, sent.error) == (run.run_id, None)
+    logged = mlflow.MlflowClient().get_metric_history(run.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in logged] == [(1, 0.5), (2, 0.5), (3, 1 / 3)]
+    assert mlflow.get_run(run.run_id).info.status == "FINISHED"
+    assert mlflow.artifacts.load_text(f"runs:/{run.run_id}/reports/said.txt") == "something"
+    assert not (tracked / "store" / "unsent-runs").exists()
+    assert sparkdl.mlflow.send_kept(tracked / "store") == []
+
+
+def test_a_store_that_comes_back_gets_the_metrics_it_missed(tracked, open_run):
     store = tracked / "mlflow.db"
     with open_run("on") as run:
-        run.log_epoch(1, {"loss": 0.5})
+        run.log_metrics(1, {"loss": 0.5})
+        run.flush()
         content = store.read_bytes()
         store.write_bytes(b"no database any more" * 5000)
-        run.log_epoch(2, {"loss": 0.25})
+        run.log_metrics(2, {"loss": 0.25})
+        run.flush()
         store.write_bytes(content)
-        run.log_epoch(3, {"loss": 0.125})
+        run.log_metrics(3, {"loss": 0.125})
+        run.flush()
     logged = mlflow.MlflowClient().get_metric_history(run.run_id, "loss")
     assert [(metric.step, metric.value) for metric in logged] == [(1, 0.5), (2, 0.25), (3, 0.125)]
     assert mlflow.get_run(run.run_id).info.status == "FINISHED"
 
 
-def test_a_tracking_uri_of_the_user_is_kept(tracked):
+def test_what_the_server_refuses_is_named_and_does_not_hold_up_the_rest(tracked, open_run, caplog):
+    with open_run("on") as run:
+        run.log_params({"epochs": 1})
+        run.log_params({"epochs": 2})
+        run.log_metrics(1, {"loss": 0.5})
+    assert "MLflow does not take params of the run of this fit" in caplog.text
+    assert mlflow.get_run(run.run_id).data.metrics == {"loss": 0.5}
+    assert kept(tracked) == []
+
+
+def test_switches_of_autolog_hold_for_the_runs_that_follow(tracked, open_run):
+    try:
+        sparkdl.mlflow.autolog(disable=True)
+        with open_run("auto") as off:
+            pass
+        sparkdl.mlflow.autolog(exclusive=True, extra_tags={"team": "owls"})
+        with mlflow.start_run() as outer, open_run("auto") as run:
+            pass
+    finally:
+        sparkdl.mlflow.autolog()
+    assert isinstance(off, NoRun)
+    assert run.run_id != outer.info.run_id
+    tags = mlflow.get_run(run.run_id).data.tags
+    assert tags["team"] == "owls"
+    assert "mlflow.parentRunId" not in tags
+    with pytest.raises(ParamError, match="every_n_iter is 0"):
+        sparkdl.mlflow.autolog(every_n_iter=0)
+
+
+def test_runs_of_a_group_are_nested_under_a_run_of_its_own_or_the_users(tracked, open_run):
+    shelf = open_run.keywords["shelf"]
+    group = tracking.open_group("on", shelf, experiment="search", name="a search")
+    with open_run("on", group=group, tags={"sparkdl.fold": "1"}, experiment="search") as child:
+        child.log_params({"epochs": 1})
+    group.close()
+    run = mlflow.get_run(child.run_id)
+    parent = mlflow.get_run(run.data.tags["mlflow.parentRunId"])
+    assert (parent.info.run_name, parent.info.status) == ("a search", "FINISHED")
+    assert run.info.experiment_id == parent.info.experiment_id
+    with mlflow.start_run() as outer:
+        group = tracking.open_group("on", shelf, experiment=None, name="a search")
+        with open_run("on", group=group) as child:
+            pass
+        group.close()
+    assert mlflow.get_run(child.run_id).data.tags["mlflow.parentRunId"] == outer.info.run_id
+    assert tracking.open_group("off", shelf, experiment=None, name="none") is None
+
+
+def test_a_tracking_uri_of_the_user_is_kept(tracked, open_run):
     mlflow.set_tracking_uri(f"sqlite:///{tracked}/own.db")
     with open_run("on"):
         pass
@@ -81,7 +167,7 @@ def test_a_tracking_uri_of_the_user_is_kept(tracked):
     assert not (tracked / "mlflow.db").exists()
 
 
-def test_without_mlflow_a_fit_is_not_tracked_unless_it_was_asked_for(monkeypatch):
+def test_without_mlflow_a_fit_is_not_tracked_unless_it_was_asked_for(monkeypatch, open_run):
     monkeypatch.delitem(sys.modules, "mlflow")
     monkeypatch.setattr(sys, "meta_path", [])
     with open_run("auto") as run:
@@ -90,10 +176,9 @@ def test_without_mlflow_a_fit_is_not_tracked_unless_it_was_asked_for(monkeypatch
         pass
 
 
-def test_off_is_off():
+def test_off_is_off(open_run):
     with open_run("off") as run:
-        assert run.run_id is None
-        assert run.log_model(None) is None
+        assert (run.run_id, run.is_tracked) == (None, False)
 
 
 def test_requirements_name_public_versions():
@@ -109,7 +194,7 @@ def test_requirements_name_public_versions():
     assert not any("+" in line for line in requirements)
 
 
-def test_an_example_is_nested_as_the_type_of_its_column_says(tracked):
+def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):
     """MLflow holds what it is given against that, the example too, and the model takes it."""
     seen = tracked / "seen.pkl"
 
@@ -146,8 +231,10 @@ def test_an_example_is_nested_as_the_type_of_its_column_says(tracked):
     for name, value in given.items():
         example[name][0] = value
     with open_run("on") as run:
-        uri = log_model_or_warn(model, example, run)
-    served = mlflow.pyfunc.load_model(uri)
+        (tracked / "local").mkdir()
+        spec = save_for_mlflow(model, tracked / "local", example)
+        run.log_model(spec, tracked / "local", None)
+    served = mlflow.pyfunc.load_model(run.model_uri)
     assert len(served.predict(served.input_example)) == 1
     row = pickle.loads(seen.read_bytes())
     for name, value in given.items():

@@ -1,0 +1,161 @@
+"""What MLflow is told of a fit beside its Params and metrics: data, reports, pictures, model. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sparkdl.data.filesystems import open_location
+from sparkdl.estimators.fit_inputs import column_names
+from sparkdl.estimators.model_logging import save_for_mlflow
+from sparkdl.estimators.unsent_runs import UnsentRuns
+from sparkdl.tracking import FitRun, LoggedDataset, Registration, RunGroup, TrackingMode, open_run
+from sparkdl.training.fit_identity import dataset_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from sparkdl.collective import WorldReport
+    from sparkdl.data import ParquetDataset
+    from sparkdl.data.input_files import InputFiles
+    from sparkdl.estimators.params import _TorchEstimatorParams
+    from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.training.history import EpochRecord
+
+_logger = logging.getLogger(__name__)
+
+
+def run_of_fit(
+    params: _TorchEstimatorParams, group: RunGroup | None, tags: Mapping[str, str]
+) -> AbstractContextManager[FitRun]:
+    """Open the run of a fit as its Params say, in a group of runs if there is one."""
+    return open_run(
+        cast("TrackingMode", params.getTracking()),
+        shelf=lambda: UnsentRuns(params.getStore()),
+        experiment=params.getExperiment(),
+        run_name=params.getRunName(),
+        tags=tags,
+        group=group,
+        wait_s=params.getTrackingTimeoutSeconds(),
+    )
+
+
+def describe_dataset(
+    params: _TorchEstimatorParams, dataset: ParquetDataset, source: InputFiles | None
+) -> LoggedDataset:
+    """Return what MLflow is told of the rows: where they come from, their hash, columns and number."""
+    names = column_names(params)
+    columns = [dataset.column(name) for name in names]
+    schema = [{"type": _type_of(column), "name": column.name, "required": True} for column in columns]
+    return LoggedDataset(
+        name=(source.folder if source is not None else dataset.url).rstrip("/").rpartition("/")[2],
+        digest=dataset_digest(dataset, names),
+        source_type="spark" if source is not None else "local",
+        # As MLflow's own source of Spark DataFrames; without files, the copy in the Store is all there is.
+        source=json.dumps(
+            {"path": source.folder, "num_files": len(source.paths), "is_delta": source.is_delta}
+            if source is not None
+            else {"uri": dataset.url}
+        ),
+        schema=json.dumps({"mlflow_colspec": schema}),
+        profile=json.dumps({"num_rows": dataset.num_rows, "num_row_groups": len(dataset.row_groups)}),
+    )
+
+
+def log_reports(run: FitRun, history: Sequence[EpochRecord], communication: WorldReport | None) -> None:
+    """Write down how the ranks communicated and were fed; ``communication`` is None of a fit that did not train."""
+    if communication is not None:
+        run.log_metrics(len(history), communication.reports[0].as_metrics())
+        run.log_file("reports/communication.txt", f"{communication}\n".encode())
+        run.log_file("reports/communication.json", _as_json(communication.as_dict()))
+    feed = [
+        {
+            "epoch": record.epoch,
+            "rows": record.rows,
+            "seconds": record.seconds,
+            "rows_per_s": record.rows_per_s,
+            "data_wait_share": record.data_wait_share,
+            "reading_s_of_ranks": [each.reading for each in record.rank_seconds],
+        }
+        for record in history
+    ]
+    run.log_file("reports/feed.json", _as_json(feed))
+    run.log_file("reports/history.json", _as_json([asdict(record) for record in history]))
+
+
+def log_picture(run: FitRun, model: TorchModel) -> None:
+    """Write down ``summary.plot()``; nothing without matplotlib, which is an extra."""
+    try:
+        figure = model.summary.plot()
+    except ImportError as error:
+        _logger.info("The MLflow run has no picture of the fit: %s", error)
+        return
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    run.log_file("plots/fit.png", picture.getvalue())
+
+
+def log_outcome(
+    run: FitRun,
+    params: _TorchEstimatorParams,
+    model: TorchModel,
+    communication: WorldReport | None,
+    *,
+    example: Mapping[str, Any],
+    folder: Path,
+    checkpoints: str | None,
+) -> None:
+    """Write down what a fit leaves, and wait until all is sent; what cannot be described costs a warning.
+
+    Args:
+        run: of the fit.
+        params: of the fit.
+        model: that it made.
+        communication: report of the ranks.
+        example: one row, columns of shape ``(1, *shape)``.
+        folder: local folder that stays until the run is closed.
+        checkpoints: URL of the checkpoints.
+    """
+    if not run.is_tracked:
+        return
+    try:
+        log_reports(run, model.history, communication)
+        log_picture(run, model)
+        if params.getLogCheckpoints() and checkpoints is not None:
+            run.log_folder("checkpoints", _fetched(checkpoints, folder / "checkpoints"))
+        run.log_model(save_for_mlflow(model, folder, example), folder, _registration(params))
+        run.flush()
+    except Exception as error:
+        _logger.warning(
+            "The model is trained, but it could not be described to MLflow: %s: %s. To log it: "
+            "sparkdl.mlflow.log_model(model).",
+            type(error).__name__,
+            error,
+        )
+
+
+def _registration(params: _TorchEstimatorParams) -> Registration | None:
+    name = params.getRegisteredModelName()
+    return None if name is None else Registration(name=name, alias=params.getRegisteredModelAlias())
+
+
+def _fetched(url: str, folder: Path) -> Path:
+    """A local copy of a folder, as it may be emptied by the next fit before all is sent."""
+    there = open_location(url)
+    there.filesystem.get(f"{there.path}/", f"{folder}/", recursive=True)
+    return folder
+
+
+def _as_json(content: Any) -> bytes:
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def _type_of(column: Any) -> str:
+    if column.kind != "number":
+        return "string" if column.kind == "string" else "binary"
+    return {"b": "boolean", "i": "long", "u": "long"}.get(column.dtype[0], "double")

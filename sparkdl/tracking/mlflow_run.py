@@ -1,0 +1,191 @@
+"""A run of MLflow that is told of by a thread of its own. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from sparkdl.tracking.flavor import FlavorOptions, Registration, save_flavor
+from sparkdl.tracking.kept_runs import KeptRun, Shelf, keep_run
+from sparkdl.tracking.messages import MAX_METRICS_PER_MESSAGE, Message, deliver, file_message, is_refusal
+from sparkdl.tracking.run_start import BegunRun, begin_run, describe_start
+from sparkdl.tracking.sender import RefusedError, Sender
+from sparkdl.tracking.switches import current_switches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from sparkdl.tracking.logged_dataset import LoggedDataset
+    from sparkdl.tracking.logged_model import LoggedModelSpec
+    from sparkdl.tracking.run_start import GroupOfRuns
+
+BYTES_PER_S = 1 << 20
+"""For models and checkpoints a fit waits a second more for so many bytes."""
+
+_WAIT_AFTER_INTERRUPT_S = 5.0
+_MAX_PARAM_VALUE_LENGTH = 500  # of the oldest servers in use; MLflow 2.x and 3.x take 6000
+
+_logger = logging.getLogger(__name__)
+
+
+class MlflowRun:
+    """A run of MLflow, with the thread that tells of it; see :class:`sparkdl.tracking.fit_run.FitRun`."""
+
+    is_tracked = True
+
+    def __init__(
+        self,
+        shelf: Callable[[], Shelf],
+        *,
+        experiment: str | None,
+        run_name: str | None,
+        tags: Mapping[str, str],
+        group: GroupOfRuns | None,
+        wait_s: float,
+    ) -> None:
+        import mlflow
+
+        self.switches = current_switches()
+        self.run_id: str | None = None
+        self.model_uri: str | None = None
+        self._shelf, self._group = shelf, group
+        self._warn: Callable[..., None] = _logger.debug if self.switches.silent else _logger.warning
+        self._tracking_uri = mlflow.get_tracking_uri()
+        self.has_begun = threading.Event()
+        self._begun: BegunRun | None = None
+        self.start = describe_start(
+            experiment=experiment,
+            run_name=run_name,
+            tags={**tags, **(self.switches.extra_tags or {})},
+            exclusive=self.switches.exclusive,
+            group=group,
+        )
+        self._wait_s = wait_s
+        self._num_kept = 0
+        self._is_abandoned = False
+        name = f"the run {run_name!r}" if run_name else "the run of this fit"
+        self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
+        # With nothing to say: so that the run begins at once.
+        self._sender.put(Message(kind="tags", content={"tags": {}}))
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Write down Params, cut to the length that MLflow takes."""
+        cut = {name: _cut(str(value)) for name, value in params.items()}
+        self._sender.put(Message(kind="params", content={"params": cut}))
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write down metrics; those that are no numbers are left out."""
+        now = int(time.time() * 1000)
+        told = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
+        for start in range(0, len(told), MAX_METRICS_PER_MESSAGE):
+            part = told[start : start + MAX_METRICS_PER_MESSAGE]
+            self._sender.put(Message(kind="metrics", content={"metrics": part}))
+
+    def log_file(self, path: str, content: bytes) -> None:
+        """Write a small file into the artifacts."""
+        self._sender.put(file_message(path, content))
+
+    def log_folder(self, path: str, folder: Path) -> None:
+        """Copy a local folder into the artifacts."""
+        self._wait_s += _bytes_in(folder) / BYTES_PER_S
+        self._sender.put(Message(kind="folder", content={"path": path}, folder=folder))
+
+    def log_dataset(self, dataset: LoggedDataset) -> None:
+        """Write down what was trained on."""
+        if self.switches.log_datasets:
+            content = {"dataset": asdict(dataset), "context": "training"}
+            self._sender.put(Message(kind="dataset", content=content))
+
+    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
+        """Write a model of MLflow below a local folder, and log it."""
+        if not self.switches.log_models:
+            return
+        options = FlavorOptions(
+            has_signature=self.switches.log_model_signatures,
+            has_input_example=self.switches.log_input_examples,
+        )
+        if registration is None and self.switches.registered_model_name is not None:
+            registration = Registration(name=self.switches.registered_model_name)
+        there = folder / "mlflow_model"
+        save_flavor(model, there, options)
+        self._wait_s += _bytes_in(there) / BYTES_PER_S
+        content = {"registration": None if registration is None else asdict(registration)}
+        self._sender.put(Message(kind="model", content=content, folder=there))
+
+    def flush(self) -> None:
+        """Wait until all is sent, for as long as a fit waits."""
+        self._is_abandoned = not self._wait(self._wait_s)
+
+    def close(self, status: str) -> None:
+        """End the run, and keep what the server has not taken."""
+        end = {"status": status, "end_time": int(time.time() * 1000)}
+        self._sender.put(Message(kind="end", content=end))
+        wait_s = min(self._wait_s, _WAIT_AFTER_INTERRUPT_S) if status == "KILLED" else self._wait_s
+        is_sent = False
+        try:
+            is_sent = not self._is_abandoned and self._wait(wait_s)
+        finally:  # also when the user does not want to wait any more
+            left = self._sender.close()
+            if left and not is_sent:
+                self._keep(left)
+
+    def _wait(self, timeout_s: float) -> bool:
+        started = time.monotonic()
+        is_sent = self._sender.wait(timeout_s)
+        self._wait_s = max(0.0, self._wait_s - (time.monotonic() - started))
+        return is_sent
+
+    def _send(self, message: Message) -> None:
+        """Send one message, the beginning of the run before the first; on the sender's thread."""
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        client = mlflow.MlflowClient(self._tracking_uri)
+        if self._begun is None:
+            parent_id = None if self._group is None else self._group.parent_id()
+            self._begun = begin_run(client, self.start, parent_id)
+            self.run_id = self._begun.run_id
+            self.has_begun.set()
+        if message.kind == "end" and self._begun.is_joined:
+            return
+        try:
+            self.model_uri = deliver(client, self._begun.run_id, message) or self.model_uri
+        except MlflowException as error:
+            if is_refusal(error):
+                raise RefusedError from error
+            raise
+
+    def _keep(self, messages: list[Message]) -> None:
+        kept = KeptRun(tracking_uri=self._tracking_uri, start=self.start, run=self._begun, messages=messages)
+        why = "" if self._sender.last_error is None else f" ({type(self._sender.last_error).__name__})"
+        try:
+            place = keep_run(kept, self._shelf(), part=self._num_kept)
+        except Exception as error:
+            self._warn(
+                "MLflow did not take in time what this fit had to say%s, and it could not be kept either: %s. The "
+                "model is trained; sparkdl.mlflow.log_model(model) logs it.",
+                why,
+                error,
+            )
+            return
+        self._num_kept += 1
+        self._warn(
+            "MLflow did not take in time all that this fit had to say%s. It is kept in %s: when the server is back, "
+            "send it by sparkdl.mlflow.send_kept(%r).",
+            why,
+            place,
+            place.rpartition("/unsent-runs/")[0],
+        )
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _MAX_PARAM_VALUE_LENGTH else value[: _MAX_PARAM_VALUE_LENGTH - 3] + "..."

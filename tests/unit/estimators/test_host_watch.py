@@ -1,0 +1,55 @@
+"""What a host reports of itself, by the names that MLflow has."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+from sparkdl.estimators.host_watch import HostWatch
+
+
+def mlflows_names():
+    found = set()
+    for monitor in (CPUMonitor(), DiskMonitor(), NetworkMonitor()):
+        monitor.collect_metrics()
+        found |= set(monitor.metrics)
+    return found
+
+
+def test_a_host_reports_at_the_beginning_and_the_end_what_mlflow_would():
+    events, has_begun = [], threading.Event()
+
+    def hear(event):
+        events.append(event)
+        has_begun.set()
+
+    with HostWatch(hear, interval_s=600):
+        assert has_begun.wait(30)
+    assert [event["sample"] for event in events] == [0, 1]
+    assert {event["kind"] for event in events} == {"system"}
+    for event in events:
+        hosts = {name.split("/")[1] for name in event["metrics"]}
+        assert hosts == {socket.gethostname()}
+        assert {name.split("/")[2] for name in event["metrics"]} == mlflows_names()
+        assert 0 < event["metrics"][f"system/{socket.gethostname()}/system_memory_usage_percentage"] < 100
+
+
+def test_without_psutil_nothing_is_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    events = []
+    with HostWatch(events.append, interval_s=600):
+        pass
+    assert events == []
+
+
+def test_a_report_that_nobody_hears_ends_the_watch_and_not_the_rank():
+    def fail(event):
+        raise ConnectionResetError("the task is gone")
+
+    with HostWatch(fail, interval_s=600):
+        pass

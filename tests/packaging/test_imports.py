@@ -17,7 +17,7 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["sparkdl", "sparkdl.collective", "sparkdl.cli"])
+@pytest.mark.parametrize("module", ["sparkdl", "sparkdl.collective", "sparkdl.cli", "sparkdl.runner"])
 def test_import_brings_neither_torch_nor_pyspark(module: str) -> None:
     loaded = run_python(
         f"import sys, {module}; print([n for n in ('torch', 'pyspark', 'mlflow') if n in sys.modules])"

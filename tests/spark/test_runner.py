@@ -24,6 +24,7 @@ def test_a_function_finds_everything_ready_on_every_rank_of_the_stage(spark: Spa
     assert [value["backend"] for value in values] == ["sparkdl"] * 2
 
 
+@pytest.mark.no_cluster_needed
 def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys, torch.distributed as dist\nprint('word', sys.argv[1:], dist.get_rank())\n")
@@ -33,6 +34,7 @@ def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tm
     assert sorted(lines) == [(rank, f"word ['a', '--b', '1'] {rank}", None) for rank in (0, 1)]
 
 
+@pytest.mark.no_cluster_needed
 def test_horovod_runner_shows_what_is_meant_for_the_driver_or_all(spark: SparkSession, capfd) -> None:
     HorovodRunner(np=2).run(functions.log_and_print)
     quiet = capfd.readouterr()

@@ -72,18 +72,20 @@ def train_for_horovod(marker: str | None) -> dict[str, Any]:
 
 
 def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> None:
-    """End the last rank before its part in the epoch's sum, so that no other one can commit that epoch."""
-    if marker is None or epoch != 3 or dist.get_rank() != dist.get_world_size() - 1:
+    """End the last rank when all have committed the third epoch, and before any can commit the fourth."""
+    if marker is None or epoch != 3 or Path(marker).exists():
         return
-    if not Path(marker).exists():
-        Path(marker).touch()
-        if executor_of is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-            return
-        from tests.spark.estimator_examples import _executor
+    dist.barrier()
+    if dist.get_rank() != dist.get_world_size() - 1:
+        return
+    Path(marker).touch()
+    if executor_of is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return
+    from tests.spark.estimator_examples import _executor
 
-        os.kill(_executor(executor_of), signal.SIGKILL)
-        threading.Event().wait(60)  # the ranks end together, whoever's executor it was
+    os.kill(_executor(executor_of), signal.SIGKILL)
+    threading.Event().wait(60)  # the ranks end together, whoever's executor it was
 
 
 def keep_what_no_commit_can() -> None:

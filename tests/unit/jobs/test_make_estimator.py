@@ -101,7 +101,6 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
             "model={import: 'my_nets:make_nothing'}",
             "model: a torch.nn.Module is needed, and this makes a NoneType.",
         ),
-        ("registry=digits", "this version of sparkdl does not register models."),
     ],
 )
 def test_what_cannot_be_is_told_as_it_was_written(tmp_path, argument, message):

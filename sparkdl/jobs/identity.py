@@ -85,8 +85,10 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
-            yield key, _shown(before, key), _shown(now, key)
+        # As JSON has them, for which 0, 0.0 and false are three.
+        was, is_ = _shown(before, key), _shown(now, key)
+        if was != is_:
+            yield key, was, is_
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -84,3 +84,23 @@ def test_a_job_is_planned_done_once_and_done_again_when_asked(spark, frame, tmp_
             f"output={tmp_path / 'other'}",
             "data.sql=SELECT no_such_column FROM rows_of_jobs",
         )
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_a_job_is_tracked_and_its_model_registered_where_it_says(spark, frame, tracked, tmp_path):
+    import mlflow
+
+    frame.createOrReplaceTempView("rows_of_jobs")
+    file = tmp_path / "job.yaml"
+    text = JOB.format(folder=tmp_path).replace('  metrics: {sure: "metrics_of_jobs:sure"}\n', "")
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    tracking = f"tracking: {{mode: on, experiment: jobs, runName: nightly, uri: '{uri}'}}"
+    file.write_text(text.replace("tracking: off", f"{tracking}\nregistry: {{name: digits, alias: champion}}"))
+    run_job(read_job(file), lambda _: nullcontext(spark), say=print)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    client = mlflow.MlflowClient(uri)
+    run = client.get_run(result["run_id"])
+    assert (run.info.run_name, run.info.status) == ("nightly", "FINISHED")
+    assert client.get_experiment(run.info.experiment_id).name == "jobs"
+    assert client.get_model_version_by_alias("digits", "champion").run_id == result["run_id"]

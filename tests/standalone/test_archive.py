@@ -23,9 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> Path:
     """A virtual environment with sparkdl's wheel."""
-    folder = tmp_path_factory.mktemp("environment")
-    wheel = build_wheel(build_sdist(folder), folder)
-    made = folder / "environment"
+    wheel = build_wheel(build_sdist(tmp_path_factory.mktemp("sdist")), tmp_path_factory.mktemp("wheel"))
+    made = tmp_path_factory.mktemp("made") / "environment"
     build(sys.executable, "-m", "venv", "--without-pip", made)
     python = made / "bin" / "python"
     build(

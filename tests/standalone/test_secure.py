@@ -87,7 +87,7 @@ def test_jobs_and_runner_run_where_authentication_and_encryption_are_on(secure, 
     assert secure.settings["spark.authenticate.secret"] not in done.said + secure.executor_logs()
 
 
-def test_the_master_speaks_tls_and_nothing_else(keystores, tmp_path):
+def test_the_master_speaks_tls_with_the_certificate_of_the_keystore(keystores, tmp_path):
     settings = authenticated(**keystores.settings)
     with StandaloneCluster(tmp_path / "cluster", num_workers=1, settings=settings) as cluster:
         host, _, port = cluster.url.removeprefix("spark://").rpartition(":")

@@ -29,19 +29,36 @@ slots or the cluster were lost and it is worth running again, 130 on Ctrl-C and 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.description = _DESCRIPTION
+    parser.usage = f"{parser.prog} [-h] [--dry-run] [--again] JOB.yaml [KEY=VALUE ...]"
+    _add_flags(parser)
     parser.add_argument("job", type=Path, metavar="JOB.yaml", help="the job file")
     parser.add_argument(
-        "overrides",
-        nargs="*",
+        "others",
+        nargs=argparse.REMAINDER,
         metavar="KEY=VALUE",
         help="other values than in the file: epochs=3, model.arguments.hidden=64",
     )
+    parser.set_defaults(usage=parser.usage)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plan; ranks start, and nothing is trained"
     )
     parser.add_argument(
         "--again", action="store_true", help="train also what is done, and replace the output"
     )
+
+
+def _after_job(options: argparse.Namespace) -> argparse.Namespace:
+    """Understand what follows the job's file: values and options in any order, which subcommands cannot have else."""
+    parser = argparse.ArgumentParser(usage=options.usage)
+    _add_flags(parser)
+    parser.add_argument("overrides", nargs="*")
+    found = parser.parse_intermixed_args(options.others)
+    found.dry_run |= options.dry_run
+    found.again |= options.again
+    return found
 
 
 def train(options: argparse.Namespace) -> int:
@@ -82,21 +99,22 @@ def print_script_path(_options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, session_of: Callable[[Job], OpenSession]) -> int:
     from sparkdl.jobs.signals import ends_when_asked
 
+    others = _after_job(options)
     try:
         with ends_when_asked():
             _require_libraries()
             from sparkdl.jobs.job import read_job
             from sparkdl.jobs.overrides import read_override
 
-            job = read_job(options.job, [read_override(each) for each in options.overrides])
+            job = read_job(options.job, [read_override(each) for each in others.overrides])
             from sparkdl.jobs.run_job import run_job
 
             run_job(
                 job,
                 session_of(job),
                 say=partial(print, flush=True),
-                is_again=options.again,
-                is_dry_run=options.dry_run,
+                is_again=others.again,
+                is_dry_run=others.dry_run,
             )
     except SparkdlError as error:
         print(f"sparkdl: {error}", file=sys.stderr, flush=True)

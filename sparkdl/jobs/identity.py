@@ -1,7 +1,7 @@
 """What makes two jobs one job, so that one that is done is not done again. Runs on the *driver*.
 
-Equal are jobs that say the same about everything but ``spark`` and ``output``, with the same code and, as far as Spark
-tells, the same rows. Versions of libraries may differ.
+Equal are jobs that say the same about everything but ``spark``, ``output`` and some Params, with the same code and, as
+far as Spark tells, the same rows. Versions of libraries may differ.
 """
 
 from __future__ import annotations
@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from sparkdl.jobs.job import Job
 
 _WITHOUT_EFFECT = ("spark", "output", "code")
+_PARAMS_WITHOUT_EFFECT = (
+    "cache",
+    "checkpointDir",
+    "checkpointEverySteps",
+    "keepCheckpoints",
+    "keepRowsSeconds",
+    "maxRestarts",
+    "minWorkers",
+    "showProgress",
+    "store",
+)
+"""Params that change neither the model nor what is told of it."""
+
 _LONGEST = 5
 _ABSENT = "not there"
 
@@ -57,7 +70,9 @@ class Identity:
 def identity_of(job: Job, code: Mapping[str, str]) -> Identity:
     """Return what a job is told by before its rows are known."""
     said = {key: value for key, value in job.content.items() if key not in _WITHOUT_EFFECT}
-    return Identity(said=dict(_flat(said)), code=dict(code))
+    without_effect = {f"params.{name}" for name in _PARAMS_WITHOUT_EFFECT}
+    told = {key: value for key, value in _flat(said) if key not in without_effect}
+    return Identity(said=told, code=dict(code))
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -70,8 +85,10 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
-            yield key, _shown(before, key), _shown(now, key)
+        # As JSON has them, for which 0, 0.0 and false are three.
+        was, is_ = _shown(before, key), _shown(now, key)
+        if was != is_:
+            yield key, was, is_
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

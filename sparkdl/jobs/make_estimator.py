@@ -11,7 +11,6 @@ from torch import nn
 
 from sparkdl.errors import JobFileError, ParamError
 from sparkdl.jobs.imports import call_named, named_object
-from sparkdl.jobs.job import PARAMS_OF_REGISTRY
 from sparkdl.jobs.section import describe
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.ready_made.first_weights import seeded
@@ -56,8 +55,6 @@ def make_estimator(job: Job) -> Any:
 
 
 def _set(estimator: Any, name: str, entry: Entry) -> None:
-    if name in PARAMS_OF_REGISTRY.values() and not estimator.hasParam(name):
-        raise JobFileError(f"{entry.place}: this version of sparkdl does not register models.")
     value = entry.plain()
     if not estimator.hasParam(name):
         pass  # the estimator says which it has

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.quiet import quiet_libraries, quiet_spark_options
+from sparkdl.errors import ClusterLostError
 from sparkdl.launch.preflight import is_connect
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[S
         builder = SparkSession.builder.master(master).appName(name)
         for key, value in {**settings, **choice.config}.items():
             builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        session = _open(builder, master)
         try:
             yield session
         finally:
@@ -57,11 +58,25 @@ def given_session(*, name: str) -> Iterator[SparkSession]:
     if there is not None:
         yield there
         return
-    session = SparkSession.builder.appName(name).getOrCreate()
+    session = _open(SparkSession.builder.appName(name), "that spark-submit was given")
     try:
         yield session
     finally:
         session.stop()
+
+
+def _open(builder: Any, master: str) -> SparkSession:
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        # Spark stops a context by itself that no master takes, while its constructor still runs.
+        if "stopped SparkContext" not in str(error):
+            raise
+        raise ClusterLostError(
+            f"The master {master} did not take the application: it does not answer, or asks for a secret "
+            "(spark.authenticate) that is another here. What Spark logged says more."
+        ) from error
+    return session
 
 
 def is_lost(session: SparkSession) -> bool:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -11,46 +9,18 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 420, **variables: str) -> str:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        **variables,
-    }
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=timeout_s,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+from tests.packaging.building import ROOT, build_sdist, build_wheel, run
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder)
-    (path,) = folder.glob("*.tar.gz")
-    return path
+    return build_sdist(tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that a user without one for the platform would build."""
-    folder = tmp_path_factory.mktemp("wheel")
-    shutil.unpack_archive(sdist, folder)
-    (source,) = folder.glob("sparkdl-*")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
-    (path,) = folder.glob("*.whl")
-    return path
+    return build_wheel(sdist, tmp_path_factory.mktemp("wheel"))
 
 
 def test_sdist_carries_the_estimators_once_and_as_files(sdist: Path) -> None:

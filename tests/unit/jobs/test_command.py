@@ -26,6 +26,30 @@ def test_a_wrong_job_ends_with_2_and_one_line(tmp_path, capsys):
     assert said.out == ""
 
 
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("--dry-run", "JOB", "epochs=3", "epohcs=3"),
+        ("JOB", "--dry-run", "epochs=3", "epohcs=3"),
+        ("JOB", "epochs=3", "--dry-run", "epohcs=3", "--again"),
+    ],
+    ids=" ".join,
+)
+def test_options_and_values_stand_in_any_order(tmp_path, capsys, order):
+    file = str(write_job(tmp_path))
+    assert main(["train", *(file if part == "JOB" else part for part in order)]) == 2
+    assert "the argument 'epohcs=3': params.epohcs" in capsys.readouterr().err
+
+
+def test_an_option_that_there_is_not_ends_with_the_usage(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(write_job(tmp_path)), "--dry-rum"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: sparkdl train [-h] [--dry-run] [--again] JOB.yaml [KEY=VALUE ...]\n")
+    assert "unrecognized arguments: --dry-rum" in said
+
+
 def test_a_job_that_is_not_there_ends_with_2(tmp_path, capsys):
     assert main(["train", str(tmp_path / "job.yaml")]) == 2
     assert "cannot be read: No such file or directory." in capsys.readouterr().err

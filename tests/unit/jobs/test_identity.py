@@ -20,8 +20,10 @@ def written(made: Identity) -> dict:
     return json.loads(json.dumps(asdict(made)))
 
 
-@pytest.mark.parametrize("argument", ["output=/elsewhere", "spark.master=local[8]", "epochs=2", "seed="])
-def test_where_a_job_runs_and_writes_changes_nothing(tmp_path, argument):
+@pytest.mark.parametrize(
+    "argument", ["output=/x", "spark.master=local[8]", "epochs=2", "seed=", "store=/x", "cache=memory"]
+)
+def test_where_a_job_runs_and_keeps_its_rows_changes_nothing(tmp_path, argument):
     one, other = identity(tmp_path), identity(tmp_path, argument)
     assert one.digest == other.digest
     assert other.differences(written(one)) == []
@@ -58,7 +60,7 @@ def test_other_code_and_other_rows_are_another_job(tmp_path):
 def test_of_many_differences_the_first_are_named(tmp_path):
     changes = [
         f"{name}=17"
-        for name in ("batchSize", "epochs", "keepCheckpoints", "maxRestarts", "seed", "warmupSteps")
+        for name in ("batchSize", "epochs", "predictionCol", "maxGradNorm", "seed", "warmupSteps")
     ]
     found = identity(tmp_path, *changes).differences(written(identity(tmp_path)))
     assert len(found) == 6

@@ -37,6 +37,21 @@ def test_the_estimator_has_what_the_job_says(tmp_path):
     assert (estimator.getCache(), estimator.getEpochs(), estimator.getValidationFraction()) == ("off", 2, 0.2)
 
 
+def test_tracking_and_registry_stand_for_params(tmp_path):
+    estimator = make(
+        tmp_path,
+        "tracking={mode: on, experiment: digits, runName: nightly}",
+        "registry={name: main.models.digits, alias: champion}",
+    )
+    assert (estimator.getTracking(), estimator.getExperiment(), estimator.getRunName()) == (
+        "on",
+        "digits",
+        "nightly",
+    )
+    assert estimator.getRegisteredModelName() == "main.models.digits"
+    assert estimator.getRegisteredModelAlias() == "champion"
+
+
 @pytest.mark.parametrize("made", [TorchClassifier, TorchRegressor, ImageClassifier, TextClassifier])
 def test_ready_made_estimators_are_named(tmp_path, made):
     assert type(make(tmp_path, f"model={made.__name__}", text=READY_MADE)) is made
@@ -101,7 +116,6 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
             "model={import: 'my_nets:make_nothing'}",
             "model: a torch.nn.Module is needed, and this makes a NoneType.",
         ),
-        ("registry=digits", "this version of sparkdl does not register models."),
     ],
 )
 def test_what_cannot_be_is_told_as_it_was_written(tmp_path, argument, message):

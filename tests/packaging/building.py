@@ -1,0 +1,48 @@
+"""Builds what is released: the sdist, and the wheel that is made of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 420, **variables: str) -> str:
+    """Run a program with this Python before all others on the path, and return what it says."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **variables,
+    }
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def build_sdist(folder: Path) -> Path:
+    """Build the sdist into a folder."""
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def build_wheel(sdist: Path, folder: Path) -> Path:
+    """Build the wheel of an sdist into a folder."""
+    shutil.unpack_archive(sdist, folder)
+    (source,) = folder.glob("sparkdl-*")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
+    (path,) = folder.glob("*.whl")
+    return path

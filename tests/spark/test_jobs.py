@@ -1,0 +1,106 @@
+"""Jobs in a session that is there already, as a platform has it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+from sparkdl.errors import JobFileError, ParamError
+from sparkdl.estimators import TorchClassificationModel
+from sparkdl.jobs.job import read_job
+from sparkdl.jobs.overrides import read_override
+from sparkdl.jobs.rows import open_rows
+from sparkdl.jobs.run_job import run_job
+
+JOB = """\
+data:
+  sql: SELECT image, digit, id % 5 = 0 AS is_test FROM rows_of_jobs
+  validation: is_test
+model: TorchClassifier
+params:
+  featuresCol: image
+  labelCol: digit
+  hiddenSizes: [8]
+  metrics: {{sure: "metrics_of_jobs:sure"}}
+  batchSize: 16
+  epochs: 2
+  numWorkers: 2
+  store: {folder}/store
+  keepRowsSeconds: 0
+  showProgress: false
+tracking: off
+output: {folder}/out
+"""
+
+METRICS = """\
+def sure(outputs, labels):
+    return outputs.softmax(1).amax(1)
+"""
+
+
+@pytest.mark.no_cluster_needed
+def test_a_job_is_planned_done_once_and_done_again_when_asked(spark, frame, tmp_path):
+    frame.createOrReplaceTempView("rows_of_jobs")
+    (tmp_path / "metrics_of_jobs.py").write_text(METRICS)
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.format(folder=tmp_path))
+
+    def run(*arguments: str, **options: bool) -> str:
+        said: list[str] = []
+        job = read_job(file, [read_override(each) for each in arguments])
+        run_job(job, lambda _: nullcontext(spark), say=said.append, **options)
+        return "\n".join(said)
+
+    plan = run(is_dry_run=True)
+    assert "rows     203 of sql SELECT image, digit" in plan
+    assert "162 to train on, 41 to validate on" in plan
+    assert "steps    6 in an epoch; 12 in 2 epochs" in plan
+    assert "is made of the rows when the fit begins" in plan
+    assert "2 ranks (0, 1)" in plan
+    assert f"output   {tmp_path / 'out'} has nothing yet" in plan
+    assert not (tmp_path / "out").exists()
+
+    assert "Done: 2 epochs, loss " in run()
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert sorted(result["metrics"]) == ["sure", "val_loss", "val_sure"]
+    model = TorchClassificationModel.load(str(tmp_path / "out" / "model"))
+    assert model.transform(frame).filter("prediction IN (0, 1, 2)").count() == 203
+
+    # A view of rows in memory is one that nobody can compare.
+    assert "has the result of this very job. As far as Spark tells, its rows are the same." in run()
+    assert "nothing would be trained" in run(is_dry_run=True)
+    with pytest.raises(
+        ParamError, match=r"another job: params.epochs was 2 and is 1\. Choose another output"
+    ):
+        run("epochs=1")
+    assert (
+        open_rows(read_job(file, [read_override("data.table=rows_of_jobs")]), spark).columns == frame.columns
+    )
+    with pytest.raises(JobFileError, match=r"': data.sql: Spark cannot read it: .*no_such_column"):
+        run(
+            "data.validation=",
+            f"output={tmp_path / 'other'}",
+            "data.sql=SELECT no_such_column FROM rows_of_jobs",
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.any_spark_will_do
+def test_a_job_is_tracked_and_its_model_registered_where_it_says(spark, frame, tracked, tmp_path):
+    import mlflow
+
+    frame.createOrReplaceTempView("rows_of_jobs")
+    file = tmp_path / "job.yaml"
+    text = JOB.format(folder=tmp_path).replace('  metrics: {sure: "metrics_of_jobs:sure"}\n', "")
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    tracking = f"tracking: {{mode: on, experiment: jobs, runName: nightly, uri: '{uri}'}}"
+    file.write_text(text.replace("tracking: off", f"{tracking}\nregistry: {{name: digits, alias: champion}}"))
+    run_job(read_job(file), lambda _: nullcontext(spark), say=print)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    client = mlflow.MlflowClient(uri)
+    run = client.get_run(result["run_id"])
+    assert (run.info.run_name, run.info.status) == ("nightly", "FINISHED")
+    assert client.get_experiment(run.info.experiment_id).name == "jobs"
+    assert client.get_model_version_by_alias("digits", "champion").run_id == result["run_id"]

@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | bench | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
+# make setup | demo | test | lint | bench | wheel | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -12,7 +12,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.tx
 TEST_PARTS := test-ranks test-spark-local test-commands test-spark-connect test-unit test-spark-cluster
 COMMANDS := tests/cli tests/notebooks tests/packaging
 
-.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-native-sanitizers bench lint hooks format clean requirements
+.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-spark35 wheel test-native-sanitizers bench lint hooks format clean requirements
 
 setup: requirements $(STAMP)
 
@@ -63,6 +63,29 @@ test-gpu: setup
 test-native: setup
 	@$(BIN)/python tests/native.py
 
+# Spark 3.5 with the libraries of Databricks' runtimes, each in an environment of its own: pandas 1.5 ends with Python 3.11.
+PYTHON311 ?= $(shell for p in $(PYTHON) python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && break; done)
+RUNTIMES := 15.4 16.4
+OF_RUNTIMES := tests/unit/data tests/unit/estimators tests/unit/mlflow tests/unit/tracking tests/unit/training
+
+test-spark35: $(RUNTIMES:%=test-runtime-%)
+
+.PRECIOUS: .venv-%/.installed
+.venv-%/.installed: tests/runtimes/%.txt pyproject.toml $(NATIVE)
+	@test -n "$(PYTHON311)" || { echo "the tests on Spark 3.5 need Python 3.11; name it: make test-spark35 PYTHON311=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(@D)/bin/python || $(PYTHON311) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+test-runtime-%: .venv-%/.installed
+	@for mode in local cluster; do \
+		echo "runtime $*: tests/spark on $$mode"; \
+		.venv-$*/bin/python -m pytest -m 'not slow and not gpu' tests/spark --spark $$mode || exit 1; \
+	done
+	@.venv-$*/bin/python -m pytest -m 'not slow and not gpu' $(OF_RUNTIMES)
+
 test-native-sanitizers: setup
 	@$(BIN)/python tests/native.py --sanitize address
 	@$(BIN)/python tests/native.py --sanitize thread
@@ -86,5 +109,12 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(filter-out %.txt,$(NATIVE))
 
+# For Linux in general, as PyPI and clusters want it; how far back in time is up to the compiler and libc of this machine.
+wheel: setup
+	@rm -rf dist build/wheel
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --wheel --no-isolation --outdir build/wheel .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@ls dist/*.whl
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) .venv-* build dist

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, Store, materialize, use_materialized
-from sparkdl.data.plan_key import plan_key
+from sparkdl.data.plan_key import lasting_key, plan_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,3 +222,19 @@ def test_why_rows_are_not_shared_is_logged(
     with caplog.at_level(logging.INFO, "sparkdl.data"):
         materialize(spark.range(9).selectExpr("rand() as x"), ["x"], store)
     assert "rand() can give something else each time" in caplog.text
+
+
+@pytest.mark.no_cluster_needed
+def test_a_lasting_key_tells_files_and_plans_and_is_none_of_rows_in_memory(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """That another application finds the same one is seen in tests/standalone."""
+    write_numbers(tmp_path / "rows", 0)
+    key = lasting_key(doubled(spark, tmp_path / "rows"))
+    assert key is not None
+    assert lasting_key(doubled(spark, tmp_path / "rows")) == key
+    assert lasting_key(doubled(spark, tmp_path / "rows").filter("x > 3")) not in (key, None)
+    write_numbers(tmp_path / "rows", 1)
+    assert lasting_key(doubled(spark, tmp_path / "rows")) not in (key, None)
+    assert lasting_key(spark.createDataFrame([(1,)], "x int").filter("x > 0").limit(1)) is None
+    assert lasting_key(spark.range(5).selectExpr("rand() AS x")) is None

@@ -1,0 +1,63 @@
+"""What docs/jobs.md shows is true: its job is one, and its messages are what is said."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkdl.errors import JobFileError
+from sparkdl.jobs.code_files import code_files, importable
+from sparkdl.jobs.job import SOURCES, read_job
+from sparkdl.jobs.make_estimator import make_estimator
+from sparkdl.jobs.overrides import SECTIONS, read_override
+
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text()
+NETS = """\
+from torch import nn
+
+
+def make_net(hidden):
+    return nn.Sequential(nn.Linear(64, hidden), nn.Linear(hidden, 10))
+"""
+
+
+def make(folder: Path, *arguments: str):
+    (text,) = re.findall(r"```yaml\n(.*?)```", DOCS, flags=re.DOTALL)
+    (folder / "my_models.py").write_text(NETS)
+    (folder / "job.yaml").write_text(text)
+    job = read_job(folder / "job.yaml", [read_override(each) for each in arguments])
+    with importable(code_files(job)):
+        return make_estimator(job)
+
+
+def test_the_job_of_the_docs_is_one(tmp_path):
+    estimator = make(tmp_path)
+    assert estimator.getModel()[0].out_features == 64
+    assert estimator.getEpochs() == 10
+
+
+def test_every_key_is_in_the_docs():
+    for key in (*SECTIONS, *SOURCES):
+        assert f"`{key}`" in DOCS
+
+
+@pytest.mark.parametrize("argument", ["batchSize=0"])
+def test_the_messages_of_the_docs_are_said(tmp_path, argument):
+    with pytest.raises(JobFileError) as caught:
+        make(tmp_path, argument)
+    assert f"sparkdl: {caught.value}\n" in DOCS
+
+
+@pytest.mark.parametrize("argument", re.findall(r"`([\w.]+=[\w.]*)`", DOCS))
+def test_the_changes_of_the_docs_are_understood(argument):
+    assert read_override(argument).path
+
+
+@pytest.fixture(autouse=True)
+def _own_my_models():
+    sys.modules.pop("my_models", None)
+    yield
+    sys.modules.pop("my_models", None)

@@ -1,0 +1,91 @@
+"""GPUs that Spark assigns to ranks: by the application's settings, or by a profile of one run's own.
+
+There are none: a discovery script makes them up, and the ranks only say which ones they were given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.standalone.cluster import ROOT, StandaloneCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Two for each worker, with names that no other one has.
+DISCOVERY = """#!/bin/sh
+echo "{\\"name\\": \\"gpu\\", \\"addresses\\": [\\"${PPID}0\\", \\"${PPID}1\\"]}"
+"""
+
+PROGRAM = """\
+import json, sys
+from pathlib import Path
+
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+from pyspark.sql import SparkSession
+
+from sparkdl import HorovodRunner, Runner
+from sparkdl.errors import ParamError
+
+
+def sees():
+    import os
+
+    return os.environ["CUDA_VISIBLE_DEVICES"].split(","), os.environ["LOCAL_RANK"]
+
+
+if __name__ == "__main__":
+    builder = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.executor.resource.gpu.amount", 2).config("spark.task.resource.gpu.amount", 1)
+    session = builder.getOrCreate()
+    both = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1).resource("gpu", 2)).build
+    value = {
+        "one each": Runner(num_workers=2, gpus_per_worker=1).run_all(sees),
+        "two each": Runner(num_workers=2, gpus_per_worker=2, resources=both).run_all(sees),
+        "for horovod": HorovodRunner(np=2).run(sees),
+    }
+    try:
+        Runner(num_workers=2, gpus_per_worker=3, resources=both).run_all(sees)
+    except ParamError as error:
+        value["refused"] = str(error)
+    Path(sys.argv[2]).write_text(json.dumps(value))
+    session.stop()
+"""
+
+
+def test_ranks_see_the_gpus_that_spark_assigned_to_them(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    script = tmp_path / "discover.sh"
+    script.write_text(DISCOVERY)
+    script.chmod(0o755)
+    gpus = {"spark.worker.resource.gpu.amount": "2", "spark.worker.resource.gpu.discoveryScript": str(script)}
+    with StandaloneCluster(tmp_path / "cluster", settings=gpus) as cluster:
+        done = subprocess.run(
+            [sys.executable, "program.py", cluster.url, str(tmp_path / "value.json")],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+        )
+    assert done.returncode == 0, done.stderr
+    value = json.loads((tmp_path / "value.json").read_text())
+    ones, twos = value["one each"], value["two each"]
+    assert [(len(seen), local_rank) for seen, local_rank in ones] == [(1, "0"), (1, "0")]
+    assert [(len(seen), local_rank) for seen, local_rank in twos] == [(2, "0"), (2, "0")]
+    assert len({*twos[0][0], *twos[1][0]}) == 4
+    assert "gives each task 2 GPUs, and each rank is to have 3" in value["refused"]
+    # Both ranks are on this machine, so each sees what the other one was assigned, too.
+    seen, local_rank = value["for horovod"]
+    assert len(set(seen)) == 2
+    assert local_rank == "0"

@@ -1,7 +1,8 @@
 """sparkdl trains PyTorch models on the machines of a Spark cluster.
 
 Importing this package imports neither torch nor pyspark; :mod:`sparkdl.estimators` is the face for DataFrames,
-:class:`Runner` and :class:`HorovodRunner` that for any training function.
+:class:`Runner` and :class:`HorovodRunner` that for any training function. :func:`autolog` chooses what fits log to
+MLflow.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.mlflow import autolog
     from sparkdl.runner import HorovodRunner, Runner
 
 __version__ = "0.1.0"
 
-__all__ = ["HorovodRunner", "Runner"]
+__all__ = ["HorovodRunner", "Runner", "autolog"]
 
 # Loaded on first use: the lower floors are used without the faces.
-_MODULES = {"HorovodRunner": "sparkdl.runner", "Runner": "sparkdl.runner"}
+_MODULES = {"HorovodRunner": "sparkdl.runner", "Runner": "sparkdl.runner", "autolog": "sparkdl.mlflow"}
 
 
 def __getattr__(name: str) -> Any:

@@ -163,9 +163,22 @@ def _log(
         }
     info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
     if registration is not None and registration.alias is not None:
-        version = str(info.registered_model_version)
-        mlflow.MlflowClient().set_registered_model_alias(registration.name, registration.alias, version)
+        mlflow.MlflowClient().set_registered_model_alias(
+            registration.name, registration.alias, _version_of(info, registration.name)
+        )
     return info
+
+
+def _version_of(info: ModelInfo, registered_name: str) -> str:
+    """The version under which a model was just registered."""
+    import mlflow
+
+    if getattr(info, "registered_model_version", None) is not None:
+        return str(info.registered_model_version)
+    # MLflow before 2.14 does not tell.
+    condition = f"name = '{registered_name}' and run_id = '{info.run_id}'"
+    versions = mlflow.MlflowClient().search_model_versions(condition)
+    return str(max(int(version.version) for version in versions))
 
 
 def is_mlflow_2() -> bool:

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ BYTES_PER_S = 1 << 20
 
 _WAIT_AFTER_INTERRUPT_S = 5.0
 _MAX_PARAM_VALUE_LENGTH = 500  # of the oldest servers in use; MLflow 2.x and 3.x take 6000
+
+_making_database = threading.Lock()
+"""Of two threads that find no database at once, both would make one."""
 
 _logger = logging.getLogger(__name__)
 
@@ -145,14 +149,16 @@ class MlflowRun:
         import mlflow
         from mlflow.exceptions import MlflowException
 
-        client = mlflow.MlflowClient(self._tracking_uri)
         if self._begun is None:
             parent_id = None if self._group is None else self._group.parent_id()
-            self._begun = begin_run(client, self.start, parent_id)
+            with nullcontext() if self._tracking_uri.startswith("http") else _making_database:
+                client = mlflow.MlflowClient(self._tracking_uri)
+                self._begun = begin_run(client, self.start, parent_id)
             self.run_id = self._begun.run_id
             self.has_begun.set()
         if message.kind == "end" and self._begun.is_joined:
             return
+        client = mlflow.MlflowClient(self._tracking_uri)
         try:
             self.model_uri = deliver(client, self._begun.run_id, message) or self.model_uri
         except MlflowException as error:

@@ -172,5 +172,7 @@ def choose_store() -> None:
 
     if mlflow.is_tracking_uri_set() or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return
+    if mlflow.active_run() is not None:  # and lies where MLflow writes by itself
+        return
     # MLflow 2 would write ./mlruns; MLflow 3 too, where that folder already holds runs.
     mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / _DEFAULT_STORE}")

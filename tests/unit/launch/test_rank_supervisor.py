@@ -66,6 +66,25 @@ def value_of(supervisor: RankSupervisor) -> Any:
     return pickle.load(supervisor.result)
 
 
+def test_a_rank_holds_no_credentials_of_the_process_that_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (
+        "MLFLOW_TRACKING_TOKEN",
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+        "DATABRICKS_TOKEN",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "a secret")
+
+    def look(context: Any) -> tuple[list[str], bool]:
+        with open("/proc/self/environ", "rb") as file:
+            return [name for name in names if name in os.environ], b"a secret" in file.read()
+
+    with supervised(look) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == ([], False)
+
+
 def test_value_lines_and_events_of_a_rank_arrive() -> None:
     def speak(context: Any, number: int) -> int:
         print("a line without an end", end="")

@@ -56,7 +56,7 @@ def test_one_folder_is_a_model_of_spark_a_module_and_a_pyfunc(saved, served):
     assert not module.training
     for name, tensor in model.module.state_dict().items():
         assert torch.equal(tensor, module.state_dict()[name]), name
-    assert torch.equal(served.get_raw_model().kind.weight, module.kind.weight)
+    assert torch.equal(served._model_impl.get_raw_model().kind.weight, module.kind.weight)
 
 
 def test_a_pyfunc_takes_tensors_and_ragged_arrays_and_tells_labels_and_probabilities(saved, served):
@@ -94,7 +94,7 @@ def test_the_signature_names_columns_answers_and_params(served):
 
 def test_params_of_an_inference_choose_batches_and_device(saved, served):
     sizes = []
-    module = served.get_raw_model()
+    module = served._model_impl.get_raw_model()
     hook = module.register_forward_pre_hook(
         lambda module, arguments, named: sizes.append(len(named["count"])), with_kwargs=True
     )
@@ -137,7 +137,8 @@ import sys
 sys.modules.update(dict.fromkeys(("pyspark", "py4j", "petastorm", "sparkdl._native")))  # as if not installed
 import mlflow, sparkdl.mlflow
 served = mlflow.pyfunc.load_model(sys.argv[1])
-print(served.predict(served.input_example)["kind"].tolist() == sys.argv[2].split())
+example = mlflow.models.Model.load(sys.argv[1]).load_input_example(sys.argv[1])
+print(served.predict(example)["kind"].tolist() == sys.argv[2].split())
 print(type(sparkdl.mlflow.load_module(sys.argv[1])).__name__)
 try:
     sparkdl.mlflow.load_model(sys.argv[1])
@@ -210,6 +211,7 @@ def test_what_cannot_be_logged_or_loaded_is_named(tracked, tmp_path):
         sparkdl.mlflow.load_model(str(tmp_path / "other"))
 
 
+@pytest.mark.skipif(mlflow.__version__ < "2.19", reason="MLflow takes such rows apart by their index")
 def test_answers_keep_the_index_of_their_rows(served):
     frame = rows(3).set_index(pd.Index(list("abc")))
     assert served.predict(frame).index.tolist() == list("abc")

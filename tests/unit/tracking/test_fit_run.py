@@ -235,7 +235,8 @@ def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):
         spec = save_for_mlflow(model, tracked / "local", example)
         run.log_model(spec, tracked / "local", None)
     served = mlflow.pyfunc.load_model(run.model_uri)
-    assert len(served.predict(served.input_example)) == 1
+    saved_at = mlflow.artifacts.download_artifacts(run.model_uri)
+    assert len(served.predict(served.metadata.load_input_example(saved_at))) == 1
     row = pickle.loads(seen.read_bytes())
     for name, value in given.items():
         if name == "uneven":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from sparkdl import __version__
 from sparkdl.bench import allreduce, feed, fit, step, transform
 from sparkdl.cli import demo, run
+from sparkdl.doctor import command as doctor
 from sparkdl.errors import SparkdlError
 from sparkdl.jobs import command as jobs
 
@@ -38,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("run", help="run a program on several ranks of this machine")
     run.add_arguments(command)
     command.set_defaults(run=run.run)
+
+    command = commands.add_parser(
+        "doctor", help="check this machine or a cluster, and say what will not work and how to mend it"
+    )
+    doctor.add_arguments(command)
+    command.set_defaults(run=doctor.run)
 
     command = commands.add_parser("train", help="train the model that a job file describes")
     jobs.add_arguments(command)

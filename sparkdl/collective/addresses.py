@@ -77,6 +77,15 @@ def local_addresses() -> tuple[str, ...]:
     return tuple(usable) or ("127.0.0.1",)
 
 
+def interface_addresses() -> dict[str, list[str]]:
+    """This machine's addresses by the names of their interfaces, without loopback and link-local ones."""
+    found: dict[str, list[str]] = {}
+    for name, host in [*_ipv4_of_interfaces(), *_ipv6_of_interfaces()]:
+        if not _parse(host).is_loopback and not _parse(host).is_link_local:
+            found.setdefault(name, []).append(host)
+    return found
+
+
 def listen(host: str | None = None) -> tuple[socket.socket, Address]:
     """Listen on a free port, which the returned socket keeps.
 
@@ -109,6 +118,14 @@ def _route_addresses() -> Iterator[str]:
 
 
 def _ipv4_addresses() -> Iterator[str]:
+    yield from (host for _, host in _ipv4_of_interfaces())
+
+
+def _ipv6_addresses() -> Iterator[str]:
+    yield from (host for _, host in _ipv6_of_interfaces())
+
+
+def _ipv4_of_interfaces() -> Iterator[tuple[str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -116,16 +133,17 @@ def _ipv4_addresses() -> Iterator[str]:
                 answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
             except OSError:  # the interface has no IPv4 address
                 continue
-            yield socket.inet_ntop(socket.AF_INET, answer[20:24])
+            yield name, socket.inet_ntop(socket.AF_INET, answer[20:24])
 
 
-def _ipv6_addresses() -> Iterator[str]:
+def _ipv6_of_interfaces() -> Iterator[tuple[str, str]]:
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:  # a kernel without IPv6
         return
     for line in lines:
-        yield str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0])))
+        fields = line.split()
+        yield fields[-1], str(ipaddress.IPv6Address(bytes.fromhex(fields[0])))
 
 
 def _has_ipv6() -> bool:

@@ -61,7 +61,7 @@ class SparkJob:
         self._fetched: list[Row] | None = None
         self._error: Exception | None = None
         self._tasks_seen = threading.Event()
-        self._thread = _inheriting_thread(spark, self._run)
+        self._thread = inheriting_thread(spark, self._run)
         self._thread.start()
 
     @property
@@ -163,7 +163,7 @@ def _in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: int(row["chunk"]))
 
 
-def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
+def inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
     """A thread with the caller's job group, description and scheduler pool."""
     if is_connect(spark):
         return threading.Thread(target=target, name="sparkdl-job", daemon=True)

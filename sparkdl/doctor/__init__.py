@@ -1,0 +1,11 @@
+"""Checks a machine and a cluster, and says what will not work with sparkdl and how to mend it.
+
+:func:`examine` is for programs and notebooks; ``sparkdl doctor`` prints its findings as a table.
+"""
+
+from __future__ import annotations
+
+from sparkdl.doctor.examination import examine
+from sparkdl.doctor.finding import Finding
+
+__all__ = ["Finding", "examine"]

@@ -1,0 +1,65 @@
+"""Looks at every executor of a cluster, by a barrier stage that takes all of its slots. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.doctor.machine_facts import MachineFacts
+from sparkdl.launch.bounded_job import collect_within
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorFacts:
+    """What one executor has, and how many of the tasks it ran."""
+
+    facts: MachineFacts
+    num_tasks: int
+
+
+def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) -> list[ExecutorFacts]:
+    """Return what every executor has that runs one of so many tasks at once.
+
+    Args:
+        spark: classic or Connect session.
+        num_tasks: as many as the cluster has slots, so that no executor is left out.
+        timeout_s: seconds for the stage, and for each question.
+
+    Raises:
+        LaunchError: if it takes longer, as where there are no free slots.
+        Exception: what Spark raises where its Python workers cannot run.
+    """
+    tasks = spark.range(0, num_tasks, 1, num_tasks).mapInArrow(
+        _look(min(timeout_s, 20.0)), "facts string", barrier=True
+    )
+    rows = collect_within(spark, tasks, timeout_s)
+    told = [json.loads(row["facts"]) for row in rows]
+    nums = [each["executor"] for each in told]
+    return [
+        ExecutorFacts(facts=MachineFacts.from_fields(each["facts"]), num_tasks=nums.count(each["executor"]))
+        for each in told
+        if each["facts"] is not None
+    ]
+
+
+def _look(timeout_s: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function that Spark pickles; it holds a number and nothing else."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import BarrierTaskContext
+
+        from sparkdl.doctor.executor_look import look_from_task
+
+        for _ in batches:
+            pass  # the rows only number the tasks
+        told: dict[str, Any] = look_from_task(BarrierTaskContext.get(), timeout_s)
+        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(told)], pa.string())], names=["facts"])
+
+    return run

@@ -1,0 +1,171 @@
+"""``sparkdl doctor``: what will not work on this machine or cluster, and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from sparkdl.doctor.examination import HERE, examine
+from sparkdl.doctor.finding import BAD, Finding, is_healthy
+from sparkdl.doctor.table import as_table
+from sparkdl.errors import LaunchError, ParamError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SESSION_THREAD = "sparkdl-session"
+
+_DESCRIPTION = """\
+Checks Python, Java, packages, shared memory, GPUs, NCCL and MPI of this machine; with --master or --remote also of
+every executor, and which of their interfaces reach each other, and at what rate. Says what will not work and how to
+mend it. The exit status is 1 if something will not work.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    parser.description = _DESCRIPTION
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--master",
+        metavar="URL",
+        help="of a cluster, as spark-submit takes it: local[2], spark://host:7077, yarn",
+    )
+    where.add_argument("--remote", metavar="URL", help="of a Spark Connect server: sc://host:15002")
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark; may be given again",
+    )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="how many are to run at once (default: all slots)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for each check (default: %(default)g)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine, print the table; the status is 1 if something will not work.
+
+    Raises:
+        ParamError: if an option has a value that cannot work.
+    """
+    if options.ranks is not None and options.ranks < 1:
+        raise ParamError(f"--ranks must be at least 1, got {options.ranks}")
+    if not options.timeout > 0:
+        raise ParamError(f"--timeout must be positive, got {options.timeout:g}")
+    settings = _settings(options.conf)
+    with ExitStack() as stack:
+        findings = _examine(options, settings, stack)
+    width = shutil.get_terminal_size((120, 24)).columns
+    has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(as_table(findings, width=width, has_colours=has_colours))
+    if options.json is not None:
+        told = {"is_healthy": is_healthy(findings), "findings": [asdict(finding) for finding in findings]}
+        options.json.write_text(json.dumps(told, indent=2) + "\n")
+    status = 0 if is_healthy(findings) else 1
+    if any(thread.name == _SESSION_THREAD for thread in threading.enumerate()):
+        # What still waits for the server, gRPC's threads among it, would hold up the end for as long.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _settings(given: list[str]) -> dict[str, str]:
+    settings = {}
+    for setting in given:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ParamError(f"--conf takes KEY=VALUE, got {setting!r}")
+        settings[key] = value
+    return settings
+
+
+def _examine(options: argparse.Namespace, settings: dict[str, str], stack: ExitStack) -> list[Finding]:
+    spark = None
+    if options.master or options.remote:
+        _say("Starting Spark")
+        try:
+            spark = _within(options.timeout, lambda: _session(options, settings, stack))
+        except Exception as error:  # whatever Spark, py4j or gRPC raise
+            findings = examine(num_ranks=options.ranks, timeout_s=options.timeout, on_step=_say)
+            found = f"no session on {options.master or options.remote}: {_first_words(error)}"
+            advice = "Look at the URL, at whether the server runs, and at Java and pyspark above."
+            return [*findings, Finding(check="Spark", where=HERE, status=BAD, found=found, advice=advice)]
+    return examine(spark, num_ranks=options.ranks, timeout_s=options.timeout, on_step=_say)
+
+
+def _within(timeout_s: float, start: Callable[[], SparkSession]) -> SparkSession:
+    """Return what ``start`` does, which may wait for a server for many minutes."""
+    outcome: queue.SimpleQueue[SparkSession | Exception] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put(start())
+        except Exception as error:
+            outcome.put(error)
+
+    threading.Thread(target=run, name=_SESSION_THREAD, daemon=True).start()
+    try:
+        started = outcome.get(timeout=timeout_s)
+    except queue.Empty:
+        raise LaunchError(f"nobody has answered for {timeout_s:g} s (--timeout)") from None
+    if isinstance(started, Exception):
+        raise started
+    return started
+
+
+def _first_words(error: Exception) -> str:
+    """What went wrong, without the stack of Java that follows, or py4j's head before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return told[0].removeprefix(": ") if told else type(error).__name__
+
+
+def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitStack) -> SparkSession:
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    from sparkdl.cli.quiet import quiet_spark_options
+
+    builder = SparkSession.builder.appName("sparkdl doctor")
+    if options.remote:
+        builder = builder.remote(options.remote)
+    else:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="sparkdl-doctor-")))
+        if options.master.startswith("local"):
+            os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        quiet = {
+            **quiet_spark_options(folder),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+        }
+        builder = builder.master(options.master)
+        settings = {**quiet, **settings}
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    stack.callback(session.stop)
+    return session
+
+
+def _say(step: str) -> None:
+    print(f"{step} ...", file=sys.stderr, flush=True)

@@ -1,0 +1,208 @@
+"""All checks, one after the other: of this machine, and of a cluster where there is one. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective import Deadline, new_secret
+from sparkdl.data.executor_python import executor_python_problem
+from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
+from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
+from sparkdl.doctor.machine_checks import judge_machine, judge_versions
+from sparkdl.doctor.machine_facts import MachineFacts, look_around
+from sparkdl.doctor.network_checks import judge_network
+from sparkdl.doctor.network_survey import survey_network
+from sparkdl.errors import LaunchError, SparkdlError
+from sparkdl.launch import check_cluster, run_on_local_ranks, run_on_ranks, wait_for_slots
+from sparkdl.launch.preflight import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = "this machine"
+CLUSTER = "the cluster"
+
+_TRANSFER_S = 0.3
+_LOOK_S = 0.5
+_SETTLED_LOOKS = 6
+"""Executors come one after the other: when none has come for so many looks, it is taken that all are there."""
+
+_RANKS_UNLESS_KNOWN = 2
+
+
+def examine(
+    spark: SparkSession | None = None,
+    *,
+    num_ranks: int | None = None,
+    timeout_s: float = 60.0,
+    on_step: Callable[[str], None] | None = None,
+) -> list[Finding]:
+    """Check this machine, and with a session every executor, and return what was found.
+
+    Args:
+        spark: classic or Connect session; none for this machine alone.
+        num_ranks: how many ranks are to run at once; as many as the cluster has slots when None, or two where it does
+            not say, and on this machine alone.
+        timeout_s: seconds that each check of a cluster may take, and a third of that each question to a machine.
+        on_step: called with what is looked at next.
+    """
+    tell = on_step or _tell_nobody
+    tell("Looking at this machine")
+    here = look_around(timeout_s=timeout_s / 3)
+    on_driver = _num_ranks_here(spark, num_ranks)
+    needs_java = spark is None or not is_connect(spark)
+    findings = judge_machine(here, where=HERE, num_ranks=on_driver, needs_java=needs_java)
+    if spark is None:
+        tell("Starting two ranks")
+        return findings + _survey_here(num_ranks or _RANKS_UNLESS_KNOWN, timeout_s)
+    tell("Counting the slots of the cluster")
+    slots, found = _slots(spark, num_ranks, timeout_s)
+    findings += found
+    if not slots:
+        return findings
+    tell("Looking at the executors")
+    findings += _executors(spark, slots, here, timeout_s)
+    if any(finding.status == BAD and finding.where == CLUSTER for finding in findings):
+        return findings
+    tell("Measuring the network")
+    return findings + _survey_cluster(spark, slots, timeout_s)
+
+
+def _num_ranks_here(spark: SparkSession | None, num_ranks: int | None) -> int:
+    return (num_ranks or _RANKS_UNLESS_KNOWN) if spark is None else 0
+
+
+def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
+    try:
+        surveys = run_on_local_ranks(
+            survey_network,
+            new_secret(),
+            seconds=_TRANSFER_S,
+            timeout_s=timeout_s,
+            num_ranks=num_ranks,
+            operation_timeout_s=timeout_s,
+            on_log=_hear_nothing,
+        )
+    except SparkdlError as error:
+        return [_ranks_failed(HERE, error)]
+    found = f"{num_ranks} ranks ran on this machine"
+    names = dict.fromkeys(surveys[0]["host_of_rank"], HERE)
+    return [Finding(check="ranks", where=HERE, status=GOOD, found=found), *judge_network(surveys, names)]
+
+
+def _tell_nobody(step: str) -> None:
+    """Where nobody wants to know what is looked at next."""
+
+
+def _hear_nothing(rank: int, line: str) -> None:
+    """What the ranks print: the transports' notices, of which the findings tell."""
+
+
+def _ranks_failed(where: str, error: SparkdlError) -> Finding:
+    first, _, rest = str(error).strip().partition("\n")
+    last = rest.strip().splitlines()[-1] if rest.strip() else ""
+    return Finding(
+        check="ranks", where=where, status=BAD, found=f"{first} {last}".strip(), advice="See the message."
+    )
+
+
+def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tuple[int, list[Finding]]:
+    slots = _settled_slots(spark, num_ranks, timeout_s)
+    wanted = num_ranks or slots or _RANKS_UNLESS_KNOWN
+    try:
+        check_cluster(spark, num_ranks=wanted, gpus_per_rank=0)
+    except SparkdlError as error:
+        what, _, advice = str(error).partition(". ")
+        finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)
+        return (0 if "dynamic allocation" in what or not slots else slots), [finding]
+    said = f"{slots} slots" if slots is not None else f"Spark Connect does not tell; {wanted} tasks are tried"
+    version = f"Spark {spark.version}"
+    return wanted, [Finding(check="slots", where=CLUSTER, status=GOOD, found=f"{said}, {version}")]
+
+
+def _settled_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> int | None:
+    """How many slots there are once no more executors come; None where Spark does not say."""
+    if num_ranks is not None:
+        return wait_for_slots(spark, num_ranks, timeout_s=timeout_s)
+    deadline, pause = Deadline(timeout_s), threading.Event()
+    slots, num_alike = wait_for_slots(spark, 1, timeout_s=timeout_s), 0
+    while slots is not None and num_alike < _SETTLED_LOOKS and not deadline.expired:
+        pause.wait(_LOOK_S)
+        before, slots = slots, wait_for_slots(spark, 1, timeout_s=0.0)
+        num_alike = num_alike + 1 if slots == before else 0
+    return slots
+
+
+def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: float) -> list[Finding]:
+    try:
+        executors = look_at_executors(spark, slots, timeout_s=timeout_s)
+    except LaunchError as error:
+        advice = "Wait for the other jobs, ask for fewer ranks, or look at the executors' logs."
+        return [Finding(check="executors", where=CLUSTER, status=BAD, found=str(error), advice=advice)]
+    except Exception as error:
+        problem = executor_python_problem(error, spark)
+        what, _, advice = (problem or f"Spark could not run tasks: {_first_line(error)}").partition(". ")
+        return [Finding(check="executors", where=CLUSTER, status=BAD, found=what, advice=advice)]
+    findings: list[Finding] = []
+    for number, executor in enumerate(executors):
+        where = _name(number, executors)
+        num_ranks = _ranks_of_host(executor, executors)
+        findings += judge_machine(executor.facts, where=where, num_ranks=num_ranks, needs_java=False)
+        findings.append(judge_versions(here, executor.facts, where=where))
+    return findings
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _name(number: int, executors: list[ExecutorFacts]) -> str:
+    hosts = [executor.facts.host for executor in executors]
+    host = hosts[number]
+    return host if hosts.count(host) == 1 else f"{host} #{hosts[:number].count(host) + 1}"
+
+
+def _ranks_of_host(executor: ExecutorFacts, executors: list[ExecutorFacts]) -> int:
+    return sum(other.num_tasks for other in executors if other.facts.host == executor.facts.host)
+
+
+def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[Finding]:
+    heard: set[int] = set()
+    options: dict[str, Any] = {"seconds": _TRANSFER_S, "timeout_s": timeout_s}
+    try:
+        surveys = run_on_ranks(
+            _survey_and_report,
+            new_secret(),
+            **options,
+            num_ranks=slots,
+            spark=spark,
+            start_timeout_s=timeout_s,
+            operation_timeout_s=timeout_s,
+            on_log=_hear_nothing,
+            on_event=lambda rank, _: heard.add(rank),
+        )
+    except SparkdlError as error:
+        return [_ranks_failed(CLUSTER, error)]
+    names = {
+        survey["host_of_rank"][rank]: survey["host"] for rank, survey in reversed(list(enumerate(surveys)))
+    }
+    if len(set(names.values())) < len(names):
+        names = {host: f"{name} ({host})" for host, name in names.items()}
+    found = f"{slots} ran on {len(names)} host{'s' if len(names) > 1 else ''}"
+    findings = [Finding(check="ranks", where=CLUSTER, status=GOOD, found=found)]
+    if not heard:
+        advice = "Log lines and progress come with the result. Open the driver's ports for executors to have them live."
+        found = "executors cannot reach it"
+        findings.append(Finding(check="driver", where=CLUSTER, status=NOTE, found=found, advice=advice))
+    return findings + judge_network(surveys, names)
+
+
+def _survey_and_report(context: Any, secret: bytes, **options: Any) -> dict[str, Any]:
+    """Runs on a *rank*."""
+    import socket
+
+    context.report({"here": context.rank})
+    return {**survey_network(context, secret, **options), "host": socket.gethostname()}

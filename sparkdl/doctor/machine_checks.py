@@ -1,0 +1,200 @@
+"""Judges what one machine has. Pure: nothing is asked here."""
+
+from __future__ import annotations
+
+from sparkdl.collective.shared_files import FOLDER
+from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
+from sparkdl.doctor.machine_facts import MachineFacts
+from sparkdl.launch.launch_spec import COMPARED_PACKAGES, version_conflicts
+
+_OLDEST_PYTHON = (3, 10)
+_JAVA_OF_SPARK = {3: 8, 4: 17}
+"""The oldest Java by the first number of Spark's version."""
+
+_EXTRAS = {
+    "torch": "sparkdl[train]",
+    "pyarrow": "sparkdl[train]",
+    "pandas": "sparkdl[train]",
+    "petastorm": "sparkdl[train]",
+    "pyspark": "sparkdl[train]",
+    "mlflow": "sparkdl[mlflow]",
+}
+_MAY_BE_MISSING = {
+    "mlflow": "fits are not tracked",
+    "pyspark": "without it there are only local ranks",
+}
+
+
+def judge_machine(facts: MachineFacts, *, where: str, num_ranks: int, needs_java: bool) -> list[Finding]:
+    """Return what is to be said of a machine.
+
+    Args:
+        facts: what it has.
+        where: what it is called.
+        num_ranks: how many ranks are to run there.
+        needs_java: whether it is to start Spark itself.
+    """
+    return [
+        _python(facts, where),
+        *([_java(facts, where)] if needs_java else []),
+        _packages(facts, where),
+        _native_core(facts, where),
+        _shared_memory(facts, where, num_ranks),
+        *_gpus(facts, where),
+        _mpi(facts, where),
+    ]
+
+
+def judge_versions(here: MachineFacts, there: MachineFacts, *, where: str) -> Finding:
+    """Return whether what the driver pickles can be unpickled on a machine, and the other way round."""
+    conflicts = version_conflicts(_compared(here), _compared(there))
+    if not conflicts:
+        return Finding(check="versions", where=where, status=GOOD, found="go with those of the driver")
+    return Finding(
+        check="versions",
+        where=where,
+        status=BAD,
+        found="; ".join(conflicts),
+        advice="Install the same versions on both: what is pickled on the driver is unpickled there.",
+    )
+
+
+def _compared(facts: MachineFacts) -> dict[str, str]:
+    packages = {name: facts.packages.get(name, "not installed") for name in COMPARED_PACKAGES}
+    return {"python": ".".join(facts.python.split(".")[:2]), **packages}
+
+
+def size(num_bytes: float) -> str:
+    """A number of bytes, to be read: ``64.0 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def _python(facts: MachineFacts, where: str) -> Finding:
+    is_old = tuple(map(int, facts.python.split(".")[:2])) < _OLDEST_PYTHON
+    return Finding(
+        check="Python",
+        where=where,
+        status=BAD if is_old else GOOD,
+        found=f"{facts.python} at {facts.executable}; {facts.cores} cores, {size(facts.memory_bytes)} memory",
+        advice=f"Use Python {'.'.join(map(str, _OLDEST_PYTHON))} or later." if is_old else "",
+    )
+
+
+def _java(facts: MachineFacts, where: str) -> Finding:
+    is_there, said = facts.java
+    spark = facts.packages.get("pyspark", "4")
+    oldest = _JAVA_OF_SPARK.get(int(spark.split(".")[0]), 17)
+    advice = (
+        f"Install Java {oldest} or later (apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."
+    )
+    if not is_there:
+        return Finding(check="Java", where=where, status=BAD, found=f"none: {said}", advice=advice)
+    numbers = [int(part) for part in said.split(" ")[0].replace("-", ".").split(".") if part.isdigit()]
+    major = numbers[1] if numbers[:1] == [1] and len(numbers) > 1 else numbers[0] if numbers else 0
+    if major < oldest:
+        return Finding(
+            check="Java", where=where, status=BAD, found=f"{said}, too old for pyspark {spark}", advice=advice
+        )
+    return Finding(check="Java", where=where, status=GOOD, found=said)
+
+
+def _packages(facts: MachineFacts, where: str) -> Finding:
+    missing = [package for package in _EXTRAS if package not in facts.packages]
+    found = ", ".join(f"{package} {version}" for package, version in facts.packages.items())
+    if not missing:
+        return Finding(check="packages", where=where, status=GOOD, found=found)
+    needed = [package for package in missing if package not in _MAY_BE_MISSING]
+    extras = dict.fromkeys(_EXTRAS[package] for package in missing)
+    why = [f"{package}: {_MAY_BE_MISSING[package]}" for package in missing if package in _MAY_BE_MISSING]
+    notes = f" ({'; '.join(why)})" if why else ""
+    return Finding(
+        check="packages",
+        where=where,
+        status=BAD if needed else NOTE,
+        found=f"{found}; missing: {', '.join(missing)}{notes}",
+        advice=f"pip install {' '.join(repr(extra) for extra in extras)}",
+    )
+
+
+def _native_core(facts: MachineFacts, where: str) -> Finding:
+    is_there, said = facts.native
+    return Finding(
+        check="native core",
+        where=where,
+        status=GOOD if is_there else BAD,
+        found=said,
+        advice="" if is_there else "Install sparkdl from a wheel for this machine, or build it: make setup.",
+    )
+
+
+def _shared_memory(facts: MachineFacts, where: str, num_ranks: int) -> Finding:
+    needed = _segment_bytes(num_ranks)
+    advice = (
+        f"Give it {size(needed)} at least, and as much again as a model's gradients take: docker run --shm-size=2g, "
+        "an emptyDir of medium Memory on Kubernetes, or mount -o remount,size=2g /dev/shm."
+    )
+    slower = f"; {num_ranks} ranks need {size(needed)}, and will use TCP among themselves, which is slower"
+    if facts.shm_bytes is None:
+        found = f"no /dev/shm{slower if needed else ''}"
+        return Finding(check="shared memory", where=where, status=NOTE, found=found, advice=advice)
+    total, free = facts.shm_bytes
+    found = f"{FOLDER} has {size(free)} free of {size(total)}"
+    if free < needed:
+        return Finding(check="shared memory", where=where, status=NOTE, found=found + slower, advice=advice)
+    return Finding(check="shared memory", where=where, status=GOOD, found=found)
+
+
+def _segment_bytes(num_ranks: int) -> int:
+    """What the ranks of a host share; nothing where the core cannot be asked, which is a finding of its own."""
+    if num_ranks < 2:
+        return 0
+    try:
+        from sparkdl import _native
+    except ImportError:
+        return 0
+    return _native.segment_bytes(num_ranks)
+
+
+def _gpus(facts: MachineFacts, where: str) -> list[Finding]:
+    has_nccl, nccl = facts.nccl
+    if not facts.gpus:
+        return [Finding(check="GPUs", where=where, status=GOOD, found="none; ranks train on CPUs")]
+    is_built, cuda = facts.torch_cuda
+    usable = is_built and cuda != "none"
+    about_torch = f"torch is built for CUDA {cuda}" if usable else f"torch cannot use them: {cuda}"
+    return [
+        Finding(
+            check="GPUs",
+            where=where,
+            status=GOOD if usable else BAD,
+            found=f"{len(facts.gpus)}: {'; '.join(dict.fromkeys(facts.gpus))}; {about_torch}",
+            advice=""
+            if usable
+            else "Install a torch built for CUDA (https://pytorch.org/get-started/locally).",
+        ),
+        Finding(
+            check="NCCL",
+            where=where,
+            status=GOOD if has_nccl else BAD,
+            found=nccl if has_nccl else f"not to be loaded: {nccl}",
+            advice=""
+            if has_nccl
+            else "pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for a driver of CUDA 13), or name a library in "
+            "SPARKDL_NCCL_LIBRARY.",
+        ),
+    ]
+
+
+def _mpi(facts: MachineFacts, where: str) -> Finding:
+    is_there, said = facts.mpi
+    return Finding(
+        check="MPI",
+        where=where,
+        status=GOOD if is_there else NOTE,
+        found=said if is_there else f"none, so transport='mpi' will not work: {said}",
+        advice="" if is_there else "Needed for transport='mpi' alone: pip install 'sparkdl[mpi]'",
+    )

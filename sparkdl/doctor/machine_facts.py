@@ -1,0 +1,133 @@
+"""What one machine has: versions, cores, memory, GPUs, libraries, interfaces. Runs on the driver and on executors.
+
+Only looks, and judges nothing. Every question has a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from sparkdl.collective.addresses import interface_addresses
+from sparkdl.collective.shared_files import FOLDER
+from sparkdl.doctor.programs import ask, ask_python
+
+PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle", "pyspark", "pyarrow", "petastorm", "pandas", "mlflow")
+"""Whose versions are told."""
+
+_NCCL = (
+    "from sparkdl.collective.nccl_library import load_nccl; n = load_nccl(); print(n.version, 'from', n.path)"
+)
+_MPI = "from sparkdl.collective.mpi_library import library_name; print(library_name())"
+_NATIVE = "import sparkdl._native; print('loaded')"
+_TORCH_CUDA = "import torch; print(torch.version.cuda or 'none')"
+_GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    """One machine, as a process on it sees it. An answer is whether it was had, and the answer or why not."""
+
+    host: str
+    python: str
+    executable: str
+    packages: dict[str, str]
+    """Of those of :data:`PACKAGES` that are installed."""
+    java: tuple[bool, str]
+    native: tuple[bool, str]
+    cores: int
+    memory_bytes: int
+    shm_bytes: tuple[int, int] | None
+    """Size of ``/dev/shm``, and what is free; None where there is none."""
+    gpus: tuple[str, ...]
+    torch_cuda: tuple[bool, str]
+    """The CUDA that torch was built for; asked only where there are GPUs."""
+    nccl: tuple[bool, str]
+    mpi: tuple[bool, str]
+    interfaces: dict[str, list[str]]
+    """Addresses by interface, without loopback."""
+
+    def to_fields(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> MachineFacts:
+        """Decode what :meth:`to_fields` made."""
+        kept: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
+        return cls(**kept)
+
+
+def look_around(*, timeout_s: float) -> MachineFacts:
+    """Look at this machine, which takes as long as the slowest answer.
+
+    Args:
+        timeout_s: seconds that each question may take.
+    """
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        java = pool.submit(_java, timeout_s)
+        gpus = pool.submit(ask, _GPUS, timeout_s=timeout_s)
+        native, nccl, mpi = (
+            pool.submit(ask_python, code, timeout_s=timeout_s) for code in (_NATIVE, _NCCL, _MPI)
+        )
+        has_gpus, listed = gpus.result()
+        found = tuple(line.strip() for line in listed.splitlines() if line.strip()) if has_gpus else ()
+        torch_cuda = ask_python(_TORCH_CUDA, timeout_s=timeout_s) if found else (False, "not asked")
+        return MachineFacts(
+            host=socket.gethostname(),
+            python=platform.python_version(),
+            executable=sys.executable,
+            packages=_packages(),
+            java=java.result(),
+            native=native.result(),
+            cores=len(os.sched_getaffinity(0)),
+            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            shm_bytes=_shm_bytes(),
+            gpus=found,
+            torch_cuda=torch_cuda,
+            nccl=nccl.result(),
+            mpi=mpi.result(),
+            interfaces=interface_addresses(),
+        )
+
+
+def _java(timeout_s: float) -> tuple[bool, str]:
+    home = os.environ.get("JAVA_HOME")
+    program = os.path.join(home, "bin", "java") if home else "java"
+    is_there, said = ask([program, "-version"], timeout_s=timeout_s)
+    version = re.search(r'version "([^"]+)"', said)
+    if not is_there or version is None:
+        return False, f"{program}: {said}"
+    return True, f"{version[1]} at {shutil.which(program) or program}"
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if "sparkdl" not in found:  # a clone on the module path, as in its own tests
+        import sparkdl
+
+        found["sparkdl"] = sparkdl.__version__
+    return found
+
+
+def _shm_bytes() -> tuple[int, int] | None:
+    try:
+        usage = os.statvfs(FOLDER)
+    except OSError:
+        return None
+    return usage.f_blocks * usage.f_frsize, usage.f_bavail * usage.f_frsize

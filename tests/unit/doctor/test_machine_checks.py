@@ -1,0 +1,121 @@
+"""What the doctor says of a machine, by what that has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding, is_healthy
+from sparkdl.doctor.machine_checks import judge_machine, judge_versions, size
+from sparkdl.doctor.machine_facts import MachineFacts
+from tests.unit.doctor.machines import GOOD_MACHINE, machine, without
+
+
+def judged(facts: MachineFacts, *, num_ranks: int = 2) -> dict[str, Finding]:
+    findings = judge_machine(facts, where="node-1", num_ranks=num_ranks, needs_java=True)
+    assert all(finding.where == "node-1" for finding in findings)
+    assert all(finding.advice for finding in findings if finding.status != GOOD), "it says how to mend it"
+    return {finding.check: finding for finding in findings}
+
+
+def test_nothing_is_wrong_with_a_good_machine() -> None:
+    findings = judged(GOOD_MACHINE)
+    assert {finding.status for finding in findings.values()} == {GOOD}
+    assert is_healthy(findings.values())
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "status", "found", "advice"),
+    [
+        (machine(python="3.9.1"), "Python", BAD, "3.9.1", "3.10 or later"),
+        (machine(java=(False, "java: No such file or directory")), "Java", BAD, "none", "Install Java 17"),
+        (
+            machine(java=(True, "11.0.2 at /usr/bin/java")),
+            "Java",
+            BAD,
+            "too old for pyspark 4.0.1",
+            "Java 17",
+        ),
+        (
+            machine(packages=without("torch")),
+            "packages",
+            BAD,
+            "missing: torch",
+            r"pip install 'sparkdl\[train\]'",
+        ),
+        (machine(packages=without("mlflow")), "packages", NOTE, "fits are not tracked", r"sparkdl\[mlflow\]"),
+        (machine(native=(False, "GLIBC_2.34 not found")), "native core", BAD, "GLIBC_2.34", "wheel"),
+        (machine(shm_bytes=None), "shared memory", NOTE, "no /dev/shm", "shm-size"),
+        (
+            machine(shm_bytes=(64 << 10, 64 << 10)),
+            "shared memory",
+            NOTE,
+            "64.0 KiB free.*will use TCP",
+            "shm-size",
+        ),
+        (machine(mpi=(False, "no module mpi4py")), "MPI", NOTE, "no module mpi4py", r"sparkdl\[mpi\]"),
+        (machine(gpus=("H100",)), "GPUs", BAD, "torch cannot use them", "built for CUDA"),
+        (
+            machine(gpus=("H100",), torch_cuda=(True, "none")),
+            "GPUs",
+            BAD,
+            "torch cannot use them: none",
+            "CUDA",
+        ),
+        (machine(gpus=("H100", "H100")), "NCCL", BAD, "not to be loaded", "nvidia-nccl-cu12"),
+    ],
+)
+def test_what_is_wrong_is_said_with_how_to_mend_it(
+    facts: MachineFacts, check: str, status: str, found: str, advice: str
+) -> None:
+    import re
+
+    finding = judged(facts)[check]
+    assert finding.status == status
+    assert re.search(found, finding.found), finding.found
+    assert re.search(advice, finding.advice), finding.advice
+    assert is_healthy([finding]) == (status != BAD)
+
+
+def test_spark_3_makes_do_with_java_8_in_its_old_spelling() -> None:
+    old = machine(packages=without(pyspark="3.5.1"), java=(True, "1.8.0_402 at /usr/bin/java"))
+    assert judged(old)["Java"].status == GOOD
+    assert judged(machine(java=(True, "1.8.0_402 at /usr/bin/java")))["Java"].status == BAD
+
+
+def test_gpus_that_torch_and_nccl_can_use_are_fine() -> None:
+    findings = judged(
+        machine(gpus=("H100, 80 GB",) * 8, torch_cuda=(True, "12.8"), nccl=(True, "2.27.6 from x"))
+    )
+    assert findings["GPUs"].status == findings["NCCL"].status == GOOD
+    assert findings["GPUs"].found.startswith("8: H100, 80 GB; torch is built for CUDA 12.8")
+
+
+def test_one_rank_needs_no_shared_memory() -> None:
+    assert judged(machine(shm_bytes=(1024, 1024)), num_ranks=1)["shared memory"].status == GOOD
+
+
+def test_versions_that_do_not_go_together_are_named() -> None:
+    other = machine(python="3.12.1", packages=without("torch", numpy="1.26.4"))
+    finding = judge_versions(GOOD_MACHINE, other, where="node-2")
+    assert finding.status == BAD
+    assert "python is 3.11 on the driver and 3.12 on the executor" in finding.found
+    assert "numpy is 2.4.6 on the driver and 1.26.4 on the executor" in finding.found
+    assert "torch is 2.13.0 on the driver and not installed on the executor" in finding.found
+    assert judge_versions(GOOD_MACHINE, GOOD_MACHINE, where="node-2").status == GOOD
+
+
+def test_facts_come_back_as_they_were_sent() -> None:
+    facts = machine(gpus=("H100", "H100"))
+    assert MachineFacts.from_fields(json.loads(json.dumps(facts.to_fields()))) == facts
+
+
+def test_sizes_are_readable() -> None:
+    assert [size(n) for n in (12, 65536, 64 << 20, 24 << 30, 3 << 40)] == [
+        "12 B",
+        "64.0 KiB",
+        "64.0 MiB",
+        "24.0 GiB",
+        "3.0 TiB",
+    ]

@@ -1,0 +1,37 @@
+"""What is seen of this machine, with libraries hidden."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparkdl.doctor.machine_facts import look_around
+from sparkdl.doctor.programs import ask, ask_python
+
+
+def test_hidden_libraries_are_told_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("SPARKDL_NCCL_LIBRARY", str(tmp_path / "libnccl.so"))
+    # Whoever asks for mpi4py finds this instead.
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('hidden by a test')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    facts = look_around(timeout_s=60)
+    assert facts.java == (False, f"{tmp_path}/nowhere/bin/java: No such file or directory")
+    assert not facts.nccl[0]
+    assert "NCCL is not available" in facts.nccl[1]
+    assert not facts.mpi[0]
+    assert "hidden by a test" in facts.mpi[1]
+    assert facts.native == (True, "loaded")
+    assert facts.executable == sys.executable
+    assert "sparkdl" in facts.packages
+
+
+def test_question_that_hangs_or_crashes_has_an_answer() -> None:
+    began = time.monotonic()
+    assert ask_python("import time; time.sleep(600)", timeout_s=0.5) == (False, "no answer within 0.5 s")
+    assert time.monotonic() - began < 30
+    assert ask_python("import os; os.abort()", timeout_s=60) == (False, "ended with status -6")
+    assert ask(["/no/such/program"], timeout_s=1) == (False, "No such file or directory")

@@ -1,0 +1,64 @@
+"""What the doctor says of a network, by what ranks have seen of it; and who measures with whom."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.doctor.finding import BAD, GOOD, NOTE
+from sparkdl.doctor.network_checks import judge_network
+from sparkdl.doctor.network_survey import rounds
+
+NAMES = {0: "node-1", 1: "node-2"}
+
+
+def survey(**seen: Any) -> dict[str, Any]:
+    return {"host_of_rank": [0, 1], "attempts": [], "rates": [], "failure": "", **seen}
+
+
+def test_reached_addresses_are_named_and_those_that_are_not() -> None:
+    attempts = [(1, "eth0", "10.0.0.2", ""), (1, "docker0", "172.17.0.1", "refused")]
+    (finding,) = judge_network([survey(attempts=attempts), survey()], NAMES)
+    assert finding.status == GOOD
+    assert finding.where == "node-1 to node-2"
+    assert finding.found == "reaches eth0 10.0.0.2; not docker0 172.17.0.1"
+
+
+def test_host_that_cannot_be_reached_is_a_failure_with_the_reason() -> None:
+    attempts = [(0, "eth0", "10.0.0.1", "timed out")]
+    (finding,) = judge_network([survey(), survey(attempts=attempts)], NAMES)
+    assert finding.status == BAD
+    assert finding.where == "node-2 to node-1"
+    assert finding.found == "reaches none of its addresses: eth0 10.0.0.1 (timed out)"
+    assert "firewall" in finding.advice
+
+
+def test_rates_are_told_once_for_a_pair_and_slow_ones_are_worth_a_note() -> None:
+    rate = (0, 1, "TCP", 1.1e9, 50e-6)
+    (fast,) = judge_network([survey(rates=[rate]), survey(rates=[rate])], NAMES)
+    assert fast.status == GOOD
+    assert fast.where == "node-1 to node-2"
+    assert fast.found == "1,100 MB/s, 50 us for a barrier, by TCP"
+    (slow,) = judge_network([survey(rates=[(0, 1, "TCP", 12.5e6, 1e-3)]), survey()], NAMES)
+    assert slow.status == NOTE
+    assert "100.0 MiB of gradients take 8.4 s" in slow.advice
+
+
+def test_transfer_that_fails_on_all_ranks_is_one_finding() -> None:
+    (finding,) = judge_network([survey(failure="rank 1 is out of reach")] * 2, NAMES)
+    assert finding.status == BAD
+    assert finding.found == "rank 1 is out of reach"
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=17, unique=True))
+def test_everybody_meets_everybody_once_and_nobody_two_at_a_time(players: list[int]) -> None:
+    found = rounds(players)
+    for pairs in found:
+        met = [player for pair in pairs for player in pair]
+        assert len(met) == len(set(met))
+    assert sorted(pair for pairs in found for pair in pairs) == sorted(
+        tuple(sorted(pair)) for pair in combinations(players, 2)
+    )

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="other values than in the file: epochs=3, model.arguments.hidden=64",
     )
-    parser.set_defaults(usage=parser.usage)
+    parser.set_defaults(prog=parser.prog, usage=parser.usage)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _after_job(options: argparse.Namespace) -> argparse.Namespace:
     """Understand what follows the job's file: values and options in any order, which subcommands cannot have else."""
-    parser = argparse.ArgumentParser(usage=options.usage)
+    parser = argparse.ArgumentParser(prog=options.prog, usage=options.usage)
     _add_flags(parser)
     parser.add_argument("overrides", nargs="*")
     found = parser.parse_intermixed_args(options.others)

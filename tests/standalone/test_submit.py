@@ -131,6 +131,18 @@ def test_a_job_that_sigterm_ended_here_goes_on_from_its_checkpoints_on_a_cluster
     assert_equal_weights(weights_of(tmp_path), weights_of(undisturbed))
 
 
+def test_ctrl_c_ends_a_job_and_its_ranks_with_130(rows, tmp_path):
+    (tmp_path / "hold").touch()
+    with started(train_command(write_job(tmp_path, rows)), tmp_path) as process:
+        wait_for_files(process, tmp_path / "held-0", tmp_path / "held-1")
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert_gone(rank_pids(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)], ids=str
 )

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FILE_FORMATS = "parquet|orc|csv|json|text|avro|xml|binaryfile|image|libsvm"
 _FILES = re.compile(rf"^Relation .*\] ({_FILE_FORMATS})$", re.IGNORECASE)
+_IN_MEMORY = re.compile(r"^LocalRelation", re.MULTILINE)  # whose rows the text of a plan does not show
 _CONTENT = re.compile(r"^(LocalRelation|Range \(|OneRowRelation)")
 # The same rows while the application lasts: hashes of objects, and choices that hang on how rows are partitioned.
 _OF_APPLICATION = re.compile(r"^(LogicalRDD|Sample|GlobalLimit|LocalLimit)\b")
@@ -107,7 +108,7 @@ def lasting_key(df: DataFrame) -> str | None:
     text is, with the names, sizes and times of the files. None as for :func:`plan_key`, and where rows lie in memory.
     """
     content = _content(df)
-    if content is None or content["application"]:
+    if content is None or content["application"] or _IN_MEMORY.search(content["plan"]):
         return None
     return _digest({key: content[key] for key in ("plan", "schema", "files", "settings")})
 

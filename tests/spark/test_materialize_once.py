@@ -236,5 +236,6 @@ def test_a_lasting_key_tells_files_and_plans_and_is_none_of_rows_in_memory(
     assert lasting_key(doubled(spark, tmp_path / "rows").filter("x > 3")) not in (key, None)
     write_numbers(tmp_path / "rows", 1)
     assert lasting_key(doubled(spark, tmp_path / "rows")) not in (key, None)
-    assert lasting_key(spark.createDataFrame([(1,)], "x int").filter("x > 0").limit(1)) is None
+    assert lasting_key(spark.createDataFrame([(1,)], "x int").filter("x > 0")) is None
+    assert lasting_key(spark.sql("SELECT * FROM VALUES (1), (2) AS rows(x)")) is None
     assert lasting_key(spark.range(5).selectExpr("rand() AS x")) is None

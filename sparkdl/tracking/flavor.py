@@ -155,6 +155,8 @@ def _log(
     from mlflow.models import Model
 
     named = {"artifact_path": name} if is_mlflow_2() else {"artifact_path": None, "name": name}
+    if run_id is not None and not is_mlflow_2():
+        named["model_id"] = _new_model_of(run_id, name)
     registered = {}
     if registration is not None:
         registered = {
@@ -167,6 +169,18 @@ def _log(
             registration.name, registration.alias, _version_of(info, registration.name)
         )
     return info
+
+
+def _new_model_of(run_id: str, name: str) -> str:
+    """The id of a logged model in the experiment of its run; MLflow would make it in the active experiment."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    run = client.get_run(run_id)
+    model = client.create_logged_model(
+        run.info.experiment_id, name=name, source_run_id=run_id, params=dict(run.data.params)
+    )
+    return str(model.model_id)
 
 
 def _version_of(info: ModelInfo, registered_name: str) -> str:

@@ -194,6 +194,27 @@ def test_requirements_name_public_versions():
     assert not any("+" in line for line in requirements)
 
 
+def test_a_model_lies_in_the_experiment_of_its_run(tracked, open_run):
+    there = (tracked / "artifacts").as_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")
+    experiment = mlflow.create_experiment("of this run", artifact_location=there)
+    (tracked / "local").mkdir()
+    with open_run("on", experiment="of this run") as run:
+        run.log_params({"epochs": 3})
+        model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
+        run.log_model(save_for_mlflow(model, tracked / "local"), tracked / "local", None)
+    assert mlflow.get_run(run.run_id).info.experiment_id == experiment
+    assert not (tracked / "mlruns").exists()
+    if mlflow.__version__ >= "3":
+        logged = mlflow.get_logged_model(run.model_uri.removeprefix("models:/"))
+        assert (logged.experiment_id, logged.source_run_id, logged.params) == (
+            experiment,
+            run.run_id,
+            {"epochs": "3"},
+        )
+        assert logged.status == "READY"
+
+
 def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):
     """MLflow holds what it is given against that, the example too, and the model takes it."""
     seen = tracked / "seen.pkl"

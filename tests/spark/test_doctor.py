@@ -31,9 +31,7 @@ def test_every_executor_is_looked_at_and_the_ranks_measure(spark: SparkSession, 
     assert len(pythons) == (3 if spark_mode == "cluster" else 2)
     assert len(by_check(findings, "versions")) == len(pythons) - 1
     (slots,) = by_check(findings, "slots")
-    assert slots.found.startswith(
-        "Spark Connect does not tell" if spark_mode == "connect" else "2 slots, Spark"
-    )
+    assert slots.found.startswith("2 slots, Spark")
     (ranks,) = by_check(findings, "ranks")
     assert ranks.found == "2 ran on 1 host"
     (transfer,) = by_check(findings, "transfer")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.errors import HangError
-from sparkdl.launch import hang_guard, run, run_on_ranks
+from sparkdl.errors import HangError, LossError
+from sparkdl.launch import hang_guard, run, run_on_ranks, wait_for_slots
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
 from tests.spark.test_launch import UnreachableChannel
@@ -109,3 +114,55 @@ def test_nothing_is_left_running_when_the_driver_is_killed(tmp_path: Path) -> No
         pids = [int(pid) for file in folder.glob("*.pids") for pid in file.read_text().split()]
         assert len(pids) == 4
         assert wait_until_gone(pids, 20) == []
+
+
+def executor_pid(driver_port: str, executor: str) -> int:
+    """The Java process of an executor of this driver."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with suppress(OSError):
+            words = (folder / "cmdline").read_text().split("\0")
+            is_of_driver = any(word.endswith(f":{driver_port}") for word in words)
+            if (
+                words[0].endswith("java")
+                and is_of_driver
+                and ["--executor-id", executor] in map(list, pairwise(words))
+            ):
+                return int(folder.name)
+    raise AssertionError(f"executor {executor} is not there")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.about_executors
+def test_decommissioned_executor_keeps_its_rank_until_it_goes_and_then_is_a_loss(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    context: Any = spark.sparkContext
+    scheduler, jvm = context._jsc.sc().schedulerBackend(), context._jvm
+    executor = sorted(scheduler.getExecutorIds().mkString(",").split(","))[0]
+    started: list[int] = []
+    alive_after: list[int] = []
+
+    def take_it_away(rank: int, event: dict[str, Any]) -> None:
+        started.append(rank)
+        if len(started) != 2:
+            return
+        info = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
+            "spot instance", jvm.scala.Option.empty()
+        )
+        assert scheduler.decommissionExecutor(executor, info, False, False)
+        pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
+        threading.Event().wait(3.0)
+        alive_after.extend(pid for pid in pids if Path(f"/proc/{pid}").exists())
+        os.kill(executor_pid(spark.conf.get("spark.driver.port"), executor), signal.SIGKILL)
+
+    with pytest.raises(LossError, match="lost"):
+        run_on_ranks(functions.hang, str(tmp_path), num_ranks=2, spark=spark, on_event=take_it_away)
+    assert len(alive_after) == 4, "its rank works on, with that of the other executor"
+    assert sorted(started) == [0, 1], "nothing runs twice"
+    pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
+    assert wait_until_gone(pids, 20) == []
+    assert wait_for_slots(spark, 2, timeout_s=60) == 2
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]

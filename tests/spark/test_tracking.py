@@ -84,6 +84,10 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "sparkdl", "torch"}
 
 
+def _files_in(folder):
+    return {path.relative_to(folder) for path in Path(folder).rglob("*.pt")}
+
+
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_the_run_of_a_fit_that_goes_on_or_is_done_has_all_epochs(frame, tracked):
@@ -94,6 +98,7 @@ def test_the_run_of_a_fit_that_goes_on_or_is_done_has_all_epochs(frame, tracked)
         tracked,
         tracking="on",
         checkpointDir=str(tracked / "checkpoints"),
+        logCheckpoints=True,
         validationFraction=0.2,
         maxRestarts=1,
         loss=LossThatKillsRankOneOnce(tracked, call=3),
@@ -110,6 +115,12 @@ def test_the_run_of_a_fit_that_goes_on_or_is_done_has_all_epochs(frame, tracked)
         ):
             logged = mlflow.MlflowClient().get_metric_history(model.summary.run_id, name)
             assert [(metric.step, metric.value) for metric in logged] == list(enumerate(values, start=1))
+        copied = mlflow.artifacts.download_artifacts(
+            run_id=model.summary.run_id, artifact_path="checkpoints", dst_path=str(tracked / "copied")
+        )
+        left = _files_in(tracked / "checkpoints")
+        assert left
+        assert _files_in(copied) >= left
         assert killed.exists()
 
 

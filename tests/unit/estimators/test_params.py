@@ -107,6 +107,12 @@ class OwnLoss(nn.Module):
         ({"warmupSteps": -1}, "Param warmupSteps must be at least 0, got -1: "),
         ({"gradientAccumulationSteps": 0}, "Param gradientAccumulationSteps must be at least 1, got 0: "),
         ({"maxGradNorm": 0.0}, r"Param maxGradNorm is 0\.0"),
+        ({"trackingTimeoutSeconds": -1.0}, r"Param trackingTimeoutSeconds is -1\.0"),
+        (
+            {"registeredModelAlias": "best"},
+            "Param registeredModelAlias is 'best': .*needs a registeredModelName",
+        ),
+        ({"logCheckpoints": True}, "Param logCheckpoints is True: .*needs a checkpointDir"),
         ({"validationFraction": 0.0}, r"Param validationFraction is 0\.0: share of the rows"),
         ({"validationFraction": 1.5}, r"Param validationFraction is 1\.5"),
         (

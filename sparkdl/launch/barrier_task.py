@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from sparkdl.launch.meeting import Meeting, Peer
 from sparkdl.launch.messages import CHUNK_BYTES
 from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.rank_environment import are_gpus_assigned, assigned_gpus, rank_environment
+from sparkdl.launch.rank_signs import RankSigns
 from sparkdl.launch.rank_supervisor import RankSupervisor
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=spec.num_ranks))
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
         pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
-        supervisor = None
+        supervisor: RankSupervisor | None = None
+        # From now on, as a task that stands still while it meets the others would have them wait for ever.
+        stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
         if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
             supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)
         mine = Peer(
@@ -77,7 +80,6 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             position = hosts[:rank].count(hosts[rank])
             supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
         supervisor.begin(_order(spec, rank, address))
-        stack.enter_context(_heartbeat(spec, rank, link, supervisor))
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
         failure = supervisor.wait()
@@ -95,15 +97,20 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             board.wait_until_finished(spec.num_ranks)
 
 
-def _heartbeat(spec: LaunchSpec, rank: int, link: DriverLink, supervisor: RankSupervisor) -> Heartbeat:
+def _heartbeat(
+    spec: LaunchSpec, rank: int, link: DriverLink, supervisor: Callable[[], RankSupervisor | None]
+) -> Heartbeat:
+    def signs() -> RankSigns:
+        supervises = supervisor()
+        return RankSigns() if supervises is None else supervises.signs()
+
+    def end(why: str) -> None:
+        supervises = supervisor()
+        assert supervises is not None, "nothing hangs that was not started"
+        supervises.stop(StopReason(why, is_hang=True))
+
     limits = HangLimits(hang_timeout_s=spec.hang_timeout_s, operation_timeout_s=spec.operation_timeout_s)
-    return Heartbeat(
-        link,
-        rank=rank,
-        signs=supervisor.signs,
-        limits=limits,
-        on_hang=lambda why: supervisor.stop(StopReason(why, is_hang=True)),
-    )
+    return Heartbeat(link, rank=rank, signs=signs, limits=limits, on_hang=end)
 
 
 def _conflicts(peers: list[Peer]) -> list[str]:

@@ -190,6 +190,7 @@ class DriverChannel:
                     if kind == "hello":
                         task.rank = int(header["rank"])
                         self._heard.hosts[task.rank] = header["host"]
+                        self._heard.signs[task.rank] = time.monotonic(), 0, RankSigns()
                     elif kind == "started":
                         self._heard.started.add(task.rank)
                     elif kind == "failure":

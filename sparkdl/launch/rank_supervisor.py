@@ -155,11 +155,13 @@ class RankSupervisor:
         self._orders.put(({"kind": "start", **order}, b""))
 
     def signs(self) -> RankSigns:
-        """What is known of the rank from outside. Safe from any thread."""
+        """What is known of the rank from outside; nothing once it has returned or ended. Safe from any thread."""
+        if self._returned.is_set() or self._process.exited.is_set():
+            return RankSigns()
         pulse = self._pulse or {"waits": (), "idle_s": None}
         silent_s = max(0.0, time.monotonic() - self._heard_at)
         has_place = self._heard_at < math.inf
-        state = process_state(self.pid) if has_place and not self._process.exited.is_set() else ""
+        state = process_state(self.pid) if has_place else ""
         fields = {"silent_s": silent_s, "state": state, "waits": pulse["waits"], "idle_s": pulse["idle_s"]}
         return RankSigns.from_fields(fields)
 

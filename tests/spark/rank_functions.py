@@ -134,3 +134,11 @@ def _worker() -> int:
 def tell_and_sleep(context: RankContext) -> None:
     context.progress()
     threading.Event().wait(600)
+
+
+def linger_on(context: RankContext, late: int, seconds: float) -> int:
+    """One rank goes on alone for some time when the others have returned."""
+    context.communicator.barrier()
+    if context.rank == late:
+        threading.Event().wait(seconds)
+    return context.rank

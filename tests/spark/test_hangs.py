@@ -89,6 +89,13 @@ def test_function_that_tells_of_progress_is_held_to_it(spark: SparkSession) -> N
     assert "in tell_and_sleep" in caught.value.traceback_text
 
 
+@pytest.mark.any_spark_will_do
+def test_ranks_that_have_returned_wait_for_the_last_one_as_long_as_it_takes(spark: SparkSession) -> None:
+    assert run_on_ranks(
+        functions.linger_on, 1, 3 * HANG_S, num_ranks=2, spark=spark, hang_timeout_s=HANG_S
+    ) == [0, 1]
+
+
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_nothing_is_left_running_when_the_driver_is_killed(tmp_path: Path) -> None:

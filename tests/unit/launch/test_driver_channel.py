@@ -92,8 +92,10 @@ def test_signs_of_life_arrive_with_their_number_and_go_with_the_task() -> None:
     signs = RankSigns(silent_s=1.5, waits=(Wait("world", (0, 1), "barrier", 2.0, 60.0),))
     with DriverChannel(secret, 2) as channel:
         with DriverLink(channel.address, secret, rank=1, host="here") as link:
+            assert eventually(lambda: 1 in channel.signs), "a task that stands still at once is missed, too"
+            assert channel.signs[1][1:] == (0, RankSigns())
             assert link.beat(4, signs)
-            assert eventually(lambda: 1 in channel.signs)
+            assert eventually(lambda: channel.signs[1][1] > 0)
             at, number, heard = channel.signs[1]
             assert (number, heard) == (4, signs)
             link.line("one")

@@ -23,6 +23,7 @@ from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.process_guard import ProcessGuard
 from sparkdl.launch.rank_environment import rank_environment
+from sparkdl.launch.rank_signs import RankSigns
 from sparkdl.launch.rank_supervisor import RankSupervisor
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
@@ -302,6 +303,7 @@ def sleep_with_pythons_lock(context: Any) -> None:
 def be_stopped(context: Any) -> None:
     context.report({"here": 1})
     os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Event().wait(600)  # as it goes on where any of its threads may write the stacks
 
 
 @pytest.mark.parametrize("function", [sleep_in_python, spin, sleep_with_pythons_lock, be_stopped])
@@ -311,7 +313,7 @@ def test_rank_that_hangs_anywhere_tells_its_python_stack_and_ends(function: Any)
         if function in (sleep_with_pythons_lock, be_stopped):
             assert eventually(lambda: supervisor.signs().silent_s > 1.2, timeout_s=30)
         if function is be_stopped:
-            assert supervisor.signs().state == "is stopped, as by SIGSTOP"
+            assert eventually(lambda: supervisor.signs().state == "is stopped, as by SIGSTOP", timeout_s=30)
         supervisor.stop(StopReason("rank 0 hangs", is_hang=True))
         failure = supervisor.wait()
     assert failure is not None
@@ -338,6 +340,13 @@ def test_signs_of_a_rank_tell_that_it_lives_and_since_when_it_told_of_no_progres
         assert signs.silent_s < 5.0
         assert signs.state == ""
         assert signs.waits == ()
+
+
+def test_rank_that_has_returned_owes_no_sign_of_life() -> None:
+    with supervised(lambda context: 1) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert not threading.Event().wait(0.3)
+        assert supervisor.signs() == RankSigns(), "its task may wait for the others for hours"
 
 
 def test_rank_whose_task_is_slow_to_take_its_word_is_not_taken_for_silent() -> None:

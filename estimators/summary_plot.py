@@ -36,7 +36,7 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError(
-            "plot() needs matplotlib, which is not installed here: pip install 'sparkdl[plot]'."
+            "plot() needs matplotlib, which is not installed here: pip install matplotlib."
         ) from error
     names = dict.fromkeys(name.removeprefix(_VAL) for record in history for name in record.metrics)
     metrics = [name for name in names if name != "loss"]

@@ -60,9 +60,9 @@ class Library:
         return f"{self.requires} is not installed; {self.advice}"
 
 
-_TORCH_ADVICE = "pip install 'sparkdl[torch]' brings it"
+_TORCH_ADVICE = "pip install torch brings it"
 
-_DATA_ADVICE = "pip install 'sparkdl[data]' brings it"
+_DATA_ADVICE = "pip install petastorm==0.12.1 pyarrow pandas brings it"
 
 LIBRARIES: dict[str, Library] = {
     "native": Library(),
@@ -75,7 +75,7 @@ LIBRARIES: dict[str, Library] = {
         # One Gloo device per entry: with several of them it uses several connections at once.
         variables={"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"},
     ),
-    "mpi": Library(requires="mpi4py", advice="pip install 'sparkdl[mpi]' brings it", is_mpi=True),
+    "mpi": Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True),
     "horovod": Library(
         requires="horovod",
         extension="torch/mpi_lib_v2*.so",
@@ -90,8 +90,8 @@ LIBRARIES: dict[str, Library] = {
     "feed of arrow": Library(requires="pyarrow", advice=_DATA_ADVICE),
     "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),
     # Those of whole fits start their own ranks, in Spark.
-    "fit": Library(requires="petastorm", advice="pip install 'sparkdl[spark,torch,data]' brings it"),
-    "fit of pyspark": Library(requires="pyspark.ml.torch", advice="pip install 'sparkdl[spark]' brings it"),
+    "fit": Library(requires="petastorm", advice="pip install pyspark torch petastorm==0.12.1 brings it"),
+    "fit of pyspark": Library(requires="pyspark.ml.torch", advice="pip install pyspark brings it"),
     "fit of horovod": Library(
         requires="horovod",
         extension="torch/mpi_lib_v2*.so",

@@ -34,7 +34,7 @@ def check_common_arguments(arguments: argparse.Namespace) -> None:
         raise ParamError(f"--seconds {arguments.seconds:g} leaves no time to measure; use more than 0.")
     check_output_arguments(("--json", arguments.json), ("--plot", arguments.plot))
     if arguments.plot is not None and find_spec("matplotlib") is None:
-        raise ParamError("--plot needs matplotlib: pip install 'sparkdl[plot]'")
+        raise ParamError("--plot needs matplotlib: pip install matplotlib")
 
 
 def check_output_arguments(*options: tuple[str, Path | None]) -> None:

@@ -78,10 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     names = names_of(arguments.cases, CASES, "--cases")
     from sparkdl.cli.local_session import start_local_session
 
-    for package, extra in (("pyspark", "spark"), ("torch", "torch")):
+    for package in ("pyspark", "torch"):
         if find_spec(package) is None:
             raise ParamError(
-                f"sparkdl bench transform: {package} is not installed; pip install 'sparkdl[{extra}]' brings it"
+                f"sparkdl bench transform: {package} is not installed; pip install {package} brings it"
             )
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder:

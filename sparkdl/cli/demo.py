@@ -108,9 +108,7 @@ def digits_cnn() -> torch.nn.Module:
 def _require_libraries() -> None:
     missing = [name for name in ("mlflow", "petastorm", "pyspark", "sklearn", "torch") if not find_spec(name)]
     if missing:
-        raise SparkdlError(
-            f"The demo needs {', '.join(missing)}; install them with: pip install 'sparkdl[all]'"
-        )
+        raise SparkdlError(f"The demo needs {', '.join(missing)}; install sparkdl with its extra 'all'.")
 
 
 def _count(text: str) -> int:

@@ -146,7 +146,7 @@ def _import_mpi() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         raise TransportUnavailableError(
-            f"MPI needs mpi4py and an MPI library ({error}). Run: pip install 'sparkdl[mpi]'"
+            f"MPI needs mpi4py and an MPI library ({error}). Run: pip install mpi4py mpich"
         ) from error
     return MPI
 

@@ -19,13 +19,13 @@ from sparkdl.data.store_failures import explain_failure
 from sparkdl.errors import ParamError, StoreError
 
 _NEEDED = {
-    "s3": "Install sparkdl[s3].",
-    "s3a": "Install sparkdl[s3].",
-    "gs": "Install sparkdl[gcs].",
-    "gcs": "Install sparkdl[gcs].",
-    "abfs": "Install sparkdl[azure].",
-    "abfss": "Install sparkdl[azure].",
-    "az": "Install sparkdl[azure].",
+    "s3": "Install s3fs.",
+    "s3a": "Install s3fs.",
+    "gs": "Install gcsfs.",
+    "gcs": "Install gcsfs.",
+    "abfs": "Install adlfs.",
+    "abfss": "Install adlfs.",
+    "az": "Install adlfs.",
     "hdfs": "Install pyarrow and the Hadoop client (libhdfs), and set JAVA_HOME, HADOOP_HOME and CLASSPATH (to what "
     "`hadoop classpath --glob` prints).",
     "oci": "Install ocifs.",

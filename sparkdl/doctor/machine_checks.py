@@ -11,14 +11,16 @@ _OLDEST_PYTHON = (3, 10)
 _JAVA_OF_SPARK = {3: 8, 4: 17}
 """The oldest Java by the first number of Spark's version."""
 
-_EXTRAS = {
-    "torch": "sparkdl[train]",
-    "pyarrow": "sparkdl[train]",
-    "pandas": "sparkdl[train]",
-    "petastorm": "sparkdl[train]",
-    "pyspark": "sparkdl[train]",
-    "mlflow": "sparkdl[mlflow]",
+_WANTED = {
+    "torch": "torch",
+    "pyarrow": "pyarrow",
+    "pandas": "pandas",
+    "petastorm": "petastorm==0.12.1",
+    "pyspark": "pyspark",
+    "mlflow": "mlflow",
 }
+"""Packages, and what pip is to install of each."""
+
 _MAY_BE_MISSING = {
     "mlflow": "fits are not tracked",
     "pyspark": "without it there are only local ranks",
@@ -103,12 +105,11 @@ def _java(facts: MachineFacts, where: str) -> Finding:
 
 
 def _packages(facts: MachineFacts, where: str) -> Finding:
-    missing = [package for package in _EXTRAS if package not in facts.packages]
+    missing = [package for package in _WANTED if package not in facts.packages]
     found = ", ".join(f"{package} {version}" for package, version in facts.packages.items())
     if not missing:
         return Finding(check="packages", where=where, status=GOOD, found=found)
     needed = [package for package in missing if package not in _MAY_BE_MISSING]
-    extras = dict.fromkeys(_EXTRAS[package] for package in missing)
     why = [f"{package}: {_MAY_BE_MISSING[package]}" for package in missing if package in _MAY_BE_MISSING]
     notes = f" ({'; '.join(why)})" if why else ""
     return Finding(
@@ -116,7 +117,7 @@ def _packages(facts: MachineFacts, where: str) -> Finding:
         where=where,
         status=BAD if needed else NOTE,
         found=f"{found}; missing: {', '.join(missing)}{notes}",
-        advice=f"pip install {' '.join(repr(extra) for extra in extras)}",
+        advice=f"pip install {' '.join(_WANTED[package] for package in missing)}",
     )
 
 
@@ -196,5 +197,5 @@ def _mpi(facts: MachineFacts, where: str) -> Finding:
         where=where,
         status=GOOD if is_there else NOTE,
         found=said if is_there else f"none, so transport='mpi' will not work: {said}",
-        advice="" if is_there else "Needed for transport='mpi' alone: pip install 'sparkdl[mpi]'",
+        advice="" if is_there else "Needed for transport='mpi' alone: pip install mpi4py mpich",
     )

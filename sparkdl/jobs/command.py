@@ -132,7 +132,7 @@ def _require_libraries() -> None:
     missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise JobFileError(
-            f"A job needs {', '.join(missing)}; install it with: pip install 'sparkdl[train]'."
+            f"A job needs {', '.join(missing)}; install it with: pip install {' '.join(missing)}"
         )
 
 

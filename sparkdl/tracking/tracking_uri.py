@@ -14,9 +14,7 @@ def use_tracking_uri(uri: str) -> None:
         ParamError: if mlflow is not installed.
     """
     if importlib.util.find_spec("mlflow") is None:
-        raise ParamError(
-            f"A fit is to be tracked at {uri}, and mlflow is not installed. Install sparkdl[mlflow]."
-        )
+        raise ParamError(f"A fit is to be tracked at {uri}, and mlflow is not installed. Install mlflow.")
     import mlflow
 
     mlflow.set_tracking_uri(uri)

@@ -254,7 +254,7 @@ def test_missing_mpi_library_is_named_with_what_to_install(tmp_path: Path) -> No
     variables = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}
     for outcome in run_ranks(1, mpi_failure_scenes.no_mpi_world, variables=variables):
         assert "TransportUnavailableError" in outcome["kinds"]
-        assert "pip install 'sparkdl[mpi]'" in outcome["message"]
+        assert "pip install mpi4py mpich" in outcome["message"]
 
 
 def test_unknown_transport_is_refused_with_the_known_ones() -> None:

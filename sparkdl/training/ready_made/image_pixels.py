@@ -118,7 +118,7 @@ def _opened(content: bytes, where: str) -> Image.Image:
     except ImportError as error:
         raise DataError(
             f"The image in {where} has to be decoded, and Pillow, which does that, is not installed on this host: "
-            f"{error}. Install it with: pip install 'sparkdl[images]'"
+            f"{error}. Install it with: pip install pillow"
         ) from error
     try:
         return Image.open(io.BytesIO(content))

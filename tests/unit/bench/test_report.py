@@ -106,7 +106,7 @@ def test_contender_that_is_not_installed_is_named_with_the_extra_that_brings_it(
         "gloo tuned",
     ]
     assert set(missing) - {"horovod"} == {"mpi"}
-    assert "sparkdl[mpi]" in missing["mpi"]
+    assert "pip install mpi4py" in missing["mpi"]
 
 
 def test_report_holds_command_machine_rows_and_what_is_missing(tmp_path: Path) -> None:

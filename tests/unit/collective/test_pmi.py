@@ -71,7 +71,7 @@ def talks(client: RendezvousClient) -> Iterator[list[Talk]]:
 def test_plain_child_processes_form_an_mpi_world_without_mpirun(
     client: RendezvousClient, world_size: int
 ) -> None:
-    pytest.importorskip("mpi4py", reason="needs the extra sparkdl[mpi]")
+    pytest.importorskip("mpi4py", reason="needs the extra mpi")
     processes = []
     with ExitStack() as stack:
         for rank in range(world_size):
@@ -143,7 +143,7 @@ def test_abort_is_told(client: RendezvousClient) -> None:
 
 
 def test_shared_memory_of_a_killed_mpi_rank_is_removed(client: RendezvousClient) -> None:
-    pytest.importorskip("mpi4py", reason="needs the extra sparkdl[mpi]")
+    pytest.importorskip("mpi4py", reason="needs the extra mpi")
     die = "import os, signal; from mpi4py import MPI; os.kill(os.getpid(), signal.SIGKILL)"
     before = set(Path("/dev/shm").glob("mpich_*"))
     with ExitStack() as stack:

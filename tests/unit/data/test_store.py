@@ -85,10 +85,10 @@ def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
 @pytest.mark.parametrize(
     ("url", "plugin", "remedy"),
     [
-        ("gs://bucket/folder", "gcsfs", r"Install sparkdl\[gcs\]"),
-        ("s3://bucket/folder", "s3fs", r"Install sparkdl\[s3\]"),
-        ("abfss://c@a.dfs.core.windows.net/folder", "adlfs", r"Install sparkdl\[azure\]"),
-        ("abfs://c@a.dfs.core.windows.net/folder", "adlfs", r"Install sparkdl\[azure\]"),
+        ("gs://bucket/folder", "gcsfs", r"Install gcsfs"),
+        ("s3://bucket/folder", "s3fs", r"Install s3fs"),
+        ("abfss://c@a.dfs.core.windows.net/folder", "adlfs", r"Install adlfs"),
+        ("abfs://c@a.dfs.core.windows.net/folder", "adlfs", r"Install adlfs"),
         (
             "nosuchscheme://x",
             "nosuchscheme",

@@ -5,7 +5,7 @@ from sparkdl.doctor.table import as_table
 
 FINDINGS = [
     Finding(check="Java", where="this machine", status=GOOD, found="17"),
-    Finding(check="MPI", where="node-1", status=NOTE, found="none", advice="pip install 'sparkdl[mpi]'"),
+    Finding(check="MPI", where="node-1", status=NOTE, found="none", advice="pip install mpi4py mpich"),
     Finding(check="Java", where="node-1", status=GOOD, found="17"),
     Finding(check="GPUs", where="node-2", status=BAD, found="8 of them, " * 6, advice="Install a torch " * 4),
 ]
@@ -15,7 +15,7 @@ def test_table_reads_as_it_should() -> None:
     assert as_table(FINDINGS, width=80, has_colours=False) == (
         "ok    Java  this machine, node-1  17\n"
         "note  MPI   node-1                none\n"
-        "                                  -> pip install 'sparkdl[mpi]'\n"
+        "                                  -> pip install mpi4py mpich\n"
         "FAIL  GPUs  node-2                8 of them, 8 of them, 8 of them, 8 of them, 8\n"
         "                                  of them, 8 of them,\n"
         "                                  -> Install a torch Install a torch Install a\n"

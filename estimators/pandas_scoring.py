@@ -5,30 +5,38 @@ Made on the *driver*, run in Spark's Python workers on the *executors*.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import (
     Callable,
     Iterator,
 )  # at run time, as Spark reads the annotations of the functions it runs
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from sparkdl.estimators.packed_features import packed
+
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import Column
 
 ScoreArrays = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
 
 
-def udf_on_pandas(score_arrays: ScoreArrays, returned: str, *, num_columns: int) -> Callable[..., Column]:
+def udf_on_pandas(score_arrays: ScoreArrays, returned: str, *, is_packed: bool) -> Callable[..., Column]:
     """Return what makes a column of feature columns.
 
-    A function on pandas cannot return a struct that is null, so it returns arrays of one struct or none.
+    pandas has one word for null and NaN, so that which rows have a null travels as a column of its own, and a NaN among
+    features stays one. A null inside an array becomes NaN, and a prediction that is NaN becomes null, which nobody
+    can tell apart there. A function on pandas cannot return a struct that is null; it returns arrays of one or none.
 
     Args:
         score_arrays: of batches of columns, the predictions of each.
         returned: Spark's type of them.
-        num_columns: how many feature columns there are.
+        is_packed: whether all feature columns go to Python as one array.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.functions import pandas_udf
@@ -36,30 +44,45 @@ def udf_on_pandas(score_arrays: ScoreArrays, returned: str, *, num_columns: int)
     make_udf: Any = pandas_udf
     is_struct = returned.startswith("struct<")
 
-    def score_one(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
-        for predictions in score_arrays((_to_arrow(column),) for column in batches):
-            yield _to_pandas(predictions)
-
     def score(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
-        for predictions in score_arrays(tuple(map(_to_arrow, columns)) for columns in batches):
+        for predictions in score_arrays(_to_arrow(columns, is_packed) for columns in batches):
             yield _to_pandas(predictions)
 
-    udf = make_udf(
-        score_one if num_columns == 1 else score, f"array<{returned}>" if is_struct else returned
-    ).asNondeterministic()
-    if not is_struct:
-        made: Callable[..., Column] = udf
-        return made
-    return lambda *columns: F.get(udf(*columns), F.lit(0))
+    udf = make_udf(score, f"array<{returned}>" if is_struct else returned).asNondeterministic()
+
+    def scored(*features: Column) -> Column:
+        is_absent = reduce(operator.or_, (feature.isNull() for feature in features))
+        sent = (packed(features),) if is_packed else features
+        column: Column = udf(*sent, is_absent)
+        return F.get(column, F.lit(0)) if is_struct else column
+
+    return scored
 
 
-def _to_arrow(column: pd.Series | pd.DataFrame) -> pa.Array:
-    """A column as Arrow; Spark gives a struct as a DataFrame, and one that is null as a row of nulls."""
+def _to_arrow(columns: tuple[pd.Series | pd.DataFrame, ...], is_packed: bool) -> tuple[pa.Array, ...]:
+    """The feature columns of a batch; the last of what comes says which rows have a null."""
+    *features, flags = columns
+    absent = flags.to_numpy(dtype=bool)
+    if is_packed:
+        (rows,) = features
+        return (_numbers_of_rows(rows, absent),)
+    return tuple(_column(feature, absent) for feature in features)
+
+
+def _column(column: pd.Series | pd.DataFrame, absent: npt.NDArray[np.bool_]) -> pa.Array:
+    """A column with null in the rows that are absent; Spark gives a struct as a DataFrame."""
     if isinstance(column, pd.Series):
-        return pa.Array.from_pandas(column)
+        return pa.array(column.to_numpy(), mask=absent, from_pandas=False)
     fields = [pa.Array.from_pandas(column[name]) for name in column.columns]
-    is_null = column.isna().all(axis="columns").to_numpy()
-    return pa.StructArray.from_arrays(fields, names=list(column.columns), mask=pa.array(is_null))
+    return pa.StructArray.from_arrays(fields, names=list(column.columns), mask=pa.array(absent))
+
+
+def _numbers_of_rows(rows: pd.Series, absent: npt.NDArray[np.bool_]) -> pa.Array:
+    """Arrays of equally many numbers, which are all null in the rows that are absent."""
+    matrix = np.stack(rows.to_numpy()) if len(rows) else np.zeros((0, 1))
+    width = matrix.shape[1]
+    numbers = pa.array(matrix.reshape(-1), mask=np.repeat(absent, width), from_pandas=False)
+    return pa.ListArray.from_arrays(np.arange(0, width * len(rows) + 1, width, dtype=np.int32), numbers)
 
 
 def _to_pandas(predictions: pa.Array) -> pd.Series:

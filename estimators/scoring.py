@@ -20,7 +20,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
-from sparkdl.estimators.packed_features import unpacked
+from sparkdl.estimators.packed_features import packed, unpacked
 from sparkdl.estimators.pandas_scoring import udf_on_pandas
 from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, result_type, to_arrow
 from sparkdl.training.architecture import PackedModule, join_module, unpack_module
@@ -57,13 +57,12 @@ def prediction_udf(
 ) -> Any:
     """Return a Spark function of the feature columns that gives wanted columns, of the type :func:`result_type`.
 
-    It takes one column where there is one, or where they are packed, see :mod:`.packed_features`.
+    With ``is_packed`` they go to Python as one array, see :mod:`.packed_features`.
 
     It is marked as not deterministic, which it is: Spark would otherwise compute it again for a filter on its
     result, and for each field that is taken out of a struct.
     """
     returned = result_type(wanted, model.signature.outputs)
-    num_columns = 1 if is_packed else len(model.signature.inputs.columns)
 
     def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return score_columns(model, batches, wanted, is_packed)
@@ -71,14 +70,15 @@ def prediction_udf(
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        return udf_on_pandas(score, returned, num_columns=num_columns)
+        return udf_on_pandas(score, returned, is_packed=is_packed)
     make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
-    if num_columns == 1:
+    if is_packed or len(model.signature.inputs.columns) == 1:
 
         def score_one(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
             return score((column,) for column in columns)
 
-        return make_udf(score_one, returned).asNondeterministic()
+        udf = make_udf(score_one, returned).asNondeterministic()
+        return lambda *features: udf(packed(features) if is_packed else features[0])
 
     def score_many(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return score(columns)
@@ -102,8 +102,7 @@ def score_columns(
     predictor = load_predictor(model)
     for columns in batches:
         if is_packed:
-            (packed,) = columns
-            features, absent = unpacked(packed, predictor.signature.inputs)
+            features, absent = unpacked(columns[0], predictor.signature.inputs)
             yield score_features(predictor, features, absent, wanted)
         else:
             yield score_batch(predictor, columns, wanted)

@@ -13,6 +13,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 from torch import nn
 
+from sparkdl.data import Column
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
 from sparkdl.training.saved_model import SavedModel
@@ -143,3 +144,23 @@ def test_several_columns_of_numbers_go_packed_to_python_and_stay_what_they_are(f
         found = row["prediction"]
         assert found is None if row["id"] % 3 == 0 else found == pytest.approx(expected, rel=1e-5, abs=1e-6)
         assert row["x0"] == row["image"][0]
+
+
+class SumOfNumbers(nn.Module):
+    def forward(self, *columns):
+        return sum(torch.nan_to_num(column).reshape(len(column), -1).sum(1) for column in columns)
+
+
+@pytest.mark.any_spark_will_do
+@pytest.mark.parametrize(("names", "shape"), [(["x"], ()), (["x", "y"], ()), (["pair"], (2,))])
+def test_nan_is_a_number_to_the_model_and_null_is_none(spark, names, shape):
+    rows = spark.createDataFrame(
+        [(0, 1.0, 2.0), (1, float("nan"), 2.0), (2, None, 2.0)], "id long, x double, y double"
+    ).withColumn("pair", F.when(F.col("x").isNotNull(), F.array("x", "y")))
+    columns = {name: Column(name=name, dtype="float64", shape=shape) for name in names}
+    output = ModelOutput(kind="value", shape=(), name="target")
+    signature = ModelSignature(inputs=make_inputs(*names, **columns), outputs=(output,))
+    model = TorchModel(SavedModel(SumOfNumbers(), signature)).setParams(featuresCol=names)
+    found = {row["id"]: row["prediction"] for row in model.transform(rows).collect()}
+    alone = names == ["x"]
+    assert found == {0: 1.0 if alone else 3.0, 1: 0.0 if alone else 2.0, 2: None}

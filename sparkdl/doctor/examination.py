@@ -52,7 +52,7 @@ def examine(
     tell("Looking at this machine")
     here = look_around(timeout_s=timeout_s / 3)
     on_driver = _num_ranks_here(spark, num_ranks)
-    needs_java = spark is None or not is_connect(spark)
+    needs_java = True if spark is None or not is_connect(spark) else None
     findings = judge_machine(here, where=HERE, num_ranks=on_driver, needs_java=needs_java)
     if spark is None:
         tell("Starting two ranks")

@@ -27,18 +27,21 @@ _MAY_BE_MISSING = {
 }
 
 
-def judge_machine(facts: MachineFacts, *, where: str, num_ranks: int, needs_java: bool) -> list[Finding]:
+def judge_machine(
+    facts: MachineFacts, *, where: str, num_ranks: int, needs_java: bool | None
+) -> list[Finding]:
     """Return what is to be said of a machine.
 
     Args:
         facts: what it has.
         where: what it is called.
         num_ranks: how many ranks are to run there.
-        needs_java: whether it is to start Spark itself.
+        needs_java: whether it is to start Spark itself. Without that, an executor's is told, and fails nothing, as it
+            runs; None leaves it out.
     """
     return [
         _python(facts, where),
-        *([_java(facts, where)] if needs_java else []),
+        *([] if needs_java is None else [_java(facts, where, needs_java)]),
         _packages(facts, where),
         _native_core(facts, where),
         _shared_memory(facts, where, num_ranks),
@@ -86,20 +89,26 @@ def _python(facts: MachineFacts, where: str) -> Finding:
     )
 
 
-def _java(facts: MachineFacts, where: str) -> Finding:
+def _java(facts: MachineFacts, where: str, is_needed: bool) -> Finding:
     is_there, said = facts.java
     spark = facts.packages.get("pyspark", "4")
     oldest = _JAVA_OF_SPARK.get(int(spark.split(".")[0]), 17)
     advice = (
         f"Install Java {oldest} or later (apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."
     )
+    if not is_there and not is_needed:
+        return Finding(check="Java", where=where, status=NOTE, found="the executor's is not on its PATH")
     if not is_there:
         return Finding(check="Java", where=where, status=BAD, found=f"none: {said}", advice=advice)
     numbers = [int(part) for part in said.split(" ")[0].replace("-", ".").split(".") if part.isdigit()]
     major = numbers[1] if numbers[:1] == [1] and len(numbers) > 1 else numbers[0] if numbers else 0
     if major < oldest:
         return Finding(
-            check="Java", where=where, status=BAD, found=f"{said}, too old for pyspark {spark}", advice=advice
+            check="Java",
+            where=where,
+            status=BAD if is_needed else NOTE,
+            found=f"{said}, too old for pyspark {spark}",
+            advice=advice,
         )
     return Finding(check="Java", where=where, status=GOOD, found=said)
 

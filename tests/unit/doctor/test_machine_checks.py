@@ -96,6 +96,18 @@ def test_spark_3_makes_do_with_java_8_in_its_old_spelling() -> None:
     assert judged(machine(java=(True, "1.8.0_402 at /usr/bin/java")))["Java"].status == BAD
 
 
+def test_an_executors_java_is_told_and_fails_nothing():
+    for java in ((False, "No such file"), (True, "1.8.0_402 at /usr/bin/java")):
+        (found,) = (
+            finding
+            for finding in judge_machine(machine(java=java), where="node-1", num_ranks=2, needs_java=False)
+            if finding.check == "Java"
+        )
+        assert found.status == NOTE
+    unasked = judge_machine(machine(), where="client", num_ranks=2, needs_java=None)
+    assert "Java" not in [finding.check for finding in unasked]
+
+
 def test_gpus_that_torch_and_nccl_can_use_are_fine() -> None:
     findings = judged(
         machine(gpus=("H100, 80 GB",) * 8, torch_cuda=(True, "12.8"), nccl=(True, "2.27.6 from x"))

@@ -29,14 +29,12 @@ _LEFT_BY_LAUNCHERS = (
 )
 """What pyspark's TorchDistributor sets in a Python worker and leaves there for the tasks that follow."""
 
-_CREDENTIALS = (
-    "MLFLOW_TRACKING_TOKEN",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-    "DATABRICKS_TOKEN",
-    "DATABRICKS_CLIENT_SECRET",
-)
-"""What the driver alone needs: ranks say to the driver what there is to say, and train code of many origins."""
+_OF_DRIVER_ONLY = ("MLFLOW_TRACKING_", "MLFLOW_AUTH_", "MLFLOW_FLASK_SERVER_SECRET_KEY", "DATABRICKS_")
+"""Beginnings of the names of what the driver alone needs: ranks say to the driver what there is to say, and train code
+of many origins."""
+
+_NO_SECRET = ("MLFLOW_TRACKING_URI", "DATABRICKS_RUNTIME_VERSION")
+"""Exceptions, by which libraries tell where they are; a URI with a user or a password in it is none."""
 
 
 def rank_environment(
@@ -44,15 +42,20 @@ def rank_environment(
 ) -> dict[str, str]:
     """Variables for a rank process: the Python worker's, with this process's module path and the rank's GPUs.
 
-    Credentials for MLflow and Databricks are left out, unless the user has set them for the ranks.
+    Variables of MLflow's tracking and of Databricks, which may be credentials, are left out, unless the user has set
+    them for the ranks.
 
     Args:
         environment: what the user set for the ranks; wins over everything else.
         gpus: addresses of this rank's GPUs; none are visible when empty, and the choice is left alone when None.
         inherited: variables to start from.
     """
-    dropped = {*_SPARK_WORKER_ONLY, *_LEFT_BY_LAUNCHERS, *_CREDENTIALS}
-    kept = {name: value for name, value in inherited.items() if name not in dropped}
+    dropped = {*_SPARK_WORKER_ONLY, *_LEFT_BY_LAUNCHERS}
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name not in dropped and not _may_be_secret(name, value)
+    }
     variables = {**ARROW_VARIABLES, **kept}
     # Spark adds the files of --py-files to sys.path alone.
     variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
@@ -62,6 +65,12 @@ def rank_environment(
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     variables.update(environment)
     return variables
+
+
+def _may_be_secret(name: str, value: str) -> bool:
+    if name in _NO_SECRET:
+        return "@" in value or "password=" in value.lower()
+    return name.startswith(_OF_DRIVER_ONLY)
 
 
 def are_gpus_assigned(context: BarrierTaskContext) -> bool:

@@ -61,11 +61,24 @@ def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:
         "MLFLOW_TRACKING_TOKEN",
         "MLFLOW_TRACKING_USERNAME",
         "MLFLOW_TRACKING_PASSWORD",
+        "MLFLOW_TRACKING_CLIENT_CERT_PATH",
+        "MLFLOW_TRACKING_AWS_SIGV4",
+        "MLFLOW_FLASK_SERVER_SECRET_KEY",
         "DATABRICKS_TOKEN",
+        "DATABRICKS_PASSWORD",
+        "DATABRICKS_CONFIG_PROFILE",
     )
-    inherited = {**dict.fromkeys(names, "secret"), "MLFLOW_TRACKING_URI": "http://here", "PATH": "/bin"}
+    harmless = {"MLFLOW_TRACKING_URI": "http://here", "DATABRICKS_RUNTIME_VERSION": "15.4", "PATH": "/bin"}
+    inherited = {**dict.fromkeys(names, "secret"), **harmless}
     variables = rank_environment({}, gpus=None, inherited=inherited)
     assert "secret" not in variables.values()
-    assert variables["MLFLOW_TRACKING_URI"] == "http://here"
+    assert harmless.items() <= variables.items()
     given = rank_environment({"DATABRICKS_TOKEN": "mine"}, gpus=None, inherited=inherited)
     assert given["DATABRICKS_TOKEN"] == "mine"
+
+
+@pytest.mark.parametrize("uri", ["https://user:secret@here", "postgresql://here/db?password=secret"])
+def test_ranks_have_no_address_of_mlflow_with_a_password_in_it(uri: str) -> None:
+    assert "MLFLOW_TRACKING_URI" not in rank_environment(
+        {}, gpus=None, inherited={"MLFLOW_TRACKING_URI": uri}
+    )

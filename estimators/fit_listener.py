@@ -56,6 +56,7 @@ class FitListener:
         self._run, self._check = run, check
         self._tracked: dict[int, dict[str, float]] = {}
         self._sampler = StepSampler()
+        self._num_samples: dict[str, int] = {}
         self.progress = progress
 
     def hear(self, rank: int, event: Mapping[str, Any]) -> None:
@@ -69,7 +70,7 @@ class FitListener:
         elif kind == "step" and self._sampler.is_due(time.monotonic()):
             self._track_step(event)
         elif kind == "system":
-            self._run.log_metrics(int(event["sample"]), event["metrics"])
+            self._track_host(event["metrics"])
 
     def track(self, record: Mapping[str, Any]) -> None:
         """Tell the run of an epoch, by the fields of its record, unless it knows."""
@@ -88,6 +89,13 @@ class FitListener:
     def _tell(self, epoch: int, metrics: Mapping[str, float]) -> None:
         if epoch % max(1, self._run.switches.every_n_iter) == 0:
             self._run.log_metrics(epoch, metrics)
+
+    def _track_host(self, metrics: Mapping[str, float]) -> None:
+        """Tell of a host, by its samples' number in this fit: its ranks begin anew at a restart."""
+        host = next(iter(metrics), "").rpartition("/")[0]
+        number = self._num_samples.get(host, 0)
+        self._num_samples[host] = number + 1
+        self._run.log_metrics(number, metrics)
 
     def _track_step(self, event: Mapping[str, Any]) -> None:
         step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])

@@ -107,8 +107,15 @@ def test_steps_are_told_by_their_number_in_the_fit_and_hosts_by_their_own_names(
     listener = FitListener(run, ProgressLine(io.StringIO()), list)
     step = {"kind": "step", "epoch": 3, "epochs": 4, "step": 2, "steps": 5, "loss": 0.5, "rows_per_s": 9.0}
     listener.hear(0, {**step, "eta_s": None})
-    listener.hear(1, {"kind": "system", "sample": 7, "metrics": {"system/here/cpu": 1.0}})
-    assert run.epochs == [(12, {"step/loss": 0.5, "step/rows_per_s": 9.0}), (7, {"system/here/cpu": 1.0})]
+    for sample, host in ((0, "here"), (0, "there"), (1, "here"), (0, "here")):  # the last after a restart
+        listener.hear(1, {"kind": "system", "sample": sample, "metrics": {f"system/{host}/cpu": 1.0}})
+    assert run.epochs == [
+        (12, {"step/loss": 0.5, "step/rows_per_s": 9.0}),
+        (0, {"system/here/cpu": 1.0}),
+        (0, {"system/there/cpu": 1.0}),
+        (1, {"system/here/cpu": 1.0}),
+        (2, {"system/here/cpu": 1.0}),
+    ]
 
 
 def test_every_n_iter_leaves_epochs_out():

@@ -6,6 +6,8 @@ import socket
 import sys
 import threading
 
+import psutil
+import torch
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
@@ -53,3 +55,39 @@ def test_a_report_that_nobody_hears_ends_the_watch_and_not_the_rank():
 
     with HostWatch(fail, interval_s=600):
         pass
+
+
+class NVMLError(Exception):
+    """As pynvml has it, which is no RuntimeError."""
+
+
+def test_what_cannot_be_measured_is_left_out_and_the_rest_told(monkeypatch):
+    def fail(*args):
+        raise OSError("no such disk")
+
+    def not_supported(number):
+        raise NVMLError("Not Supported")
+
+    monkeypatch.setattr(psutil, "disk_usage", fail)
+    monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (1_000_000, 4_000_000))
+    monkeypatch.setattr(torch.cuda, "utilization", not_supported)
+    events, has_begun = [], threading.Event()
+
+    def hear(event):
+        events.append(event)
+        has_begun.set()
+
+    with HostWatch(hear, interval_s=600):
+        assert has_begun.wait(30)
+    assert len(events) == 2
+    for event in events:
+        assert {name.split("/")[2] for name in event["metrics"]} == {
+            "cpu_utilization_percentage",
+            "system_memory_usage_megabytes",
+            "system_memory_usage_percentage",
+            "gpu_0_memory_usage_megabytes",
+            "gpu_0_memory_usage_percentage",
+        }

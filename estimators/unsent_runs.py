@@ -56,6 +56,17 @@ class UnsentRuns:
         except Exception as error:
             raise store_error(f"{self._path} cannot be listed: {explain_failure(error)}") from error
 
+    def holds(self, name: str, file: str) -> bool:
+        """Return whether a folder has a file.
+
+        Raises:
+            StoreError: if the Store cannot be read.
+        """
+        try:
+            return bool(self._location.filesystem.exists(f"{self._path}/{name}/{file}"))
+        except Exception as error:
+            raise store_error(f"{self._path}/{name} cannot be read: {explain_failure(error)}") from error
+
     def get(self, name: str, into: Path) -> None:
         """Copy a folder to a local one that exists.
 

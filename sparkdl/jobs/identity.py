@@ -11,6 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.tracking import without_credentials
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -72,6 +74,8 @@ def identity_of(job: Job, code: Mapping[str, str]) -> Identity:
     said = {key: value for key, value in job.content.items() if key not in _WITHOUT_EFFECT}
     without_effect = {f"params.{name}" for name in _PARAMS_WITHOUT_EFFECT}
     told = {key: value for key, value in _flat(said) if key not in without_effect}
+    if "tracking.uri" in told:
+        told["tracking.uri"] = without_credentials(told["tracking.uri"])  # it is written down, and shown
     return Identity(said=told, code=dict(code))
 
 

@@ -6,7 +6,8 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamTypeError
-from sparkdl.tracking.flavor import FlavorOptions, Registration, log_flavor, save_flavor
+from sparkdl.tracking import Registration
+from sparkdl.tracking.flavor import FlavorOptions, log_flavor, save_flavor
 
 if TYPE_CHECKING:
     import os

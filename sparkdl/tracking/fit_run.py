@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from sparkdl.tracking.flavor import Registration
     from sparkdl.tracking.kept_runs import Shelf
     from sparkdl.tracking.logged_dataset import LoggedDataset
     from sparkdl.tracking.logged_model import LoggedModelSpec
+    from sparkdl.tracking.registering import Registration
     from sparkdl.tracking.run_start import GroupOfRuns
 
 TrackingMode = Literal["auto", "on", "off"]

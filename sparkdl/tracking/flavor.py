@@ -20,15 +20,20 @@ from sparkdl.tracking.logged_model import (
     pip_requirements,
     signature_of,
 )
+from sparkdl.tracking.tracking_uri import reporting_to
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.models import Model, ModelSignature
     from mlflow.models.model import ModelInfo
+
+    from sparkdl.tracking.registering import Registration
 
 FLAVOR_NAME = "sparkdl"
 LOADER_MODULE = "sparkdl.mlflow.pyfunc"
 DATA_FOLDER = "sparkdl_model"
 MODULE_FOLDER = "module"
+MODEL_KEY_TAG = "sparkdl.model_key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +59,6 @@ class FlavorOptions:
     extra_pip_requirements: Sequence[str] = ()
     code_paths: Sequence[str] | None = None
     metadata: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Registration:
-    """Under what a logged model is registered.
-
-    Attributes:
-        name: of the registered model; ``catalog.schema.model`` in Unity Catalog.
-        alias: that is set to the new version; None for none.
-        await_s: how long to wait until the version is ready.
-    """
-
-    name: str
-    alias: str | None = None
-    await_s: int = 300
 
 
 def save_flavor(
@@ -118,30 +108,46 @@ def log_flavor(
     run_id: str | None = None,
     registration: Registration | None = None,
 ) -> ModelInfo:
-    """Log a model in a run, or in the active one, and return what MLflow knows of it.
+    """Log a model in a run, or in the active one, of the process's server; return what MLflow knows of it.
 
     Raises:
         mlflow.exceptions.MlflowException: if the server does not take it.
     """
-    return _log(_Flavor, {"spec": spec, "options": options}, name, run_id, registration)
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    model_id = None if run_id is None or is_mlflow_2() else _new_model_of(client, run_id, name, {})
+    arguments = {"spec": spec, "options": options}
+    info = _log(_Flavor, arguments, name, run_id, registration, model_id=model_id)
+    if registration is not None and registration.alias is not None:
+        version = _version_of(client, info, registration.name)
+        client.set_registered_model_alias(registration.name, registration.alias, version)
+    return info
 
 
 def log_saved_flavor(
-    folder: Path, *, run_id: str, name: str = "model", registration: Mapping[str, Any] | None = None
+    client: MlflowClient, folder: Path, *, run_id: str, key: str, name: str = "model"
 ) -> str:
-    """Log what :func:`save_flavor` has written, and return its URI.
+    """Log what :func:`save_flavor` has written, unless that has been done, and return its URI.
 
     Args:
+        client: of the server.
         folder: a model of MLflow.
         run_id: of the run.
+        key: by which a model is found that was logged when the answer got lost.
         name: of the logged model.
-        registration: the fields of a :class:`Registration`, if it is to be registered.
 
     Raises:
         mlflow.exceptions.MlflowException: if the server does not take it.
     """
-    registered = None if registration is None else Registration(**registration)
-    return str(_log(_SavedFlavor, {"folder": folder}, name, run_id, registered).model_uri)
+    with reporting_to(client.tracking_uri):  # Model.log knows no other way
+        if is_mlflow_2():  # which writes into the same folder of the run again
+            return str(_log(_SavedFlavor, {"folder": folder}, name, run_id).model_uri)
+        before = _logged_before(client, run_id, key)
+        if before is not None:
+            return before
+        model_id = _new_model_of(client, run_id, name, {MODEL_KEY_TAG: key})
+        return str(_log(_SavedFlavor, {"folder": folder}, name, run_id, model_id=model_id).model_uri)
 
 
 def _log(
@@ -149,14 +155,15 @@ def _log(
     arguments: Mapping[str, Any],
     name: str,
     run_id: str | None,
-    registration: Registration | None,
+    registration: Registration | None = None,
+    *,
+    model_id: str | None = None,
 ) -> ModelInfo:
-    import mlflow
     from mlflow.models import Model
 
     named = {"artifact_path": name} if is_mlflow_2() else {"artifact_path": None, "name": name}
-    if run_id is not None and not is_mlflow_2():
-        named["model_id"] = _new_model_of(run_id, name)
+    if model_id is not None:
+        named["model_id"] = model_id
     registered = {}
     if registration is not None:
         registered = {
@@ -164,34 +171,32 @@ def _log(
             "await_registration_for": registration.await_s,
         }
     info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
-    if registration is not None and registration.alias is not None:
-        mlflow.MlflowClient().set_registered_model_alias(
-            registration.name, registration.alias, _version_of(info, registration.name)
-        )
     return info
 
 
-def _new_model_of(run_id: str, name: str) -> str:
+def _new_model_of(client: MlflowClient, run_id: str, name: str, tags: dict[str, str]) -> str:
     """The id of a logged model in the experiment of its run; MLflow would make it in the active experiment."""
-    import mlflow
-
-    client = mlflow.MlflowClient()
     run = client.get_run(run_id)
     model = client.create_logged_model(
-        run.info.experiment_id, name=name, source_run_id=run_id, params=dict(run.data.params)
+        run.info.experiment_id, name=name, source_run_id=run_id, params=dict(run.data.params), tags=tags
     )
     return str(model.model_id)
 
 
-def _version_of(info: ModelInfo, registered_name: str) -> str:
-    """The version under which a model was just registered."""
-    import mlflow
+def _logged_before(client: MlflowClient, run_id: str, key: str) -> str | None:
+    """The URI of the model that was logged whole with a key."""
+    experiment = client.get_run(run_id).info.experiment_id
+    found = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
+    return next((str(each.model_uri) for each in found if str(each.status) == "READY"), None)
 
+
+def _version_of(client: MlflowClient, info: ModelInfo, registered_name: str) -> str:
+    """The version under which a model was just registered."""
     if getattr(info, "registered_model_version", None) is not None:
         return str(info.registered_model_version)
     # MLflow before 2.14 does not tell.
     condition = f"name = '{registered_name}' and run_id = '{info.run_id}'"
-    versions = mlflow.MlflowClient().search_model_versions(condition)
+    versions = client.search_model_versions(condition)
     return str(max(int(version.version) for version in versions))
 
 

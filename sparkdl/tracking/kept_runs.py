@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.errors import StoreError
-from sparkdl.tracking.messages import Message, deliver, is_refusal
+from sparkdl.tracking.messages import KINDS_OF_MODELS, Message, deliver, is_refusal
 from sparkdl.tracking.run_start import BegunRun, RunStart, begin_run, find_run
+from sparkdl.tracking.tracking_uri import reporting_to, with_known_credentials, without_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mlflow import MlflowClient
 
-FORMAT = 1
+FORMAT = 2
+"""2: a model is logged and registered by a message each."""
+
 RUN_FILE = "run.json"
 
 _logger = logging.getLogger(__name__)
@@ -38,6 +41,9 @@ class Shelf(Protocol):
     def names(self) -> list[str]:
         """Return the names of all folders, the oldest first."""
 
+    def holds(self, name: str, file: str) -> bool:
+        """Return whether a folder has a file."""
+
     def get(self, name: str, into: Path) -> None:
         """Copy a folder to a local one."""
 
@@ -50,16 +56,18 @@ class KeptRun:
     """What is left to say of a run.
 
     Attributes:
-        tracking_uri: of the server that it was meant for.
+        tracking_uri: of the server that it was meant for, without user and password.
         start: how the run begins.
         run: the run, where the server had begun it.
         messages: in order; the folder of each is a name inside the kept folder.
+        model_uri: of its model, where the server has taken that.
     """
 
     tracking_uri: str
     start: RunStart
     run: BegunRun | None
     messages: Sequence[Message]
+    model_uri: str | None = None
 
 
 def keep_run(kept: KeptRun, shelf: Shelf, *, part: int = 0) -> str:
@@ -85,6 +93,7 @@ def keep_run(kept: KeptRun, shelf: Shelf, *, part: int = 0) -> str:
         "start": asdict(kept.start),
         "run": None if kept.run is None else asdict(kept.run),
         "messages": messages,
+        "model_uri": kept.model_uri,
     }
     name = f"{kept.start.start_time:015}-{kept.start.key[:12]}-{part:04}"
     return shelf.put(name, folders, {RUN_FILE: json.dumps(content).encode()})
@@ -106,7 +115,9 @@ class SentRun:
 
 
 def send_kept_runs(shelf: Shelf, tracking_uri: str | None = None) -> list[SentRun]:
-    """Send all kept runs, the oldest first; each is removed once it is sent.
+    """Send all kept runs, the oldest first; each is removed once it is sent, and one that cannot be sent stays.
+
+    Folders without their last file are left alone: a driver is writing them, or died as it did.
 
     Args:
         shelf: where they lie.
@@ -117,47 +128,57 @@ def send_kept_runs(shelf: Shelf, tracking_uri: str | None = None) -> list[SentRu
     """
     sent = []
     for name in shelf.names():
+        if not shelf.holds(name, RUN_FILE):
+            _logger.info("%s has no %s: it is being written, or its driver died meanwhile.", name, RUN_FILE)
+            continue
         with tempfile.TemporaryDirectory(prefix="sparkdl-kept-") as folder:
             shelf.get(name, Path(folder))
-            kept = _read(Path(folder), tracking_uri)
-            if kept is None:
-                continue
-            one = _send(kept)
+            one = _send_folder(name, Path(folder), tracking_uri)
         if one.error is None:
             shelf.remove(name)
         sent.append(one)
     return sent
 
 
+def _send_folder(name: str, folder: Path, tracking_uri: str | None) -> SentRun:
+    try:
+        kept = _read(folder, tracking_uri)
+    except (StoreError, ValueError, KeyError, TypeError) as error:
+        said = f"{name} cannot be read: {type(error).__name__}: {error}"
+        _logger.warning("A kept run stays kept: %s", said)
+        return SentRun(run_id=None, error=said)
+    return _send(kept)
+
+
 def _send(kept: KeptRun) -> SentRun:
     import mlflow
 
-    before = mlflow.get_tracking_uri()
-    run_id, model_uri = None, None
+    uri = with_known_credentials(kept.tracking_uri)
+    run_id, model_uri, refusal = None, kept.model_uri, None
     try:
-        mlflow.set_tracking_uri(kept.tracking_uri)  # models are logged by functions that know no other way
-        client = mlflow.MlflowClient(kept.tracking_uri)
-        run = kept.run or begin_run(client, kept.start, _parent(client, kept.start))
+        client = mlflow.MlflowClient(uri)
+        with reporting_to(uri):  # MLflow's own experiment is found by functions that know no other way
+            run = kept.run or begin_run(client, kept.start, _parent(client, kept.start))
         run_id = run.run_id
         for message in kept.messages:
-            if message.kind != "end" or not run.is_joined:
-                model_uri = _deliver(client, run_id, message) or model_uri
+            if message.kind == "end" and run.is_joined:
+                continue
+            if message.kind == "registration" and model_uri is None:
+                continue  # the model was refused
+            try:
+                model_uri = deliver(client, run_id, message, model_uri) or model_uri
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                said = without_credentials(str(error))
+                _logger.warning("MLflow does not take %s of the kept run %s: %s", message.kind, run_id, said)
+                if message.kind in KINDS_OF_MODELS:
+                    refusal = f"{type(error).__name__}: {said}"
     except Exception as error:
-        _logger.warning("A kept run could not be sent, and stays kept: %s: %s", type(error).__name__, error)
-        return SentRun(run_id=run_id, model_uri=model_uri, error=f"{type(error).__name__}: {error}")
-    finally:
-        mlflow.set_tracking_uri(before)
-    return SentRun(run_id=run_id, model_uri=model_uri)
-
-
-def _deliver(client: MlflowClient, run_id: str, message: Message) -> str | None:
-    try:
-        return deliver(client, run_id, message)
-    except Exception as error:
-        if not is_refusal(error):
-            raise
-        _logger.warning("MLflow does not take %s of the kept run %s: %s", message.kind, run_id, error)
-        return None
+        said = f"{type(error).__name__}: {without_credentials(str(error))}"
+        _logger.warning("A kept run could not be sent, and stays kept: %s", said)
+        return SentRun(run_id=run_id, model_uri=model_uri, error=said)
+    return SentRun(run_id=run_id, model_uri=model_uri, error=refusal)
 
 
 def _parent(client: MlflowClient, start: RunStart) -> str | None:
@@ -167,14 +188,11 @@ def _parent(client: MlflowClient, start: RunStart) -> str | None:
     return find_run(client, [each.experiment_id for each in client.search_experiments()], start.parent_key)
 
 
-def _read(folder: Path, tracking_uri: str | None) -> KeptRun | None:
-    path = folder / RUN_FILE
-    if not path.is_file():
-        return None  # it is being written, or its writing was broken off
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+def _read(folder: Path, tracking_uri: str | None) -> KeptRun:
+    content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     if content["format"] > FORMAT:
         raise StoreError(
-            f"A run was kept by a newer sparkdl, in format {content['format']}. Install that to send it."
+            f"It was kept by a newer sparkdl, in format {content['format']}. Install that to send it."
         )
     messages = [
         Message(
@@ -182,12 +200,27 @@ def _read(folder: Path, tracking_uri: str | None) -> KeptRun | None:
             content=each["content"],
             folder=None if each["folder"] is None else folder / each["folder"],
         )
-        for each in content["messages"]
+        for each in _messages(content)
     ]
-    run = content["run"] if tracking_uri in (None, content["tracking_uri"]) else None
+    meant_for = without_credentials(content["tracking_uri"])
+    is_same = tracking_uri is None or without_credentials(tracking_uri) == meant_for
+    run = content["run"] if is_same else None
     return KeptRun(
         tracking_uri=tracking_uri or content["tracking_uri"],
         start=RunStart(**content["start"]),
         run=None if run is None else BegunRun(**run),
         messages=messages,
+        model_uri=content.get("model_uri"),
     )
+
+
+def _messages(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The messages of a kept run; those of format 1 as they would be now."""
+    for each in content["messages"]:
+        registration = each["content"].get("registration")
+        if each["kind"] != "model" or "key" in each["content"]:
+            yield each
+            continue
+        yield {**each, "content": {"key": f"{content['start']['key']}-{each['folder']}"}}
+        if registration is not None:
+            yield {"kind": "registration", "content": {"registration": registration}, "folder": None}

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-Kind: TypeAlias = Literal["params", "metrics", "tags", "dataset", "file", "folder", "model", "end"]
+Kind: TypeAlias = Literal[
+    "params", "metrics", "tags", "dataset", "file", "folder", "model", "registration", "end"
+]
+
+KINDS_OF_MODELS: tuple[Kind, ...] = ("model", "registration")
+"""What is too dear to be left out where a server refuses it: permissions can be given."""
 
 MAX_METRICS_PER_MESSAGE = 1000
 """MLflow's own limit for a batch."""
@@ -69,8 +74,14 @@ def is_refusal(error: Exception) -> bool:
     return getattr(error, "error_code", None) in _REFUSALS
 
 
-def deliver(client: MlflowClient, run_id: str, message: Message) -> str | None:
-    """Say it to the server; return the URI of a logged model.
+def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str | None = None) -> str | None:
+    """Say it to the server; return the URI of the model that it logged.
+
+    Args:
+        client: of the server.
+        run_id: of the run.
+        message: what is said.
+        model_uri: of the model that is registered.
 
     Raises:
         Exception: what MLflow raises when the server or its artifact store does not take it.
@@ -93,7 +104,12 @@ def deliver(client: MlflowClient, run_id: str, message: Message) -> str | None:
         from sparkdl.tracking.flavor import log_saved_flavor
 
         assert message.folder is not None, "a model lies in a folder"
-        return log_saved_flavor(message.folder, run_id=run_id, **content)
+        return log_saved_flavor(client, message.folder, run_id=run_id, key=content["key"])
+    elif message.kind == "registration":
+        from sparkdl.tracking.registering import Registration, register
+
+        assert model_uri is not None, "a model is logged before it is registered"
+        register(client, model_uri, Registration(**content["registration"]))
     else:
         client.set_terminated(run_id, content["status"], end_time=content["end_time"])
     return None

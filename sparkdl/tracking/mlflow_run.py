@@ -6,16 +6,26 @@ import logging
 import math
 import threading
 import time
+import uuid
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sparkdl.tracking.flavor import FlavorOptions, Registration, save_flavor
+from sparkdl.tracking.flavor import FlavorOptions, save_flavor
 from sparkdl.tracking.kept_runs import KeptRun, Shelf, keep_run
-from sparkdl.tracking.messages import MAX_METRICS_PER_MESSAGE, Message, deliver, file_message, is_refusal
+from sparkdl.tracking.messages import (
+    KINDS_OF_MODELS,
+    MAX_METRICS_PER_MESSAGE,
+    Message,
+    deliver,
+    file_message,
+    is_refusal,
+)
+from sparkdl.tracking.registering import Registration
 from sparkdl.tracking.run_start import BegunRun, begin_run, describe_start
 from sparkdl.tracking.sender import RefusedError, Sender
 from sparkdl.tracking.switches import current_switches
+from sparkdl.tracking.tracking_uri import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,6 +81,7 @@ class MlflowRun:
         )
         self._wait_s = wait_s
         self._num_kept = 0
+        self._refused: list[Message] = []  # what is kept although the server will not have it now
         self._is_abandoned = False
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
@@ -118,8 +129,10 @@ class MlflowRun:
         there = folder / "mlflow_model"
         save_flavor(model, there, options)
         self._wait_s += _bytes_in(there) / BYTES_PER_S
-        content = {"registration": None if registration is None else asdict(registration)}
-        self._sender.put(Message(kind="model", content=content, folder=there))
+        self._sender.put(Message(kind="model", content={"key": uuid.uuid4().hex}, folder=there))
+        if registration is not None:
+            content = {"registration": asdict(registration)}
+            self._sender.put(Message(kind="registration", content=content))
 
     def flush(self) -> None:
         """Wait until all is sent, for as long as a fit waits."""
@@ -135,7 +148,8 @@ class MlflowRun:
             is_sent = not self._is_abandoned and self._wait(wait_s)
         finally:  # also when the user does not want to wait any more
             left = self._sender.close()
-            if left and not is_sent:
+            left = [*self._refused, *([] if is_sent else left)]
+            if left:
                 self._keep(left)
 
     def _wait(self, timeout_s: float) -> bool:
@@ -158,30 +172,41 @@ class MlflowRun:
             self.has_begun.set()
         if message.kind == "end" and self._begun.is_joined:
             return
+        if message.kind == "registration" and self.model_uri is None:
+            self._refused.append(message)  # as the model was
+            return
         client = mlflow.MlflowClient(self._tracking_uri)
         try:
-            self.model_uri = deliver(client, self._begun.run_id, message) or self.model_uri
+            self.model_uri = deliver(client, self._begun.run_id, message, self.model_uri) or self.model_uri
         except MlflowException as error:
             if is_refusal(error):
+                if message.kind in KINDS_OF_MODELS:
+                    self._refused.append(message)
                 raise RefusedError from error
             raise
 
     def _keep(self, messages: list[Message]) -> None:
-        kept = KeptRun(tracking_uri=self._tracking_uri, start=self.start, run=self._begun, messages=messages)
+        kept = KeptRun(
+            tracking_uri=without_credentials(self._tracking_uri),
+            start=self.start,
+            run=self._begun,
+            messages=messages,
+            model_uri=self.model_uri,
+        )
         why = "" if self._sender.last_error is None else f" ({type(self._sender.last_error).__name__})"
         try:
             place = keep_run(kept, self._shelf(), part=self._num_kept)
         except Exception as error:
             self._warn(
-                "MLflow did not take in time what this fit had to say%s, and it could not be kept either: %s. The "
+                "MLflow did not take what this fit had to say%s, and it could not be kept either: %s. The "
                 "model is trained; sparkdl.mlflow.log_model(model) logs it.",
                 why,
-                error,
+                without_credentials(str(error)),
             )
             return
         self._num_kept += 1
         self._warn(
-            "MLflow did not take in time all that this fit had to say%s. It is kept in %s: when the server is back, "
+            "MLflow did not take all that this fit had to say%s. It is kept in %s: when the server takes it, "
             "send it by sparkdl.mlflow.send_kept(%r).",
             why,
             place,

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from sparkdl.tracking.messages import joined
+from sparkdl.tracking.tracking_uri import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +104,8 @@ class Sender:
             try:
                 self._send(message)
             except RefusedError as error:
-                self._warn("MLflow does not take %s of %s: %s", message.kind, self._name, error.__cause__)
+                why = without_credentials(str(error.__cause__))
+                self._warn("MLflow does not take %s of %s: %s", message.kind, self._name, why)
             except Exception as error:
                 self._note(error)
                 with self._changed:
@@ -147,4 +149,4 @@ class Sender:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
+    return (without_credentials(str(error)).splitlines() or [""])[0][:300]

@@ -46,6 +46,14 @@ def test_what_a_job_says_otherwise_is_named(tmp_path, argument, said):
     assert said in other.differences(written(one))
 
 
+def test_a_password_of_the_tracking_server_is_no_part_of_it(tmp_path):
+    one, other = (
+        identity(tmp_path, f"tracking={{uri: 'https://me:{password}@there'}}") for password in ("abc", "xyz")
+    )
+    assert one.said["tracking.uri"] == "https://there"
+    assert one.digest == other.digest
+
+
 def test_other_code_and_other_rows_are_another_job(tmp_path):
     one = identity(tmp_path)
     changed = identity(tmp_path, **{"my_nets.py": "xyz"})

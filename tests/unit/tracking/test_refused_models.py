@@ -1,0 +1,109 @@
+"""Models that a server refuses, or that are sent more than once, in a real SQLite store of MLflow."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import mlflow
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from torch import nn
+
+import sparkdl.mlflow
+from sparkdl import tracking
+from sparkdl.data import Store
+from sparkdl.estimators import TorchModel
+from sparkdl.estimators.model_logging import save_for_mlflow
+from sparkdl.estimators.unsent_runs import UnsentRuns
+from sparkdl.tracking.flavor import is_mlflow_2
+from sparkdl.tracking.registering import Registration, register
+from sparkdl.training.saved_model import SavedModel
+from tests.training.signatures import make_signature
+
+DIGITS = Registration(name="digits", alias="champion")
+
+
+@contextmanager
+def refused(name):
+    """Have MLflow's client refuse a method."""
+
+    def refuse(*args, **kwargs):
+        raise MlflowException("you may not", PERMISSION_DENIED)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlflow.MlflowClient, name, refuse)
+        yield
+
+
+def fit(tracked, local, *, meanwhile=lambda: None):
+    folder = tracked / local
+    folder.mkdir()
+    with tracking.open_run("on", shelf=lambda: UnsentRuns(Store(tracked / "store")), wait_s=60) as run:
+        meanwhile()
+        model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
+        run.log_model(save_for_mlflow(model, folder), folder, DIGITS)
+    return run
+
+
+def versions():
+    return {
+        int(each.version): each.tags["sparkdl.model_uri"]
+        for each in mlflow.MlflowClient().search_model_versions("name = 'digits'")
+    }
+
+
+def champion():
+    return int(mlflow.MlflowClient().get_model_version_by_alias("digits", "champion").version)
+
+
+def test_what_the_server_refuses_of_a_model_is_kept_and_sent_when_it_may_be(tracked, caplog):
+    here = f"sqlite:///{tracked}/here.db"
+    elsewhere = f"sqlite:///{tracked}/elsewhere.db"
+    mlflow.set_tracking_uri(here)
+
+    # A refused registration costs no model, and a server that the user turns to meanwhile gets nothing.
+    with refused("create_registered_model"):
+        first = fit(tracked, "first", meanwhile=lambda: mlflow.set_tracking_uri(elsewhere))
+    assert mlflow.get_tracking_uri() == elsewhere
+    assert not (tracked / "elsewhere.db").exists()
+    assert "MLflow does not take registration of the run of this fit: you may not" in caplog.text
+    mlflow.set_tracking_uri(here)
+    assert len(list(tracked.glob("store/unsent-runs/*"))) == 1
+    mlflow.pyfunc.load_model(first.model_uri)
+    (sent,) = sparkdl.mlflow.send_kept(tracked / "store")
+    assert (sent.run_id, sent.model_uri, sent.error) == (first.run_id, first.model_uri, None)
+    assert (versions(), champion()) == ({1: first.model_uri}, 1)
+
+    # A refused model is kept with its registration, as often as it is refused.
+    with refused("log_artifacts" if is_mlflow_2() else "get_run"):
+        second = fit(tracked, "second")
+        (failed,) = sparkdl.mlflow.send_kept(tracked / "store")
+    assert second.model_uri is None
+    assert failed.error == "MlflowException: you may not"
+    (sent,) = sparkdl.mlflow.send_kept(tracked / "store")
+    assert (sent.run_id, sent.error) == (second.run_id, None)
+    assert (versions(), champion()) == ({1: first.model_uri, 2: sent.model_uri}, 2)
+    assert not (tracked / "store" / "unsent-runs").exists()
+
+    # Once more is the same version, and the alias stays with the newer one.
+    assert register(mlflow.MlflowClient(), first.model_uri, DIGITS) == "1"
+    assert (len(versions()), champion()) == (2, 2)
+    assert "The alias champion of digits stays with version 2" in caplog.text
+
+
+def test_a_kept_run_that_cannot_be_read_does_not_hold_up_the_others(tracked, caplog):
+    mlflow.set_tracking_uri("http://me:secret@127.0.0.1:9")
+    with tracking.open_run("on", shelf=lambda: UnsentRuns(Store(tracked / "store")), wait_s=0) as run:
+        run.log_params({"epochs": 3})
+    (kept,) = tracked.glob("store/unsent-runs/*/run.json")
+    assert "secret" not in kept.read_text() + caplog.text
+    damaged = tracked / "store" / "unsent-runs" / "0-damaged"
+    damaged.mkdir()
+    (damaged / "run.json").write_text('{"format": ')
+    mlflow.set_tracking_uri(None)
+    failed, sent = sparkdl.mlflow.send_kept(tracked / "store", tracking_uri=f"sqlite:///{tracked}/here.db")
+    assert "0-damaged cannot be read: JSONDecodeError" in failed.error
+    assert sent.error is None
+    assert [path.name for path in tracked.glob("store/unsent-runs/*")] == ["0-damaged"]
+    assert not mlflow.is_tracking_uri_set()

@@ -136,6 +136,7 @@ class Runner:
         returns_all: bool = False,
         sees_gpus_of_host: bool = False,
         only_for_driver: bool = False,
+        silence_timeout_s: float | None = None,
     ) -> list[Any]:
         self._check()
         log_level = level_number(self.log_level)
@@ -161,6 +162,7 @@ class Runner:
                 setup,
                 call,
                 on_log=LineReader(self.on_log, only_for_driver),
+                silence_timeout_s=silence_timeout_s,
             )
             return run_with_restarts(
                 lambda num_ranks: start(num_ranks=num_ranks),

@@ -60,6 +60,7 @@ def fit_on_rank(
     reports_for_host = is_watched and context.topology.local_rank == 0
     with HostWatch(context.report) if reports_for_host else nullcontext():
         result = train(spec, communicator=communicator, dataset=dataset, report=context.report, **went_on)
+    context.progress(done=True)  # to write the model takes as long as it takes
     communication = communicator.gather_report() if is_watched else None
     if context.rank != 0:
         return None

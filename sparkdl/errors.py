@@ -119,13 +119,23 @@ class HangError(LossError, RankError):
 
     Attributes:
         report: where every rank was: its Python stack, and what it waited in for how long.
+        is_in_code: whether what the ranks run is to blame for certain: they called operations in different orders, or
+            one did not come further. It would do so again.
     """
 
     def __init__(
-        self, message: str, *, rank: int, host: str, traceback_text: str = "", report: str = ""
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str,
+        traceback_text: str = "",
+        report: str = "",
+        is_in_code: bool = False,
     ) -> None:
         super().__init__(message, rank=rank, host=host, traceback_text=traceback_text)
         self.report = report
+        self.is_in_code = is_in_code
 
 
 class ExecutorsLostError(LossError, LaunchError):

@@ -109,7 +109,11 @@ def _heartbeat(
         assert supervises is not None, "nothing hangs that was not started"
         supervises.stop(StopReason(why, is_hang=True))
 
-    limits = HangLimits(hang_timeout_s=spec.hang_timeout_s, operation_timeout_s=spec.operation_timeout_s)
+    limits = HangLimits(
+        hang_timeout_s=spec.hang_timeout_s,
+        operation_timeout_s=spec.operation_timeout_s,
+        silence_timeout_s=spec.silence_timeout_s,
+    )
     return Heartbeat(link, rank=rank, signs=signs, limits=limits, on_hang=end)
 
 

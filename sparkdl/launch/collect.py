@@ -43,7 +43,7 @@ def collect(
     """Fetch what the ranks returned, by rank.
 
     Args:
-        job: a job that has ended.
+        job: a job that has ended, or was cancelled.
         heard: failures that the driver heard of while the job ran.
         num_ranks: how many values there have to be.
         on_log: gets rank and line of what could not reach the driver before.

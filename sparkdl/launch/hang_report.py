@@ -61,6 +61,7 @@ def hang_error(
         host=host,
         traceback_text=stack,
         report=report,
+        is_in_code=hang.is_in_code,
     )
 
 

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 
 from sparkdl.collective.waits import Wait
 from sparkdl.errors import ParamError
+from sparkdl.launch.rank_pulse import PULSE_S
 from sparkdl.launch.rank_signs import RankSigns
 from sparkdl.topology import name_ranks
 
 _SHARE_OF_DEADLINE = 0.8
 """A hang is found before the operations that wait for it miss their deadline, and then tell of themselves alone."""
+
+MIN_HANG_TIMEOUT_S = 4 * PULSE_S
+"""In less time a rank that lives may well give no sign of it, as where many processes share a machine's cores."""
 
 _LONGEST_LOOK_S = 3.0
 """Whoever looks less often than this was held up itself, and forgives as much."""
@@ -28,10 +32,12 @@ class Hang:
     Attributes:
         culprits: the ranks that stand still, by number; those of a deadlock, or of a cut network, are all that wait.
         why: from what it is seen, in words.
+        is_in_code: whether what the ranks run is to blame for certain, and would stand still again.
     """
 
     culprits: tuple[int, ...]
     why: str
+    is_in_code: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +45,51 @@ class HangLimits:
     """From when on something counts.
 
     Attributes:
-        hang_timeout_s: seconds without progress.
+        hang_timeout_s: seconds without progress, or in an operation.
         operation_timeout_s: deadline of operations that were given none of their own; what was given a longer one may
             take as long.
+        silence_timeout_s: seconds without a sign of life.
     """
 
     hang_timeout_s: float
     operation_timeout_s: float
+    silence_timeout_s: float
 
 
-def check_hang_timeout(hang_timeout_s: float | None, operation_timeout_s: float) -> float:
+def hang_limits(
+    hang_timeout_s: float | None, operation_timeout_s: float, silence_timeout_s: float | None
+) -> HangLimits:
+    """Make the limits of what was given.
+
+    Raises:
+        ParamError: if a time to a hang is too short.
+    """
+    hang_timeout_s = check_hang_timeout(hang_timeout_s, operation_timeout_s)
+    if silence_timeout_s is not None:
+        check_hang_timeout(silence_timeout_s, operation_timeout_s, "silence_timeout_s")
+    return HangLimits(
+        hang_timeout_s=hang_timeout_s,
+        operation_timeout_s=operation_timeout_s,
+        silence_timeout_s=hang_timeout_s if silence_timeout_s is None else silence_timeout_s,
+    )
+
+
+def check_hang_timeout(
+    hang_timeout_s: float | None,
+    operation_timeout_s: float,
+    name: str = "hang_timeout_s (hangTimeoutSeconds of a fit)",
+) -> float:
     """Return the time after which a rank counts as hanging, by default a share of the operations' deadline.
 
     Raises:
-        ParamError: if it is not positive.
+        ParamError: if it is shorter than :data:`MIN_HANG_TIMEOUT_S`.
     """
     if hang_timeout_s is None:
-        return _SHARE_OF_DEADLINE * operation_timeout_s
-    if not hang_timeout_s > 0:
+        return max(MIN_HANG_TIMEOUT_S, _SHARE_OF_DEADLINE * operation_timeout_s)
+    if not hang_timeout_s >= MIN_HANG_TIMEOUT_S:
         raise ParamError(
-            f"hang_timeout_s must be a positive number of seconds, or math.inf for never; got {hang_timeout_s:g}"
+            f"{name} must be at least {MIN_HANG_TIMEOUT_S:g} s, in which a rank "
+            f"gives four signs of life, or math.inf for never; got {hang_timeout_s:g}."
         )
     return hang_timeout_s
 
@@ -74,14 +105,14 @@ def find_hang(
         unheard_s: how long nothing has been heard of the ranks' tasks.
     """
     limit_s = limits.hang_timeout_s
-    lost = {rank: s for rank, s in (unheard_s or {}).items() if s >= limit_s}
+    lost = {rank: s for rank, s in (unheard_s or {}).items() if s >= limits.silence_timeout_s}
     if lost:
         return Hang(
             culprits=tuple(sorted(lost)),
             why=f"nothing has been heard of {_possessive(lost)} for {max(lost.values()):.0f} s: its Python worker or "
             "its host stands still, or the network to it is cut",
         )
-    silent = {rank: sign for rank, sign in signs.items() if sign.silent_s >= limit_s}
+    silent = {rank: sign for rank, sign in signs.items() if sign.silent_s >= limits.silence_timeout_s}
     if silent:
         rank, sign = min(silent.items())
         how = (
@@ -104,7 +135,7 @@ def find_hang(
     }
     if idle:
         why = f"{name_ranks(sorted(idle))} told of no progress for {max(idle.values()):.0f} s"
-        return Hang(culprits=tuple(sorted(idle)), why=why)
+        return Hang(culprits=tuple(sorted(idle)), why=why, is_in_code=True)
     return None
 
 
@@ -142,6 +173,7 @@ def _of_waits(stalled: Mapping[int, list[Wait]], signs: Mapping[int, RankSigns])
         return Hang(
             culprits=waiting_ranks,
             why=f"{waiting}, and {name_ranks(waiting_ranks)} wait for each other: their orders of operations differ",
+            is_in_code=True,
         )
     return Hang(
         culprits=(first,),
@@ -190,7 +222,7 @@ class HangWatch:
             return None
         before = self._suspicion[1]
         is_sure = all(
-            number > before.get(rank, number) or unheard_s[rank] >= self._limits.hang_timeout_s
+            number > before.get(rank, number) or unheard_s[rank] >= self._limits.silence_timeout_s
             for rank, number in numbers.items()
         )
         return hang if is_sure else None

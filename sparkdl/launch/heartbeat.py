@@ -42,7 +42,8 @@ class Heartbeat:
         self._link, self._rank, self._signs = link, rank, signs
         self._on_hang = on_hang
         self._watch = HangWatch(limits)
-        self._interval_s = min(_LONGEST_S, max(_SHORTEST_S, limits.hang_timeout_s / _BEATS_PER_TIMEOUT))
+        shortest_s = min(limits.hang_timeout_s, limits.silence_timeout_s)
+        self._interval_s = min(_LONGEST_S, max(_SHORTEST_S, shortest_s / _BEATS_PER_TIMEOUT))
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True)
 

@@ -57,6 +57,9 @@ class LaunchSpec:
     hang_timeout_s: float
     """How long a rank may stand still; for ever when infinite."""
 
+    silence_timeout_s: float
+    """How long a rank or a task may give no sign of life."""
+
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""

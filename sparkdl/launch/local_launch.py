@@ -33,7 +33,7 @@ from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.collect import rank_error
 from sparkdl.launch.driver_channel import MAX_WAITING_MESSAGES, RankMessage
 from sparkdl.launch.hang_report import raise_hang
-from sparkdl.launch.hang_watch import HangLimits, HangWatch, check_hang_timeout
+from sparkdl.launch.hang_watch import HangLimits, HangWatch, hang_limits
 from sparkdl.launch.outcome import Failure, StopReason, find_culprit
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.payload import pickle_call
@@ -63,6 +63,7 @@ def run_on_local_ranks(
     modules: Sequence[str] = (),
     operation_timeout_s: float = 300.0,
     hang_timeout_s: float | None = None,
+    silence_timeout_s: float | None = None,
     on_log: OnLog | None = None,
     on_event: OnEvent | None = None,
     **kwargs: Any,
@@ -85,10 +86,7 @@ def run_on_local_ranks(
         raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
     check_transport(transport, wire)
     check_timeout(operation_timeout_s, "operation_timeout_s")
-    limits = HangLimits(
-        hang_timeout_s=check_hang_timeout(hang_timeout_s, operation_timeout_s),
-        operation_timeout_s=operation_timeout_s,
-    )
+    limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
     payload = pickle_call(function, args, kwargs)
     order = {
         "world_size": num_ranks,

@@ -67,13 +67,19 @@ class RankContext:
         """Send an event to the driver's ``on_event``; its values are those that JSON has."""
         self._task.send({"kind": "event", "event": event})
 
-    def progress(self) -> None:
+    def progress(self, *, done: bool = False) -> None:
         """Say that the function has come a step further. Costs next to nothing; call it as often as you like.
 
         From the first call on, a rank that does not call this for ``hang_timeout_s``, and waits for no other rank
         meanwhile, counts as hanging. A function that never calls it may compute as long as it keeps nobody waiting.
+
+        Args:
+            done: that was the last step, and what follows may take as long as it keeps nobody waiting.
         """
-        self._pulse.note_progress()
+        if done:
+            self._pulse.expect_no_progress()
+        else:
+            self._pulse.note_progress()
 
     def close(self, *, failed: bool = False, reason: str = "") -> None:
         """Close the communicator, or abort it so that no other rank waits for this one."""

@@ -42,6 +42,10 @@ class RankPulse:
         """Something has been done; from the first time on, it is told how long ago that was."""
         self._progressed_at = time.monotonic()
 
+    def expect_no_progress(self) -> None:
+        """Nothing need be done any more; until the next progress is noted, it is told of none."""
+        self._progressed_at = None
+
     def _run(self) -> None:
         pause = threading.Event()
         while True:

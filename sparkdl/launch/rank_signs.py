@@ -22,7 +22,7 @@ class RankSigns:
     """Why its process cannot go on, as the kernel says, in words: ``is stopped, as by SIGSTOP``."""
 
     idle_s: float | None = None
-    """Seconds since its function last called ``context.progress()``; None if it never has."""
+    """Seconds since its function last called ``context.progress()``; None if it never has, or is done."""
 
     waits: tuple[Wait, ...] = ()
     """What it waits in for other ranks, the longest wait first."""

@@ -68,10 +68,12 @@ def run_with_restarts(
     Raises:
         LossError: that of the last call, when there were too many.
         RankError: likewise.
-        SlotsMissingError: if fewer than ``min_ranks`` slots are left.
+        SlotsMissingError: if fewer than ``min_ranks`` slots are left. With more it is tried again with a rank less
+            after a loss, which counts as the same restart.
     """
     ranks = num_ranks
     num_restarts = num_retries = 0
+    lost: LossError | None = None
     while True:
         try:
             return run(ranks)
@@ -79,8 +81,16 @@ def run_with_restarts(
             if num_restarts == restarts.max_restarts:
                 raise
             num_restarts += 1
-            ranks = _ranks_left(error, restarts, spark, num_ranks, resources)
+            lost = error
+            ranks = _ranks_left(lost, restarts, spark, num_ranks, resources)
             count = f"restart {num_restarts} of {restarts.max_restarts}"
+            _tell(error, restarts, ranks, num_ranks, where(), count)
+        except SlotsMissingError as error:
+            # Spark Connect tells no number of slots, and elsewhere more may be lost since they were counted.
+            if lost is None or ranks <= restarts.min_ranks:
+                raise
+            ranks = _ranks_left(lost, restarts, spark, ranks - 1, resources)
+            count = f"still restart {num_restarts} of {restarts.max_restarts}"
             _tell(error, restarts, ranks, num_ranks, where(), count)
         except RankError as error:
             if num_retries == restarts.max_retries:
@@ -97,6 +107,7 @@ def _ranks_left(
     num_ranks: int,
     resources: ResourceProfile | None,
 ) -> int:
+    """With how many ranks to go on, ``num_ranks`` at most; so many where Spark does not say how many there can be."""
     if spark is None:
         return num_ranks
     slots = wait_for_slots(spark, num_ranks, timeout_s=REPLACEMENT_TIMEOUT_S, resources=resources)

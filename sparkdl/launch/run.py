@@ -15,7 +15,7 @@ from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.hang_guard import HangGuard
-from sparkdl.launch.hang_watch import HangLimits, check_hang_timeout
+from sparkdl.launch.hang_watch import hang_limits
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
 from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.payload import pickle_call
@@ -52,6 +52,7 @@ def run_on_ranks(
     start_timeout_s: float = 300.0,
     operation_timeout_s: float = 300.0,
     hang_timeout_s: float | None = None,
+    silence_timeout_s: float | None = None,
     on_log: OnLog | None = None,
     on_event: OnEvent | None = None,
     **kwargs: Any,
@@ -87,7 +88,9 @@ def run_on_ranks(
         hang_timeout_s: seconds after which a rank counts as hanging: one that others wait for in a collective, unless
             that was given a longer deadline of its own; one whose process gives no sign of life, as it is stopped or
             holds Python's lock; one that has called ``context.progress()`` and does not any more. Four fifths of
-            ``operation_timeout_s`` when None; ``math.inf`` for never.
+            ``operation_timeout_s`` when None; ``math.inf`` for never; at least 2.
+        silence_timeout_s: the same for processes and tasks that give no sign of life, where that is to count sooner
+            than a wait; ``hang_timeout_s`` when None.
         on_log: gets rank and line of everything the ranks print; prints ``[rank N] line`` when None.
         on_event: gets rank and event of every ``context.report(event)``.
         kwargs: keyword arguments of the function.
@@ -105,10 +108,7 @@ def run_on_ranks(
     check_transport(transport, wire)
     check_timeout(start_timeout_s, "start_timeout_s")
     check_timeout(operation_timeout_s, "operation_timeout_s")
-    limits = HangLimits(
-        hang_timeout_s=check_hang_timeout(hang_timeout_s, operation_timeout_s),
-        operation_timeout_s=operation_timeout_s,
-    )
+    limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
     payload = pickle_call(function, args, kwargs)
     session = spark or active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank, resources=resources)
@@ -129,12 +129,17 @@ def run_on_ranks(
             versions=installed_versions(),
             operation_timeout_s=operation_timeout_s,
             hang_timeout_s=limits.hang_timeout_s,
+            silence_timeout_s=limits.silence_timeout_s,
         )
         job = SparkJob(session, spec, resources)
         try:
             guard = HangGuard(channel, limits)
             _watch(job, channel, guard, spec, start_timeout_s, Listener(on_log, on_event))
             guard.check()
+            if job.running:
+                # A rank failed, and the task of another one stands still: what was heard tells enough.
+                channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
+                job.cancel(timeout_s=CANCEL_TIMEOUT_S)
         except BaseException as error:
             channel.cancel(StopReason(f"the driver cancelled: {type(error).__name__}"))
             job.cancel(timeout_s=CANCEL_TIMEOUT_S)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.runner.horovod_runner import HorovodRunner
+from sparkdl.runner.rank_progress import progress
 from sparkdl.runner.runner import Runner
 
 if TYPE_CHECKING:
     from sparkdl.runner.training_state import TrainingState
 
-__all__ = ["HorovodRunner", "Runner", "TrainingState"]
+__all__ = ["HorovodRunner", "Runner", "TrainingState", "progress"]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,7 @@ class CommitFolder:
 
     Attributes:
         url: its path or URL.
-        token: of the run; another one that claims the folder leaves its own there.
+        token: of the ranks that were started last; others that are started leave their own there.
     """
 
     url: str
@@ -47,15 +47,39 @@ class CommitFolder:
             StoreError: if it cannot be written.
         """
         location = open_location(self.url)
+        owner = f"{location.path}/{_OWNER}"
         try:
             location.make_folder()
-            with location.filesystem.open(f"{location.path}/{_OWNER}", "wb") as file:
+            # Ranks that look meanwhile see the old one or the new one, whole.
+            written = f"{owner}.tmp" if location.can_rename else owner
+            with location.filesystem.open(written, "wb") as file:
                 file.write(json.dumps({"run": self.token}).encode())
+            if written != owner:
+                location.filesystem.mv(written, owner)
+            location.filesystem.invalidate_cache()
+            for entry in location.filesystem.ls(location.path, detail=False):
+                if re.fullmatch(
+                    r"state-.*\.tmp", str(entry).rsplit("/", 1)[-1]
+                ):  # left by ranks that were killed
+                    with suppress(FileNotFoundError):
+                        location.filesystem.rm(str(entry))
         except Exception as error:
             why = explain_failure(
                 error, "Choose a checkpoint_dir that the driver and every executor can write."
             )
             raise store_error(f"The commits of a run cannot be kept in {self.url}: {why}") from error
+
+    def claimed_anew(self) -> CommitFolder:
+        """The folder for ranks that are started again, claimed from those before. Runs on the *driver*.
+
+        A rank that was thought to be lost, and is not, may not write into what the others go on from.
+
+        Raises:
+            StoreError: if it cannot be read or written.
+            CheckpointsInUseError: if another run has claimed it.
+        """
+        self._check_owner()
+        return _claimed(self.url)
 
     def keep(self, state: int, contents: dict[str, dict[str, Any]]) -> None:
         """Write a commit and remove the one before; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
@@ -63,7 +87,7 @@ class CommitFolder:
         Raises:
             ParamError: if the state holds what a commit cannot.
             StoreError: if it cannot be written.
-            CheckpointsInUseError: if another run has claimed the folder.
+            CheckpointsInUseError: if another run, or ranks that took the place of these, have claimed the folder.
         """
         from sparkdl.training.checkpoint_files import write_file
 
@@ -76,10 +100,16 @@ class CommitFolder:
         name = f"state-{state}-commit-{max(before, default=0) + 1}.pt"
         try:
             # Object stores show a file when it is complete; elsewhere renaming makes it so.
-            written = f"{name}.tmp" if location.can_rename else name
+            written = f"{name}.{self.token}.tmp" if location.can_rename else name
             write_file(location, written, contents)
+            self._check_owner()  # to write may have taken long
             if written != name:
                 location.filesystem.mv(f"{location.path}/{written}", f"{location.path}/{name}")
+        except CheckpointsInUseError:
+            if written != name:
+                with suppress(OSError):
+                    location.filesystem.rm(f"{location.path}/{written}")
+            raise
         except Exception as error:
             raise store_error(
                 f"A commit cannot be written to {self.url}: {explain_failure(error)}"
@@ -148,7 +178,8 @@ class CommitFolder:
             raise StoreError(f"{self.url} cannot be read on {host}: {explain_failure(error)}") from error
         if owner != self.token:
             raise CheckpointsInUseError(
-                f"Another run uses the checkpoint_dir {self.url} since this one began. Give each its own."
+                f"Another run uses the checkpoint_dir {self.url} since this one began, or this rank was taken to be "
+                "lost and others are in its place. Give each run its own."
             )
 
 

@@ -18,6 +18,12 @@ VERBOSITIES = ("all", "log_callback_only")
 SLOT_TIMEOUT_S = 24 * 60 * 60.0
 """How long a run waits for ``np`` free slots, for which Databricks names no limit."""
 
+OPERATION_TIMEOUT_S = 24 * 60 * 60.0
+"""How long ranks wait for each other, for which Horovod names no limit: one may download data for the others, say."""
+
+SILENCE_TIMEOUT_S = 240.0
+"""How long a process or a host may give no sign of life, which those that work or wait go on giving."""
+
 
 class HorovodRunner:
     """Runs a function that was written for Horovod on ranks.
@@ -49,15 +55,23 @@ class HorovodRunner:
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or not enough slots.
             RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
+            HangError: if a rank's process or host gives no sign of life for four minutes. Others may wait for it for
+                a day as long as it does; each operation that waits a minute is warned of.
         """
         self._check(main)
         on_driver = self.num_processor < 0
-        runner = Runner(num_workers=abs(self.num_processor), local=on_driver, start_timeout_s=SLOT_TIMEOUT_S)
+        runner = Runner(
+            num_workers=abs(self.num_processor),
+            local=on_driver,
+            start_timeout_s=SLOT_TIMEOUT_S,
+            operation_timeout_s=OPERATION_TIMEOUT_S,
+        )
         return runner._run(
             main,
             (),
             kwargs,
             sees_gpus_of_host=not on_driver,
+            silence_timeout_s=SILENCE_TIMEOUT_S,
             only_for_driver=not on_driver and self.driver_log_verbosity != "all",
         )[0]
 

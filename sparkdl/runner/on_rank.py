@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ParamError
 from sparkdl.runner.gpu_sharing import see_gpus_of_host
 from sparkdl.runner.rank_logging import set_up_logging
+from sparkdl.runner.rank_progress import provide_progress
 
 if TYPE_CHECKING:
     from sparkdl.launch import RankContext
@@ -70,6 +71,7 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     if setup.sees_gpus_of_host:
         see_gpus_of_host(context)
     _set_variables(context, setup)
+    provide_progress(context)
     if setup.commits is not None:
         provide_commit_keeper(setup.commits)
     # A process that looks for GPUs takes hundreds of MiB of the one that it finds.

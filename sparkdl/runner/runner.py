@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,7 @@ class Runner:
         returns_all: bool = False,
         sees_gpus_of_host: bool = False,
         only_for_driver: bool = False,
+        silence_timeout_s: float | None = None,
     ) -> list[Any]:
         self._check()
         log_level = level_number(self.log_level)
@@ -157,13 +159,12 @@ class Runner:
             )
             start = partial(
                 self._starter(session),
-                run_on_rank,
-                setup,
-                call,
                 on_log=LineReader(self.on_log, only_for_driver),
+                silence_timeout_s=silence_timeout_s,
             )
+            attempts = _attempts_of(setup)
             return run_with_restarts(
-                lambda num_ranks: start(num_ranks=num_ranks),
+                lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
                 self._restarts(),
                 spark=session,
                 num_ranks=self.num_workers,
@@ -223,3 +224,11 @@ class Runner:
             raise ParamError(
                 f"min_workers={self.min_workers} has to lie between 1 and num_workers={self.num_workers}."
             )
+
+
+def _attempts_of(setup: RankSetup) -> Iterator[RankSetup]:
+    """What the ranks have to know when they are started for the first time, the second time and so on."""
+    while True:
+        yield setup
+        if setup.commits is not None:
+            setup = replace(setup, commits=setup.commits.claimed_anew())

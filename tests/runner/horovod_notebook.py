@@ -14,6 +14,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.collective import current_communicator
+from sparkdl.runner import progress
 
 BATCH_SIZE = 16
 NUM_EPOCHS = 3
@@ -91,6 +93,13 @@ def train_with_timeline(path):
     hvd.init()
     hvd.allreduce(torch.ones(3), name="three ones")
     hvd.shutdown()
+
+
+def how_long_ranks_wait():
+    hvd.init()
+    progress()
+    progress(done=True)
+    return current_communicator().timeout_s
 
 
 def where_am_i(word="none"):

@@ -49,6 +49,11 @@ def test_the_documented_timeline_is_written(tmp_path):
     assert "three ones" in json.dumps(events)
 
 
+def test_ranks_wait_for_each_other_as_long_as_under_horovod():
+    keep_environment()
+    assert HorovodRunner(np=-1).run(notebook.how_long_ranks_wait) == 24 * 60 * 60
+
+
 def test_a_failure_is_named_with_its_rank():
     keep_environment()
     with pytest.raises(RankError, match="Rank 1 on .*LookupError: rank 1 looked in vain"):

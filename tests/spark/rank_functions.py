@@ -126,6 +126,20 @@ def stop_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
     threading.Event().wait(600)
 
 
+def fail_while_the_worker_of_another_is_stopped(context: RankContext, folder: str) -> None:
+    """Rank 0 raises when rank 1's Python worker, which was to end that rank then, is stopped with all its threads."""
+    Path(folder, str(os.getpid())).touch()
+    context.communicator.barrier()
+    if context.rank == 1:
+        worker = _worker()
+        Path(folder, "worker").write_text(str(worker))
+        os.kill(worker, signal.SIGSTOP)
+        context.rendezvous.set("stopped", b"")
+        threading.Event().wait(600)
+    context.rendezvous.get("stopped", 60)
+    raise ValueError("rank 0 failed")
+
+
 def _worker() -> int:
     # The rank's parent is what it was forked from, a child of the worker.
     return int(Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()[1])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.errors import HangError, LossError
+from sparkdl.errors import HangError, LossError, RankError
 from sparkdl.launch import hang_guard, run, run_on_ranks, wait_for_slots
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
@@ -24,7 +24,7 @@ from tests.spark.test_launch import UnreachableChannel
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HANG_S = 1.0
+HANG_S = 3.0
 
 
 def pids_in(folder: Path) -> list[int]:
@@ -83,6 +83,20 @@ def test_python_worker_that_is_stopped_is_named_and_ended(
 
 
 @pytest.mark.any_spark_will_do
+def test_failure_is_raised_and_the_stage_ended_also_where_the_task_of_another_rank_stands_still(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_guard, "END_AFTER_FAILURE_TIMEOUT_S", 0.5)
+    with pytest.raises(RankError, match="Rank 0 on .* failed .*rank 0 failed") as caught:
+        run_on_ranks(
+            functions.fail_while_the_worker_of_another_is_stopped, str(tmp_path), num_ranks=2, spark=spark
+        )
+    assert not isinstance(caught.value, LossError)
+    workers = [int((tmp_path / "worker").read_text())]
+    assert wait_until_gone(pids_in(tmp_path) + workers, 20) == []
+
+
+@pytest.mark.any_spark_will_do
 def test_function_that_tells_of_progress_is_held_to_it(spark: SparkSession) -> None:
     with pytest.raises(HangError, match="rank 0 told of no progress for") as caught:
         run_on_ranks(functions.tell_and_sleep, num_ranks=1, spark=spark, hang_timeout_s=HANG_S)
@@ -92,7 +106,7 @@ def test_function_that_tells_of_progress_is_held_to_it(spark: SparkSession) -> N
 @pytest.mark.any_spark_will_do
 def test_ranks_that_have_returned_wait_for_the_last_one_as_long_as_it_takes(spark: SparkSession) -> None:
     assert run_on_ranks(
-        functions.linger_on, 1, 3 * HANG_S, num_ranks=2, spark=spark, hang_timeout_s=HANG_S
+        functions.linger_on, 1, 2 * HANG_S, num_ranks=2, spark=spark, hang_timeout_s=HANG_S
     ) == [0, 1]
 
 

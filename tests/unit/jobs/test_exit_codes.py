@@ -19,6 +19,8 @@ from sparkdl.jobs.exit_codes import Terminated, exit_code
         (errors.CheckpointError("x"), 1),
         (ZeroDivisionError("x"), 1),
         (errors.RankDiedError("x", rank=0, host="h"), 75),
+        (errors.HangError("x", rank=0, host="h"), 75),
+        (errors.HangError("x", rank=0, host="h", is_in_code=True), 1),
         (errors.ExecutorsLostError("x"), 75),
         (errors.ClusterLostError("x"), 75),
         (errors.SlotsMissingError("x"), 75),

@@ -13,7 +13,8 @@ from sparkdl.errors import ParamError
 from sparkdl.launch.hang_watch import Hang, HangLimits, HangWatch, check_hang_timeout, find_hang
 from sparkdl.launch.rank_signs import RankSigns
 
-LIMITS = HangLimits(hang_timeout_s=10.0, operation_timeout_s=60.0)
+LIMITS = HangLimits(hang_timeout_s=10.0, operation_timeout_s=60.0, silence_timeout_s=10.0)
+NEVER = HangLimits(hang_timeout_s=math.inf, operation_timeout_s=60.0, silence_timeout_s=math.inf)
 
 
 def waiting(
@@ -50,6 +51,7 @@ def test_ranks_that_wait_for_each_other_are_told_so() -> None:
     assert hang is not None
     assert hang.culprits == (0, 1)
     assert "ranks 0, 1 wait for each other" in hang.why
+    assert hang.is_in_code
 
 
 def test_operation_that_all_have_joined_is_a_matter_of_the_network() -> None:
@@ -78,14 +80,24 @@ def test_task_that_is_not_heard_of_goes_before_all_else() -> None:
     hang = find_hang(signs, LIMITS, {0: 0.1, 1: 13.0})
     assert hang is not None
     assert hang.culprits == (1,)
+    assert not hang.is_in_code
     assert "nothing has been heard of the task of rank 1 for 13 s" in hang.why
+
+
+def test_silence_can_count_sooner_than_a_wait() -> None:
+    patient = HangLimits(hang_timeout_s=3600.0, operation_timeout_s=3600.0, silence_timeout_s=10.0)
+    assert find_hang({0: waiting(0, 1, s=600.0), 1: RankSigns()}, patient, {0: 1.0, 1: 1.0}) is None
+    for sign, unheard_s in ((RankSigns(silent_s=11.0), 1.0), (RankSigns(), 11.0)):
+        hang = find_hang({0: waiting(0, 1, s=600.0), 1: sign}, patient, {0: 1.0, 1: unheard_s})
+        assert hang is not None
+        assert hang.culprits == (1,)
 
 
 def test_only_a_rank_that_tells_of_progress_is_held_to_it() -> None:
     assert find_hang({0: RankSigns()}, LIMITS) is None
     assert find_hang({0: RankSigns(idle_s=9.0)}, LIMITS) is None
     hang = find_hang({0: RankSigns(idle_s=11.0), 1: waiting(0, 1, s=1.0)}, LIMITS)
-    assert hang == Hang(culprits=(0,), why="rank 0 told of no progress for 11 s")
+    assert hang == Hang(culprits=(0,), why="rank 0 told of no progress for 11 s", is_in_code=True)
 
 
 SIGNS = st.builds(
@@ -104,7 +116,7 @@ SIGNS = st.builds(
 @given(st.dictionaries(st.integers(0, 2), SIGNS))
 def test_nothing_hangs_before_its_time(signs: dict[int, RankSigns]) -> None:
     assert find_hang(signs, LIMITS, dict.fromkeys(signs, 9.9)) is None
-    assert find_hang(signs, HangLimits(hang_timeout_s=math.inf, operation_timeout_s=60.0)) is None
+    assert find_hang(signs, NEVER) is None
 
 
 @given(SIGNS)
@@ -151,6 +163,7 @@ def test_time_is_a_share_of_the_deadline_unless_it_is_given() -> None:
     assert check_hang_timeout(None, 300.0) == 240.0
     assert check_hang_timeout(5.0, 300.0) == 5.0
     assert check_hang_timeout(math.inf, 300.0) == math.inf
-    for wrong in (0.0, -1.0, math.nan):
-        with pytest.raises(ParamError, match="hang_timeout_s must be a positive number"):
+    assert check_hang_timeout(None, 1.0) == 2.0, "a rank that lives gives a sign of it within"
+    for wrong in (0.0, -1.0, 1.9, math.nan):
+        with pytest.raises(ParamError, match="hang_timeout_s .* must be at least 2 s"):
             check_hang_timeout(wrong, 300.0)

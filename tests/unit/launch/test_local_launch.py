@@ -71,7 +71,7 @@ def test_rank_that_others_wait_for_is_named_with_where_it_is(caplog: pytest.LogC
         run_on_local_ranks(
             wait_for_rank_one,
             num_ranks=2,
-            hang_timeout_s=1.0,
+            hang_timeout_s=2.0,
             on_event=lambda rank, event: pids.append(event["pid"]),
         )
     assert "in wait_for_rank_one" in caught.value.traceback_text

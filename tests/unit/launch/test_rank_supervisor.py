@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -282,6 +283,21 @@ def test_rank_that_does_not_heed_the_end_of_the_others_is_told_with_its_stack() 
     assert failure is not None
     assert "in dream" in failure.stack
     assert not failure.is_hang
+
+
+def test_rank_that_is_done_with_its_steps_is_no_longer_told_to_be_idle(tmp_path: Path) -> None:
+    def train_and_write(context: Any) -> None:
+        context.progress()
+        while not (tmp_path / "trained").exists():
+            threading.Event().wait(0.02)
+        context.progress(done=True)
+        threading.Event().wait(600)
+
+    with supervised(train_and_write) as (supervisor, _, _):
+        assert eventually(lambda: supervisor.signs().idle_s is not None, timeout_s=30)
+        (tmp_path / "trained").touch()
+        assert eventually(lambda: supervisor.signs().idle_s is None, timeout_s=30)
+        assert not supervisor.signs().state, "it lives"
 
 
 def sleep_in_python(context: Any) -> None:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError
+from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError, SlotsMissingError
 from sparkdl.launch import Restarts, run_with_restarts
 
 LOST = RankDiedError("Rank 1 on there was lost.\nits last line", rank=1, host="there")
@@ -52,3 +52,22 @@ def test_one_loss_or_failure_too_many_is_raised():
 def test_what_keeps_ranks_from_starting_is_not_tried_again():
     with pytest.raises(LaunchError, match="no slots"):
         run_through([LaunchError("no slots")], Restarts(max_restarts=5, max_retries=5, min_ranks=3))
+
+
+def test_after_a_loss_ranks_that_find_no_slots_are_tried_with_fewer_in_the_same_restart(caplog):
+    none_free = SlotsMissingError("0 of the ranks had started")
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        tried = run_through(
+            [LOST, none_free, none_free], Restarts(max_restarts=1, min_ranks=1, advice="Lower it.")
+        )
+    assert tried == [3, 3, 2, 1]
+    assert caplog.records[-1].getMessage() == (
+        "0 of the ranks had started. The fit goes on with 1 of 3 ranks from commit 7: still restart 1 of 1."
+    )
+    with pytest.raises(SlotsMissingError):
+        run_through([LOST, none_free, none_free], Restarts(max_restarts=1, min_ranks=2))
+
+
+def test_ranks_that_find_no_slots_at_first_are_not_tried_with_fewer():
+    with pytest.raises(SlotsMissingError):
+        run_through([SlotsMissingError("none free")], Restarts(max_restarts=5, min_ranks=1))

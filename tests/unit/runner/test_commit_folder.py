@@ -5,6 +5,7 @@ import torch
 
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, StoreError
 from sparkdl.runner.commit_folder import CommitFolder, commit_folder
+from sparkdl.training import checkpoint_files
 
 
 def contents_of(value):
@@ -39,6 +40,9 @@ def test_what_a_killed_process_left_unfinished_is_never_read(folder, tmp_path):
     assert folder.last(0)["objects"] == {"epoch": 1}
     folder.keep(0, contents_of(2))
     assert folder.last(0)["objects"] == {"epoch": 2}
+    folder.claimed_anew()
+    names = sorted(path.name for path in (tmp_path / "commits").iterdir())
+    assert names == ["owner.json", "state-0-commit-2.pt"]
 
 
 def test_both_of_two_commits_may_be_there_if_the_process_was_killed_between(folder, tmp_path):
@@ -66,6 +70,39 @@ def test_a_run_whose_folder_another_one_has_claimed_writes_no_more(folder):
     with pytest.raises(CheckpointsInUseError, match="Another run uses the checkpoint_dir"):
         folder.keep(0, contents_of(2))
     assert other.last(0)["objects"] == {"epoch": 1}
+
+
+def test_ranks_that_others_took_the_place_of_write_no_more(folder):
+    folder.keep(0, contents_of(1))
+    anew = folder.claimed_anew()
+    assert anew.last(0)["objects"] == {"epoch": 1}
+    with pytest.raises(CheckpointsInUseError, match="this rank was taken to be lost"):
+        folder.keep(0, contents_of(2))
+    anew.keep(0, contents_of(3))
+    assert anew.last(0)["objects"] == {"epoch": 3}
+
+
+def test_a_commit_that_took_too_long_to_write_is_given_up(folder, tmp_path, monkeypatch):
+    folder.keep(0, contents_of(1))
+    written = checkpoint_files.write_file
+
+    def write_late(*args):
+        said = written(*args)
+        CommitFolder(folder.url, "other").claim()
+        return said
+
+    monkeypatch.setattr(checkpoint_files, "write_file", write_late)
+    with pytest.raises(CheckpointsInUseError):
+        folder.keep(0, contents_of(2))
+    assert CommitFolder(folder.url, "other").last(0)["objects"] == {"epoch": 1}
+    names = sorted(path.name for path in (tmp_path / "commits").iterdir())
+    assert names == ["owner.json", "state-0-commit-1.pt"]
+
+
+def test_a_run_that_was_started_again_does_not_take_the_folder_from_another_one(folder):
+    CommitFolder(folder.url, "other").claim()
+    with pytest.raises(CheckpointsInUseError):
+        folder.claimed_anew()
 
 
 def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):

@@ -47,12 +47,18 @@ class NestedRuns:
 
     def end_as_failed(self) -> None:
         """End the run above them, as a fit has failed and with it what it was part of."""
+        with _lock:
+            _searches[:] = [each for each in _searches if each.group is not self._group]
         self._group.note_failure()
         self._group.close()
 
 
 class _Search:
-    """A search at work: its frame, which tells it from others, and the group of its runs."""
+    """A search at work: its frame, which tells it from others, and the group of its runs.
+
+    The frame holds its DataFrames and models, so a search is forgotten when a fit of it fails, with its last fit, or
+    where it broke off otherwise (in its evaluator, say) at the beginning of the next fit.
+    """
 
     def __init__(self, frame: FrameType, group: RunGroup) -> None:
         self.frame, self.group, self.num_folds = frame, group, 0
@@ -94,6 +100,7 @@ def place_of_single_fit() -> Iterator[PlaceOfFit]:
     """Give the place of a fit on its own: alone, or the last one of a search, which fits the best map once more."""
     frame = _frame_of_search()
     with _lock:
+        _end_those_that_broke_off()
         search = next((each for each in _searches if each.frame is frame), None)
     if search is None:
         yield ALONE
@@ -105,7 +112,8 @@ def place_of_single_fit() -> Iterator[PlaceOfFit]:
         raise
     finally:
         with _lock:
-            _searches.remove(search)
+            if search in _searches:
+                _searches.remove(search)
         search.group.close()
 
 

@@ -76,6 +76,11 @@ def ship(files: list[Path], spark: SparkSession) -> None:
             _add(str(path), spark)
 
 
+def loggable(files: list[Path]) -> list[Path]:
+    """Return files and folders that MLflow takes along with a model; archives are none, as it does not import them."""
+    return [path for path in files if path.suffix not in _ARCHIVES]
+
+
 def digests(files: list[Path]) -> dict[str, str]:
     """Return by name what files and folders hold, so that another version of them is noticed."""
     return {path.name: _digest(path) for path in files}

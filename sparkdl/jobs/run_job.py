@@ -12,7 +12,7 @@ from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_inputs import column_names
-from sparkdl.jobs.code_files import code_files, digests, importable, ship
+from sparkdl.jobs.code_files import code_files, digests, importable, loggable, ship
 from sparkdl.jobs.identity import Identity, identity_of
 from sparkdl.jobs.make_estimator import make_estimator
 from sparkdl.jobs.model_size import model_size
@@ -22,7 +22,7 @@ from sparkdl.jobs.plan_text import plan_text
 from sparkdl.jobs.result import make_result
 from sparkdl.jobs.rows import key_of_rows, open_rows
 from sparkdl.jobs.session import is_lost
-from sparkdl.tracking import use_tracking_uri
+from sparkdl.tracking import models_with_code, use_tracking_uri
 from sparkdl.training.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def _train(checked: _Checked, frame: DataFrame, say: Say, *, is_again: bool) -> 
         f"Training {checked.job.estimator} of {checked.job.file.name} on {checked.job.data}: "
         f"{estimator.getEpochs()} epochs on {estimator.getNumWorkers()} ranks."
     )
-    model = estimator.fit(frame)
+    with models_with_code(loggable(checked.code)):
+        model = estimator.fit(frame)
     checked.output.write(model, make_result(checked.job, checked.identity, model, began=began))
     last = model.history[-1]
     numbers = ", ".join(f"{name} {value:.6g}" for name, value in {"loss": last.loss, **last.metrics}.items())

@@ -9,6 +9,7 @@ from sparkdl.tracking.fit_run import FitRun, NoRun, TrackingMode, open_run
 from sparkdl.tracking.kept_runs import SentRun, Shelf, send_kept_runs
 from sparkdl.tracking.logged_dataset import LoggedDataset
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedModelSpec
+from sparkdl.tracking.model_code import models_with_code
 from sparkdl.tracking.registering import Registration
 from sparkdl.tracking.run_group import RunGroup, open_group
 from sparkdl.tracking.tracking_uri import use_tracking_uri, without_credentials
@@ -24,6 +25,7 @@ __all__ = [
     "SentRun",
     "Shelf",
     "TrackingMode",
+    "models_with_code",
     "open_group",
     "open_run",
     "send_kept_runs",

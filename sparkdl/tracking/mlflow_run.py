@@ -21,6 +21,7 @@ from sparkdl.tracking.messages import (
     file_message,
     is_refusal,
 )
+from sparkdl.tracking.model_code import current_code
 from sparkdl.tracking.registering import Registration
 from sparkdl.tracking.run_start import BegunRun, begin_run, describe_start
 from sparkdl.tracking.sender import RefusedError, Sender
@@ -123,6 +124,7 @@ class MlflowRun:
         options = FlavorOptions(
             has_signature=self.switches.log_model_signatures,
             has_input_example=self.switches.log_input_examples,
+            code_paths=current_code() or None,
         )
         if registration is None and self.switches.registered_model_name is not None:
             registration = Registration(name=self.switches.registered_model_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -93,7 +94,8 @@ def test_a_job_is_tracked_and_its_model_registered_where_it_says(spark, frame, t
 
     frame.createOrReplaceTempView("rows_of_jobs")
     file = tmp_path / "job.yaml"
-    text = JOB.format(folder=tmp_path).replace('  metrics: {sure: "metrics_of_jobs:sure"}\n', "")
+    text = JOB.format(folder=tmp_path)
+    (tmp_path / "metrics_of_jobs.py").write_text(METRICS)
     uri = f"sqlite:///{tmp_path / 'runs.db'}"
     tracking = f"tracking: {{mode: on, experiment: jobs, runName: nightly, uri: '{uri}'}}"
     file.write_text(text.replace("tracking: off", f"{tracking}\nregistry: {{name: digits, alias: champion}}"))
@@ -104,3 +106,5 @@ def test_a_job_is_tracked_and_its_model_registered_where_it_says(spark, frame, t
     assert (run.info.run_name, run.info.status) == ("nightly", "FINISHED")
     assert client.get_experiment(run.info.experiment_id).name == "jobs"
     assert client.get_model_version_by_alias("digits", "champion").run_id == result["run_id"]
+    logged = Path(mlflow.artifacts.download_artifacts(result["model_uri"], tracking_uri=uri))
+    assert sorted(path.name for path in (logged / "code").glob("*.py")) == ["metrics_of_jobs.py"]

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.code_files import code_files, digests, importable
+from sparkdl.jobs.code_files import code_files, digests, importable, loggable
 from tests.unit.jobs.job_files import JOB, read
 
 
@@ -22,6 +22,7 @@ def test_code_that_the_job_names_is_sought_beside_its_file(tmp_path):
     (tmp_path / "lib" / "shared.zip").touch()
     job = read(tmp_path, "code=lib/shared.zip")
     assert code_files(job) == [tmp_path / "lib" / "shared.zip", tmp_path / "my_nets.py"]
+    assert loggable(code_files(job)) == [tmp_path / "my_nets.py"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pickle
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -213,6 +214,17 @@ def test_a_model_lies_in_the_experiment_of_its_run(tracked, open_run):
             {"epochs": "3"},
         )
         assert logged.status == "READY"
+
+
+def test_code_of_the_fit_goes_along_with_its_model(tracked, open_run):
+    (tracked / "nets_of_a_job.py").write_text("made = 17")
+    (tracked / "local").mkdir()
+    model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
+    with open_run("on") as run, tracking.models_with_code([tracked / "nets_of_a_job.py"]):
+        run.log_model(save_for_mlflow(model, tracked / "local"), tracked / "local", None)
+    there = Path(mlflow.artifacts.download_artifacts(run.model_uri))
+    assert (there / "code" / "nets_of_a_job.py").read_text() == "made = 17"
+    assert mlflow.models.Model.load(str(there)).flavors["python_function"]["code"] == "code"
 
 
 def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):

@@ -36,7 +36,7 @@ def fit(folders, *, after_start=lambda: None, wait_s=60.0):
         started = time.monotonic()
         for epoch in (2, 3):
             run.log_metrics(epoch, {"loss": 1 / epoch})
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 30  # a call of a stopped server takes minutes
         spec = save_for_mlflow(many_into_many(), folders / "local")
         started = time.monotonic()  # what describes the model asks no server
         run.log_model(spec, folders / "local", tracking.Registration(name="animals", alias="best"))

@@ -61,7 +61,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         )
         meeting = stack.enter_context(Meeting(context, link, mine))
         link.watch(meeting.abandon)
-        peers = meeting.peers()
+        peers = meeting.peers(spec.start_timeout_s)
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return

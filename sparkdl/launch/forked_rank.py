@@ -13,6 +13,9 @@ from sparkdl.launch.guarded_process import how_it_ended
 from sparkdl.launch.process_guard import end_process_group
 from sparkdl.launch.rank_nursery import ask_nursery, give_back
 
+KILL_TIMEOUT_S = 30.0
+"""How long a process may take to be gone after SIGKILL; one that waits in the kernel for a disk may never be."""
+
 
 class ForkedRank:
     """A rank process, in a group of its own, with its output in a pipe.
@@ -74,6 +77,7 @@ class ForkedRank:
         self._is_settled = threading.Event()
         self.refusal: tuple[str, str] | None = None
         self._is_reaped = False
+        self._is_given_up = False
         self._nursery_has_ended = False
         self.exited = threading.Event()
         self.status: int | None = None
@@ -94,6 +98,8 @@ class ForkedRank:
     def end(self, *, grace_s: float) -> None:
         """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.
 
+        What SIGKILL does not end in time, as ``exited`` then tells, is left to itself, with what it was forked from.
+
         Its output is the caller's to read to its end and to close.
         """
         if self._is_reaped:
@@ -102,8 +108,10 @@ class ForkedRank:
             self._nursery.close()  # with the rank, should it be there by now
         if self._pid is not None:
             end_process_group(self._pid, self.exited, grace_s=grace_s)
-        self.exited.wait()
         self._is_reaped = True
+        if not self.exited.wait(KILL_TIMEOUT_S):
+            self._is_given_up = True
+            return
         if self._nursery_has_ended:
             return
         try:
@@ -136,3 +144,5 @@ class ForkedRank:
         self._is_settled.set()
         self.exited.set()
         self._on_exit()
+        if self._is_given_up:
+            self._nursery.close()

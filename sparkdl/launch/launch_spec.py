@@ -51,6 +51,9 @@ class LaunchSpec:
     versions: Mapping[str, str]
     """Versions on the driver, compared with those of every executor."""
 
+    start_timeout_s: float
+    """How long tasks that run wait for those that do not come."""
+
     operation_timeout_s: float
     """Default deadline of a collective."""
 

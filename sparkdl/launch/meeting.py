@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -49,13 +50,19 @@ class Meeting:
         self._thread.start()
         link.meet(asdict(mine), self._settle)
 
-    def peers(self) -> list[Peer]:
-        """Wait for what all tasks told, by rank; the driver limits how long, as it does for the slots of the stage.
+    def peers(self, timeout_s: float) -> list[Peer]:
+        """Wait for what all tasks told, by rank. Spark starts the tasks of a stage at once.
 
         Raises:
-            LaunchError: if the driver cancels, or is gone.
+            LaunchError: if the driver cancels, or is gone, or a task does not come in time.
         """
-        return self._peers.result()
+        try:
+            return self._peers.result(timeout_s)
+        except FutureTimeoutError:
+            raise LaunchError(
+                f"the tasks did not meet within {timeout_s:g} s: one of them does not come to its start, as where its "
+                "Python worker waits for a disk. Look at the executors' logs."
+            ) from None
 
     def abandon(self, reason: str) -> None:
         """Wait no longer. Safe from any thread; does nothing where all have met."""

@@ -232,10 +232,17 @@ class RankSupervisor:
                 "What this rank left running, in a session of its own, still holds its output open; no more is shown."
             )
         self._orders.put(None)
+        has_ended = self._process.exited.is_set()
+        if not has_ended:
+            self._on_line(
+                "This rank's process could not be ended: it waits in the kernel for a disk, a network or a GPU that "
+                "does not answer. Look at its host."
+            )
+        timeout_s = RELAY_TIMEOUT_S if has_ended else 0.0
         receiving, sending = self._threads
-        receiving.join(RELAY_TIMEOUT_S)
+        receiving.join(timeout_s)
         self._connection.close()
-        sending.join(RELAY_TIMEOUT_S)
+        sending.join(timeout_s)
 
     def _note_start(self) -> None:
         self._heard_at = time.monotonic()

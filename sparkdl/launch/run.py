@@ -83,7 +83,8 @@ def run_on_ranks(
             finds them imported where Spark's Python workers still live, for a minute after their last task. Ranks with
             GPUs import them themselves.
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free; they begin anew
-            as long as ranks of another launch of this process run.
+            as long as ranks of another launch of this process run. Tasks that have started wait so long for one that
+            does not come.
         operation_timeout_s: default deadline of a collective in seconds.
         hang_timeout_s: seconds after which a rank counts as hanging: one that others wait for in a collective, unless
             that was given a longer deadline of its own; one whose process gives no sign of life, as it is stopped or
@@ -127,6 +128,7 @@ def run_on_ranks(
             environment=tuple((environment or {}).items()),
             modules=tuple(modules),
             versions=installed_versions(),
+            start_timeout_s=start_timeout_s,
             operation_timeout_s=operation_timeout_s,
             hang_timeout_s=limits.hang_timeout_s,
             silence_timeout_s=limits.silence_timeout_s,

@@ -94,23 +94,27 @@ class CommitFolder:
         self._check_owner()
         before = self._commits(state)
         _check_loadable(contents["objects"])
-        if not before:
-            _check_loadable(contents["parts"])
         location = open_location(self.url)
+        if not before and not location.is_local:
+            _check_loadable(contents["parts"])
         name = f"state-{state}-commit-{max(before, default=0) + 1}.pt"
+        # Object stores show a file when it is complete; elsewhere renaming makes it so.
+        written = f"{name}.{self.token}.tmp" if location.can_rename else name
         try:
-            # Object stores show a file when it is complete; elsewhere renaming makes it so.
-            written = f"{name}.{self.token}.tmp" if location.can_rename else name
             write_file(location, written, contents)
+            if not before and location.is_local:
+                _check_written(f"{location.path}/{written}", contents["parts"])
             self._check_owner()  # to write may have taken long
             if written != name:
                 location.filesystem.mv(f"{location.path}/{written}", f"{location.path}/{name}")
-        except CheckpointsInUseError:
+        except Exception as error:
             if written != name:
                 with suppress(OSError):
                     location.filesystem.rm(f"{location.path}/{written}")
-            raise
-        except Exception as error:
+            if isinstance(error, CheckpointsInUseError | ParamError):
+                raise
+            if not before:
+                _check_loadable(contents["parts"])
             raise store_error(
                 f"A commit cannot be written to {self.url}: {explain_failure(error)}"
             ) from error
@@ -213,6 +217,16 @@ def _claimed(url: str) -> CommitFolder:
     folder = CommitFolder(url, uuid.uuid4().hex)
     folder.claim()
     return folder
+
+
+def _check_written(path: str, parts: dict[str, Any]) -> None:
+    """Refuse parts that cannot be read again, from a file of this machine: it is mapped, which takes no memory."""
+    import torch
+
+    try:
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # of a part, which is named then, or of a filesystem that maps no files
+        _check_loadable(parts)
 
 
 def _check_loadable(values: dict[str, Any]) -> None:

@@ -55,11 +55,17 @@ class Script:
                 return self.path
         except OSError:
             pass  # this is another machine
-        folder = tempfile.mkdtemp(prefix="sparkdl-script-")
+        folder = tempfile.mkdtemp(prefix="sparkdl-script-", dir=_folder_of_application())
         atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a traceback shows its lines until then
         path = Path(folder, os.path.basename(self.path))
         path.write_bytes(self.source)
         return str(path)
+
+
+def _folder_of_application() -> str | None:
+    """Where Spark keeps files of this application, and removes them at its end, also those of a killed rank."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((folder for folder in folders if os.access(folder, os.W_OK | os.X_OK)), None)
 
 
 def read_script(path: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Script:

@@ -56,6 +56,7 @@ def test_secret_and_payload_stay_out_of_the_specs_text() -> None:
         modules=(),
         versions=DRIVER,
         operation_timeout_s=1.0,
+        start_timeout_s=1.0,
         hang_timeout_s=1.0,
         silence_timeout_s=1.0,
     )

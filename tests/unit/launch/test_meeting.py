@@ -50,7 +50,7 @@ def test_tasks_that_reach_the_driver_do_not_wait_for_spark_but_take_part_to_its_
         Meeting(spark, other, PEERS[1]) as of_other,
         Meeting(spark, link, PEERS[0]) as meeting,
     ):
-        assert meeting.peers() == of_other.peers() == PEERS
+        assert meeting.peers(30) == of_other.peers(30) == PEERS
         assert sorted(json.loads(text)["host"] for text in spark.told) == ["host-0", "host-1"]
         spark.answers.set()
     assert not any(thread.name == "sparkdl-meeting" for thread in threading.enumerate())
@@ -68,7 +68,7 @@ def test_a_task_out_of_the_drivers_reach_has_all_of_them_wait_for_spark(spark: A
         Meeting(spark, link, PEERS[0]) as meeting,
     ):
         spark.answers.set()
-        assert meeting.peers() == of_other.peers() == PEERS
+        assert meeting.peers(30) == of_other.peers(30) == PEERS
 
 
 def test_what_spark_says_of_a_cancelled_stage_is_raised(spark: Any) -> None:
@@ -81,7 +81,7 @@ def test_what_spark_says_of_a_cancelled_stage_is_raised(spark: Any) -> None:
     ):
         spark.answers.set()
         with pytest.raises(RuntimeError, match="cancelled"):
-            meeting.peers()
+            meeting.peers(30)
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
@@ -100,7 +100,7 @@ def test_a_driver_that_cancels_or_goes_while_tasks_meet_is_heard(spark: Any, is_
             channel.__exit__(None, None, None)
         else:
             channel.cancel(StopReason("enough"))
-        meeting.peers()
+        meeting.peers(30)
     spark.answers.set()
 
 
@@ -131,3 +131,16 @@ def test_tasks_of_several_attempts_are_left_to_spark(first_is_gone: bool) -> Non
         assert message is not None
         assert message.line == "and is heard on"
     assert heard == []
+
+
+def test_tasks_wait_for_one_that_does_not_come_only_so_long(spark: Any) -> None:
+    secret = new_secret()
+    with (
+        pytest.raises(
+            LaunchError, match="did not meet within 0.05 s: one of them does not come to its start"
+        ),
+        DriverChannel(secret, 2) as channel,
+        DriverLink(channel.address, secret, rank=0, host="a") as link,
+        Meeting(spark, link, PEERS[0]) as meeting,
+    ):
+        meeting.peers(0.05)

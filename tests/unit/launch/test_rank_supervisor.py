@@ -19,7 +19,7 @@ import pytest
 from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
 from sparkdl.errors import RankLostError
-from sparkdl.launch import rank_supervisor
+from sparkdl.launch import forked_rank, rank_supervisor
 from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.process_guard import ProcessGuard
@@ -283,6 +283,30 @@ def test_rank_that_does_not_heed_the_end_of_the_others_is_told_with_its_stack() 
     assert failure is not None
     assert "in dream" in failure.stack
     assert not failure.is_hang
+
+
+def test_rank_whose_end_is_not_seen_in_time_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_rank, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rank_supervisor, "ABORT_GRACE_S", 0.2)
+    monkeypatch.setattr(rank_supervisor, "LAST_LINES_TIMEOUT_S", 0.2)
+
+    def stop_what_it_was_forked_from(context: Any) -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)  # nobody tells of its end then, as of a process that has none
+        context.report({"parent": os.getppid()})
+        threading.Event().wait(600)
+
+    with supervised(stop_what_it_was_forked_from) as (supervisor, lines, events):
+        assert eventually(lambda: bool(events), timeout_s=30)
+        parent = events[0]["parent"]
+        try:
+            supervisor.stop(StopReason("rank 1 failed"))
+            failure = supervisor.wait()
+        finally:
+            os.kill(parent, signal.SIGCONT)
+    assert failure is not None
+    assert failure.error == "rank 1 failed"
+    assert "could not be ended" in lines[-1]
+    assert wait_until_gone([parent], 20) == []
 
 
 def test_rank_that_is_done_with_its_steps_is_no_longer_told_to_be_idle(tmp_path: Path) -> None:

@@ -114,10 +114,14 @@ def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):
         CommitFolder(str(tmp_path / "file"), "mine").claim()
 
 
-def test_objects_that_could_not_be_read_again_are_refused_with_their_name(folder):
+def test_what_could_not_be_read_again_is_refused_with_its_name(folder, tmp_path):
     with pytest.raises(ParamError, match="The state's best is a object that no commit can keep"):
         folder.keep(0, {"parts": {}, "objects": {"epoch": 1, "best": object()}})
+    for unreadable in (object(), lambda: 1):  # one can be written, one cannot
+        with pytest.raises(ParamError, match="The state's model is a dict that no commit can keep"):
+            folder.keep(0, {"parts": {"other": {}, "model": {"hook": unreadable}}, "objects": {}})
     assert folder.last(0) is None
+    assert [path.name for path in (tmp_path / "commits").iterdir()] == ["owner.json"]
 
 
 def test_a_folder_that_nobody_named_is_gone_after_the_run(tmp_path, monkeypatch):

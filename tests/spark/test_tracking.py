@@ -68,7 +68,8 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     registered = sparkdl.mlflow.load_module("models:/digits@newest")
     assert torch.equal(registered[0].weight, model.module[0].weight)
     served = mlflow.pyfunc.load_model(model.summary.model_uri)
-    example = served.input_example
+    folder = mlflow.artifacts.download_artifacts(model.summary.model_uri)
+    example = served.metadata.load_input_example(folder)
     assert list(example.columns) == ["image"]
     assert len(served.predict(example)) == 1
     rows = frame.toPandas()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
 
 CONNECT_TIMEOUT_S = 60.0
+LEAST_MEETING_S = 30.0
+"""How long the tasks may take to meet where the start is given less: without the driver Spark looks once a second."""
 
 Row = tuple[str, int, bytes]
 """Kind (``result``, ``failure``, ``error``, ``refused``, ``log``), number of the chunk, body."""
@@ -61,7 +63,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         )
         meeting = stack.enter_context(Meeting(context, link, mine))
         link.watch(meeting.abandon)
-        peers = meeting.peers(spec.start_timeout_s)
+        peers = meeting.peers(max(spec.start_timeout_s, LEAST_MEETING_S))
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return

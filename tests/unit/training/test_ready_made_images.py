@@ -112,7 +112,7 @@ def test_pixels_of_floating_point_numbers_are_refused():
 def test_without_pillow_it_is_said_what_to_install(monkeypatch):
     content = encoded(Image.fromarray(RED_LEFT))
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"Pillow.*not installed.*pip install 'sparkdl\[images\]'"):
+    with pytest.raises(DataError, match=r"Pillow.*not installed.*pip install pillow"):
         bytes_to_pixels(content)
 
 

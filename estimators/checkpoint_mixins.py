@@ -80,7 +80,7 @@ class HasRestarts(Params):
     hangTimeoutSeconds: Param[float] = Param(
         Params._dummy(),
         "hangTimeoutSeconds",
-        "seconds for which a rank may keep others waiting, or take for a step, until it counts as lost (> 0)",
+        "seconds for which a rank may keep others waiting, or take for a step, until it counts as lost (>= 2)",
         TypeConverters.toFloat,
     )
 

@@ -58,6 +58,7 @@ from sparkdl.estimators.update_mixins import (
     HasSyncBatchNorm,
 )
 from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation, check_validation
+from sparkdl.launch.hang_watch import MIN_HANG_TIMEOUT_S
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -291,9 +292,10 @@ class _TorchEstimatorParams(
             if value < least:
                 raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
         hang_timeout_s = self.getHangTimeoutSeconds()
-        if hang_timeout_s is not None and not hang_timeout_s > 0:
+        if hang_timeout_s is not None and not hang_timeout_s >= MIN_HANG_TIMEOUT_S:
             raise ParamError(
-                f"Param hangTimeoutSeconds must be more than 0, got {hang_timeout_s:g}: {self.hangTimeoutSeconds.doc}."
+                f"Param hangTimeoutSeconds must be at least {MIN_HANG_TIMEOUT_S:g}, got {hang_timeout_s:g}: "
+                f"{self.hangTimeoutSeconds.doc}."
             )
         if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
             raise ParamError(

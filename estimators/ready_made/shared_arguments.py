@@ -78,7 +78,7 @@ def with_shared_arguments(made: T, **differing: str) -> T:
     documentation = inspect.getdoc(made) or ""
     shared = [f"    {name}: {entries[name]}" for name in SharedArguments.__annotations__]
     made.__doc__ = "\n".join([documentation.rstrip(), *shared, ""])
-    constructor: Any = made.__init__  # type: ignore[misc]
+    constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
     signature = inspect.signature(constructor)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     added = [

@@ -20,7 +20,7 @@ OnLine = Callable[[int, str, "int | None"], None]
 _FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
-class _MarkingHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class _MarkingHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic in stubs alone
     """Writes records to standard error, with their level as a mark."""
 
     def __init__(self, level: int) -> None:

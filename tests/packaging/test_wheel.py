@@ -64,6 +64,16 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+def test_wheel_becomes_one_for_linux_in_general(wheel: Path, tmp_path: Path) -> None:
+    run("auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
+    (path,) = tmp_path.glob("*.whl")
+    assert "-manylinux_2_" in path.name
+    with zipfile.ZipFile(path) as repaired, zipfile.ZipFile(wheel) as built:
+        assert {name for name in repaired.namelist() if name.startswith("sparkdl/")} == {
+            name for name in built.namelist() if name.startswith("sparkdl/")
+        }, "no library had to be added"
+
+
 @pytest.mark.timeout(480)
 def test_wheel_built_from_the_sdist_runs_ranks_in_a_clean_environment(
     clean_python: Path, tmp_path: Path

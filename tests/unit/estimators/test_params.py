@@ -158,7 +158,7 @@ def test_params_of_checkpoints_and_restarts_are_checked(tmp_path):
         ({"maxRestarts": -1}, "maxRestarts must be at least 0, got -1"),
         ({"minWorkers": 4, "numWorkers": 3}, "minWorkers is 4 and numWorkers 3"),
         ({"minWorkers": 0}, "minWorkers is 0"),
-        ({"hangTimeoutSeconds": 0.0}, "hangTimeoutSeconds must be more than 0, got 0"),
+        ({"hangTimeoutSeconds": 1.5}, "hangTimeoutSeconds must be at least 2, got 1.5"),
     ):
         with pytest.raises(ParamError, match=said):
             make_estimator(**changes).check_values()

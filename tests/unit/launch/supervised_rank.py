@@ -1,0 +1,54 @@
+"""A rank under its supervisor, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+
+from sparkdl.collective import Coordinator
+from sparkdl.collective.authentication import new_secret
+from sparkdl.launch.rank_environment import rank_environment
+from sparkdl.launch.rank_supervisor import RankSupervisor
+from tests.unit.launch.orders import order_of_one
+
+
+@contextmanager
+def supervised(
+    function: Any,
+    *args: Any,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    before_begin: Callable[[list[str]], None] | None = None,
+) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
+    """One rank, with the lines and the events that it sends."""
+    secret, lines, events = new_secret(), [], []
+    has_line = threading.Event()
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        has_line.set()
+
+    with (
+        Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator,
+        RankSupervisor(
+            rank=0,
+            payload=cloudpickle.dumps((function, args, {})),
+            environment=rank_environment({}, gpus=None),
+            on_line=heard,
+            on_event=on_event or events.append,
+        ) as supervisor,
+    ):
+        if before_begin is not None:
+            assert has_line.wait(60)
+            before_begin(lines)
+        supervisor.begin(order_of_one(coordinator, secret))
+        yield supervisor, lines, events
+
+
+def value_of(supervisor: RankSupervisor) -> Any:
+    supervisor.result.seek(0)
+    return pickle.load(supervisor.result)

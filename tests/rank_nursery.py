@@ -1,7 +1,7 @@
-"""Forks rank processes out of one that has imported torch, which takes every process that does so three seconds.
+"""Forks rank processes out of one that has imported what they need: torch alone takes a process three seconds.
 
 A forked rank has the environment, the folder, the path and the output that a process started by the caller would have.
-Variables that libraries read when they are imported come too late for it: see :func:`can_be_forked`.
+Variables that libraries read when they are imported would come too late for it: see :func:`nurseries_for`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo")
-"""The last one is imported by the first optimizer that a process makes."""
+ALWAYS_PRELOADED = ("numpy",)
+WITH_TORCH = ("torch.distributed", "torch._dynamo")
+"""What is imported with torch; the last one by the first optimizer that a process makes."""
+
+NOT_PRELOADED = "tests.gpu."
+"""How the names of modules begin that count GPUs when they are imported, after which no fork can use one."""
 
 READ_AT_IMPORT = (
     "PYTHON",
@@ -38,7 +43,7 @@ READ_AT_IMPORT = (
 """How the names of the variables begin that a process has to be started with."""
 
 NUM_NURSERIES = 2
-"""Ranks of one nursery have the seed of string hashes in common, as ranks of a launcher have not."""
+"""Of each environment. Ranks of one have the seed of string hashes in common, as ranks of a launcher have not."""
 
 _ABOVE_ALL_FDS = 500
 
@@ -73,17 +78,28 @@ class ForkedRank:
 class Nursery:
     """The process that forks. It ends with the one that made it, and its ranks end with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._lock = threading.Lock()
-        self.environment = dict(os.environ)
+        self._preloaded: set[str] = set()
         subprocess.Popen(
             [sys.executable, "-m", "tests.rank_nursery", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         theirs.close()
+
+    @contextmanager
+    def preloading(self, modules: Collection[str]) -> Iterator[None]:
+        """Have it import modules meanwhile, so once for all ranks to come."""
+        with self._lock:
+            if wanted := sorted(set(modules) - self._preloaded):
+                self._send({"preload": wanted})
+            yield
+            if wanted:
+                self._receive()
+            self._preloaded.update(wanted)
 
     def fork(self, environment: Mapping[str, str], fds: Sequence[int]) -> ForkedRank:
         """Fork a rank.
@@ -103,42 +119,50 @@ class Nursery:
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """What the process answers to a request."""
         with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
-            answer = self._socket.recv(64)
+            self._send(request, fds)
+            return self._receive()
+
+    def _send(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
+
+    def _receive(self) -> int:
+        answer = self._socket.recv(64)
         if not answer:
             raise RuntimeError("the process that forks ranks has ended: look for its traceback above")
         return int(answer)
 
 
-_nurseries: dict[int, Nursery] = {}
+_nurseries: dict[tuple[object, ...], Nursery] = {}
 _opening = threading.Lock()
 
 
-def nursery_of(rank: int) -> Nursery:
-    """The nursery for a rank, started at first use."""
-    with _opening:
-        number = rank % NUM_NURSERIES
-        if number not in _nurseries:
-            _nurseries[number] = Nursery()
-        return _nurseries[number]
+def nurseries_for(num_ranks: int, environment: Mapping[str, str], modules: Collection[str]) -> list[Nursery]:
+    """The nursery of each rank of a world, started at first use.
 
-
-def can_be_forked(nursery: Nursery, environment: Mapping[str, str]) -> bool:
-    """Whether a process with such variables does as one that was started with them."""
-    names = {
-        name
-        for name in {*environment, *nursery.environment}
-        if environment.get(name) != nursery.environment.get(name)
-    }
-    return not any(name.startswith(READ_AT_IMPORT) for name in names)
+    Args:
+        num_ranks: how many ranks there are.
+        environment: variables of all ranks. Each set of those that libraries read when they are imported has
+            nurseries of its own.
+        modules: what the ranks' functions and arguments are of: torchmetrics takes a process that imports it another
+            two seconds. All nurseries have imported them, side by side, when this returns: ranks do not wait long
+            for each other.
+    """
+    read_at_import = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    nurseries = []
+    with _opening, ExitStack() as preloading:
+        for number in range(min(num_ranks, NUM_NURSERIES)):
+            key = (number, *sorted(read_at_import.items()))
+            if key not in _nurseries:
+                _nurseries[key] = Nursery(environment)
+            preloading.enter_context(_nurseries[key].preloading(modules))
+            nurseries.append(_nurseries[key])
+    return [nurseries[rank % NUM_NURSERIES] for rank in range(num_ranks)]
 
 
 def _main(fd: int) -> None:
     from tests.run_ranks import rank_main
 
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.freeze()  # the collector of a fork need not look at, and thereby copy, what all forks share
+    _preload(ALWAYS_PRELOADED)
     with socket.socket(fileno=fd) as requests:
         while True:
             message, fds, _, _ = socket.recv_fds(requests, 1 << 20, 8)
@@ -148,6 +172,10 @@ def _main(fd: int) -> None:
             if "reap" in request:
                 requests.send(str(_reap(request["reap"])).encode())
                 continue
+            if "preload" in request:
+                _preload(request["preload"])
+                requests.send(b"0")
+                continue
             pid = os.fork()
             if pid == 0:
                 break
@@ -156,6 +184,16 @@ def _main(fd: int) -> None:
             requests.send(str(pid).encode())
     _settle_in(request, fds)
     rank_main(request["fds"][0])
+
+
+def _preload(modules: Sequence[str]) -> None:
+    for name in modules:
+        if not name.startswith(NOT_PRELOADED):
+            importlib.import_module(name)
+    if "torch" in sys.modules:
+        for name in WITH_TORCH:
+            importlib.import_module(name)
+    gc.freeze()  # the collector of a fork need not look at, and thereby copy, what all forks share
 
 
 def _reap(pid: int) -> int:

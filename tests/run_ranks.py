@@ -34,7 +34,8 @@ from sparkdl.collective import (
     uses_mpi,
 )
 from sparkdl.errors import RankError
-from tests.rank_nursery import ForkedRank, can_be_forked, nursery_of
+from tests.pickled_call import pickle_call
+from tests.rank_nursery import ForkedRank, Nursery, nurseries_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -149,6 +150,8 @@ def run_ranks(
         RankError: if ``fn`` raised on a rank or a rank died; the message has that rank's traceback.
         TimeoutError: if some ranks did not return in time; the message names them.
     """
+    call, modules = pickle_call(fn, args)
+    nurseries = nurseries_for(world_size, {**os.environ, **(variables or {})}, modules)
     with ExitStack() as stack:
         secret = new_secret()
         with place.inside() if place else nullcontext():
@@ -166,8 +169,10 @@ def run_ranks(
             )
             inherited = stack.enter_context(_mpi_end(environment)) if mpi or uses_mpi(transport) else None
             prefix = place.command(rank) if place else []
-            connection = stack.enter_context(_start(prefix, environment, inherited, rank in may_die))
-            connection.send_bytes(pickle.dumps((environment, fn, args)))
+            connection = stack.enter_context(
+                _start(prefix, environment, inherited, nurseries[rank], rank in may_die)
+            )
+            connection.send_bytes(pickle.dumps((environment, call)))
             connections[rank] = connection
         return _collect(connections, Deadline(timeout_s), may_die)
 
@@ -198,11 +203,15 @@ def _collect(connections: dict[int, Connection], deadline: Deadline, may_die: Co
 
 @contextmanager
 def _start(
-    prefix: list[str], environment: RankEnvironment, inherited: socket.socket | None, may_die: bool
+    prefix: list[str],
+    environment: RankEnvironment,
+    inherited: socket.socket | None,
+    nursery: Nursery,
+    may_die: bool,
 ) -> Iterator[Connection]:
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno()] + ([inherited.fileno()] if inherited is not None else [])
-    process = _start_process(prefix, environment, fds)
+    process = _start_process(prefix, environment, fds, nursery)
     theirs.close()
     if inherited is not None:
         inherited.close()
@@ -221,12 +230,10 @@ def _start(
 
 
 def _start_process(
-    prefix: list[str], environment: RankEnvironment, fds: list[int]
+    prefix: list[str], environment: RankEnvironment, fds: list[int], nursery: Nursery
 ) -> subprocess.Popen[bytes] | ForkedRank:
-    variables = {**os.environ, **environment.process_variables}
-    nursery = nursery_of(environment.rank)
-    if not prefix and can_be_forked(nursery, variables):
-        return nursery.fork(variables, fds)
+    if not prefix:
+        return nursery.fork({**os.environ, **environment.process_variables}, fds)
     return subprocess.Popen(
         [*prefix, sys.executable, "-m", "tests.run_ranks", str(fds[0])],
         pass_fds=fds,
@@ -259,8 +266,9 @@ def rank_main(fd: int) -> None:
     # Should the test process be killed, its ranks go with it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = Connection(fd)
-    environment, fn, args = pickle.loads(connection.recv_bytes())
+    environment, call = pickle.loads(connection.recv_bytes())
     try:
+        fn, args = pickle.loads(call)
         result, failure = fn(environment, *args), None
     except BaseException:
         result, failure = None, traceback.format_exc()

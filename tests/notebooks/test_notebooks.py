@@ -9,13 +9,8 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
 
-def _case(path: Path) -> object:
-    """The first one every day; all of them take some minutes together."""
-    marks = () if path.stem == "01_first_fit" else pytest.mark.slow
-    return pytest.param(path, id=path.stem, marks=marks)
-
-
-@pytest.mark.parametrize("path", [_case(path) for path in sorted(FOLDER.glob("*.ipynb"))])
+@pytest.mark.slow  # each takes half a minute and more; every day the README's examples run, and the demo
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     # What installs sparkdl on Databricks has no meaning here.

@@ -39,10 +39,11 @@ def build_sdist(folder: Path) -> Path:
     return path
 
 
-def build_wheel(sdist: Path, folder: Path) -> Path:
-    """Build the wheel of an sdist into a folder."""
+def build_wheel(sdist: Path, folder: Path, *, with_extension: bool = True) -> Path:
+    """Build the wheel of an sdist into a folder; without the extension it takes seconds instead of minutes."""
     shutil.unpack_archive(sdist, folder)
     (source,) = folder.glob("sparkdl-*")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
+    options = () if with_extension else ("-Cwheel.cmake=false", "-Cwheel.platlib=true")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", *options, "--outdir", folder, source)
     (path,) = folder.glob("*.whl")
     return path

@@ -18,6 +18,12 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def python_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same wheel but for the extension, whose compilation takes a minute and more."""
+    return build_wheel(sdist, tmp_path_factory.mktemp("python-wheel"), with_extension=False)
+
+
+@pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that a user without one for the platform would build."""
     return build_wheel(sdist, tmp_path_factory.mktemp("wheel"))
@@ -30,24 +36,32 @@ def test_sdist_carries_the_estimators_once_and_as_files(sdist: Path) -> None:
     assert not [name for name in members if name.startswith("estimators")]
 
 
-@pytest.mark.timeout(480)
-def test_wheel_carries_the_estimators_as_files_and_the_extension(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def test_wheel_carries_the_estimators_as_files(python_wheel: Path) -> None:
+    with zipfile.ZipFile(python_wheel) as archive:
         names = {info.filename: info for info in archive.infolist()}
     assert names["sparkdl/estimators/torch_estimator.py"].file_size > 1000
     assert "sparkdl/py.typed" in names
-    assert [name for name in names if name.startswith("sparkdl/_native.") and name.endswith(".so")]
     assert not [name for name in names if name.startswith(("tests/", "native/", "estimators/"))]
 
 
-def test_wheel_names_no_package_that_a_cluster_brings_itself(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def test_wheel_names_no_package_that_a_cluster_brings_itself(python_wheel: Path) -> None:
+    with zipfile.ZipFile(python_wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         lines = archive.read(metadata).decode().splitlines()
     required = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert required
     assert not [
         line for line in required if any(name in line for name in ("pyspark", "torch", "mlflow", "pandas"))
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_wheel_adds_nothing_but_the_extension(wheel: Path, python_wheel: Path) -> None:
+    (extension,) = files_of(wheel) - files_of(python_wheel)
+    assert extension.startswith("sparkdl/_native.")
+    assert extension.endswith(".so")
+    assert files_of(python_wheel) < files_of(wheel)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +84,8 @@ def files_of(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if not name.endswith("/") and ".dist-info/" not in name}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(480)
 def test_wheel_becomes_one_for_linux_in_general(wheel: Path, tmp_path: Path) -> None:
     run("auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
     (path,) = tmp_path.glob("*.whl")
@@ -77,6 +93,7 @@ def test_wheel_becomes_one_for_linux_in_general(wheel: Path, tmp_path: Path) -> 
     assert files_of(path) == files_of(wheel), "no library had to be added"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_wheel_built_from_the_sdist_runs_ranks_in_a_clean_environment(
     clean_python: Path, tmp_path: Path

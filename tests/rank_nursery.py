@@ -1,6 +1,6 @@
 """Forks rank processes out of one that has imported what they need: torch alone takes a process three seconds.
 
-A forked rank has the environment, the folder, the path and the output that a process started by the caller would have.
+A forked rank has the environment, the folder and the output that a process started by the caller would have.
 Variables that libraries read when they are imported would come too late for it: see :func:`nurseries_for`.
 """
 
@@ -86,7 +86,7 @@ class Nursery:
         subprocess.Popen(
             [sys.executable, "-m", "tests.rank_nursery", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env=dict(environment),
         )
         theirs.close()
 
@@ -111,7 +111,6 @@ class Nursery:
         request = {
             "environment": dict(environment),
             "folder": os.getcwd(),
-            "path": sys.path,
             "fds": list(fds),
         }
         return ForkedRank(self, self.ask(request, [1, 2, *fds]))
@@ -212,7 +211,6 @@ def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    sys.path[:] = request["path"]
     sys.modules["numpy"].random.seed()
 
 

@@ -151,7 +151,8 @@ def run_ranks(
         TimeoutError: if some ranks did not return in time; the message names them.
     """
     call, modules = pickle_call(fn, args)
-    nurseries = nurseries_for(world_size, {**os.environ, **(variables or {})}, modules)
+    inherited_variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(variables or {})}
+    nurseries = nurseries_for(world_size, inherited_variables, modules)
     with ExitStack() as stack:
         secret = new_secret()
         with place.inside() if place else nullcontext():

@@ -26,7 +26,13 @@ def topology(environment: RankEnvironment) -> Topology:
 
 
 @pytest.mark.parametrize(
-    "ranks_per_host", [(1, 1), (2, 2), (1, 1, 1), pytest.param((2, 1), marks=pytest.mark.slow)]
+    "ranks_per_host",
+    [
+        pytest.param((1, 1), marks=pytest.mark.slow),
+        (2, 2),
+        (1, 1, 1),
+        pytest.param((2, 1), marks=pytest.mark.slow),
+    ],
 )
 def test_transport_agrees_with_numpy_on_hosts_of(ranks_per_host: Sequence[int]) -> None:
     with hosts_with_ranks(*ranks_per_host) as network:

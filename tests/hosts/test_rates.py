@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 
 import pytest
 
@@ -54,8 +55,8 @@ def test_allreduce_of_64_mib_reaches_85_percent_of_a_gigabit_link(ranks_per_host
     ("operation", "share"),
     [
         ("allreduce", share_an_allreduce_sends(2)),
-        ("broadcast", Fraction(1)),
-        ("allgather", Fraction(1, 2)),
+        pytest.param("broadcast", Fraction(1), marks=pytest.mark.slow),
+        pytest.param("allgather", Fraction(1, 2), marks=pytest.mark.slow),
         ("reduce_scatter", Fraction(1, 2)),
     ],
 )
@@ -68,12 +69,13 @@ def test_flat_ring_over_the_same_hosts_sends_more() -> None:
     assert share_sent_by_a_host("allreduce", transport="tcp") > float(share_an_allreduce_sends(4))
 
 
-@pytest.mark.parametrize("operation", ["allreduce", "reduce_scatter"])
+@pytest.mark.parametrize("operation", ["allreduce", pytest.param("reduce_scatter", marks=pytest.mark.slow)])
 def test_sixteen_bits_on_the_wire_take_half_the_bytes(operation: str) -> None:
     exact = share_sent_by_a_host(operation)
     assert share_sent_by_a_host(operation, wire="bfloat16") < 0.51 * exact
 
 
+@cache
 def share_sent_by_a_host(operation: str, *, transport: str = "auto", wire: str = "float32") -> float:
     """The largest share of the data that left a host of two with two ranks each."""
     num_bytes = 16 * MIB

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import (
     AUROC,
@@ -85,6 +85,7 @@ STATES = {
 
 
 @pytest.mark.filterwarnings("ignore:Metric `Spearman")
+@settings(deadline=None, max_examples=40)
 @given(
     cuts=st.lists(st.integers(1, 11), min_size=3, max_size=3, unique=True).map(sorted),
     again=st.booleans(),

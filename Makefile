@@ -9,7 +9,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.tx
 
 # A process can hold one Spark session, so each kind of Spark is a part of its own. A part keeps about one core busy, and
 # two of them run side by side, the long ones first.
-TEST_PARTS := test-ranks test-spark-local test-commands test-spark-connect test-unit test-spark-cluster
+TEST_PARTS := test-ranks test-spark-local test-unit test-spark-connect test-commands test-spark-cluster
 COMMANDS := tests/cli tests/notebooks tests/packaging
 
 .PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-spark35 wheel test-native-sanitizers bench lint hooks format clean requirements

@@ -33,9 +33,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to one kind of Spark what would prove the same once more on another."""
     mode = config.getoption("--spark")
+    for item in items:
+        if mode != "local" and item.get_closest_marker("slow_elsewhere"):
+            item.add_marker(pytest.mark.slow)
     elsewhere = {
         "any_spark_will_do": mode != "local",
         "no_cluster_needed": mode == "cluster",

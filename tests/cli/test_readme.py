@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow  # the demo goes the same way every day
 @pytest.mark.timeout(300)
 def test_examples_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")

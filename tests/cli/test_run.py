@@ -148,9 +148,11 @@ communicator.allreduce(numpy.ones(3))
     ("ending", "status", "words"),
     [
         ("sys.exit(7)", 7, "exited with status 7"),
-        ("os._exit(9)", 9, "exited with status 9"),
+        pytest.param("os._exit(9)", 9, "exited with status 9", marks=pytest.mark.slow),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was ended by SIGKILL (out of memory?)"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was ended by SIGSEGV"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGSEGV)", 139, "was ended by SIGSEGV", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_rank_that_ends_badly_ends_the_others(tmp_path: Path, ending: str, status: int, words: str) -> None:

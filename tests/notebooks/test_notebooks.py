@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
 
-@pytest.mark.slow  # each takes half a minute and more; every day the README's examples run, and the demo
+@pytest.mark.slow  # each takes half a minute and more; the demo goes the same way every day
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

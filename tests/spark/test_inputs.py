@@ -52,6 +52,7 @@ def rows(spark):
     ).repartition(2, "id")
 
 
+@pytest.mark.slow_elsewhere
 def test_columns_of_many_kinds_and_two_labels_are_fitted_and_applied(rows, tmp_path):
     torch.manual_seed(0)
     estimator = make_estimator(

@@ -42,6 +42,7 @@ def sure(outputs, labels):
 
 
 @pytest.mark.no_cluster_needed
+@pytest.mark.slow_elsewhere
 def test_a_job_is_planned_done_once_and_done_again_when_asked(spark, frame, tmp_path):
     frame.createOrReplaceTempView("rows_of_jobs")
     (tmp_path / "metrics_of_jobs.py").write_text(METRICS)

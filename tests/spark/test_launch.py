@@ -125,14 +125,19 @@ class UnreachableChannel(DriverChannel):
 
 
 @pytest.mark.any_spark_will_do
+@pytest.mark.parametrize(
+    "seconds",
+    # The second is longer than Spark may be silent about its tasks.
+    [0.5, pytest.param(16.0, marks=pytest.mark.slow)],
+)
 def test_ranks_that_cannot_reach_the_driver_run_on_and_bring_their_lines_with_the_result(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
     lines: list[tuple[int, str]] = []
     values = run_on_ranks(
         functions.say_and_wait,
-        16.0,  # longer than Spark may be silent about its tasks
+        seconds,
         num_ranks=2,
         spark=spark,
         start_timeout_s=1,
@@ -163,6 +168,7 @@ def test_dynamic_allocation_is_refused_with_the_setting(spark: SparkSession, spa
         conf.set("spark.dynamicAllocation.enabled", "false")
 
 
+@pytest.mark.slow_elsewhere
 def test_result_larger_than_the_fetch_window_arrives_whole(spark: SparkSession) -> None:
     num_bytes = (100 << 20) + 7
     first, second = run_on_ranks(functions.make_bytes, num_bytes, num_ranks=2, spark=spark)

@@ -195,6 +195,7 @@ def split(case, frame, accuracy, tmp_path_factory):
     return tuning, tuning.fit(frame), folder
 
 
+@pytest.mark.slow_elsewhere
 def test_a_split_chooses_the_model_of_the_best_metric(split, frame, accuracy):
     tuning, model, folder = split
     drawn = frame.select("*", F.rand(5).alias("drawn"))
@@ -209,6 +210,7 @@ def test_a_split_chooses_the_model_of_the_best_metric(split, frame, accuracy):
     assert store_is_empty(folder)
 
 
+@pytest.mark.slow_elsewhere
 def test_a_split_and_its_model_are_saved_and_loaded(case, split, frame, tmp_path):
     tuning, model, _ = split
     tuning.save(str(tmp_path / "split"))

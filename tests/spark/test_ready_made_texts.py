@@ -19,7 +19,7 @@ from tests.spark.estimator_examples import store_is_empty
 
 pytestmark = pytest.mark.any_spark_will_do
 
-NUM_TEXTS = 1000
+NUM_TEXTS = 600
 FILLERS = [
     "the",
     "a",
@@ -46,7 +46,7 @@ def make_texts():
     rng = np.random.default_rng(0)
     rows = []
     for index in range(NUM_TEXTS):
-        words = rng.choice(FILLERS, rng.integers(4, 12)).tolist()
+        words = rng.choice(FILLERS, rng.integers(2, 6)).tolist()
         first = ("Ann", "Bob")[index % 2]
         near, far = sorted(rng.integers(0, len(words) + 1, 2))
         words.insert(far, ("Bob", "Ann")[index % 2])
@@ -67,9 +67,9 @@ def test_a_task_that_bags_of_words_cannot_solve_is_solved_with_names_of_columns_
     estimator = TextClassifier(
         featuresCol="text",
         labelCol="first",
-        embeddingSize=32,
+        embeddingSize=16,
         numLayers=1,
-        learningRate=5e-3,
+        learningRate=1e-2,
         batchSize=16,
         epochs=5,
         store=str(tmp_path / "store"),
@@ -113,7 +113,7 @@ def test_bags_of_words_cannot_solve_it():
 
 
 def test_executors_count_the_same_words_in_the_same_order(spark, texts, tmp_path, monkeypatch):
-    dataset = materialize(texts, ["text"], str(tmp_path), row_group_bytes=20_000)
+    dataset = materialize(texts, ["text"], str(tmp_path), row_group_bytes=5_000)
     assert len(dataset.row_groups) == 3
     here = learn_words(dataset, "text", size=15, training=None, spark=None)
     monkeypatch.setattr(vocabulary, "COUNTED_HERE", 10)

@@ -26,6 +26,7 @@ from tests.spark.estimator_examples import (
 )
 
 
+@pytest.mark.slow_elsewhere
 def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, tracked):
     estimator = make_estimator(
         tracked,

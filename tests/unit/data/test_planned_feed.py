@@ -97,6 +97,7 @@ def test_each_step_has_the_rows_of_the_planned_ranks_however_often_other_ranks_g
             np.testing.assert_array_equal(np.concatenate(ranks), rows)
 
 
+@settings(deadline=None)
 @given(
     world_size=st.integers(1, 12),
     planned_ranks=st.integers(1, 12),

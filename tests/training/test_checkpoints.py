@@ -54,7 +54,10 @@ def undisturbed(dataset):
     return run_ranks(2, train_through_death, interrupted_spec(dataset, None), dataset)
 
 
-@pytest.mark.parametrize(("dying", "call"), [(1, 4), (0, 9)], ids=["rank 1", "rank 0"])
+@pytest.mark.parametrize(
+    ("dying", "call"),
+    [pytest.param(1, 4, id="rank 1"), pytest.param(0, 9, id="rank 0", marks=pytest.mark.slow)],
+)
 def test_a_rank_that_was_killed_changes_no_bit(dataset, undisturbed, tmp_path, dying, call):
     killed = interrupted_spec(dataset, tmp_path, ends_at=call)
     run_ranks(2, train_through_death, killed, dataset, dying, may_die=[dying])
@@ -176,6 +179,7 @@ def test_other_numbers_of_ranks_take_the_same_rows_in_each_update(more_rows, on_
         assert_same_updates(resumed, whole)
 
 
+@pytest.mark.slow
 def test_several_restarts_keep_the_plan_of_the_first_ranks(more_rows, on_two_ranks):
     folder, (whole, *_) = on_two_ranks
     at = copy_of(folder / "weighted", (1, 8), "from 2")
@@ -185,6 +189,7 @@ def test_several_restarts_keep_the_plan_of_the_first_ranks(more_rows, on_two_ran
         at = copy_of(at, next_place, f"{at.name}, {world_size}")
 
 
+@pytest.mark.slow
 def test_on_other_ranks_an_interruption_changes_no_bit_either(dataset, tmp_path):
     run_ranks(2, train_each, [interrupted_spec(dataset, tmp_path / "2")], dataset)
     for world_size in (1, 3):

@@ -90,6 +90,7 @@ def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str
         url=Store(url).url,
         every_updates=params.getCheckpointEverySteps(),
         num_kept=params.getKeepCheckpoints(),
+        num_ranks=params.getNumWorkers(),
     )
     return replace(spec, checkpoints=plan)
 

@@ -13,7 +13,15 @@ from sparkdl.data.filesystems import open_location
 from sparkdl.estimators.fit_inputs import column_names
 from sparkdl.estimators.model_logging import save_for_mlflow
 from sparkdl.estimators.unsent_runs import UnsentRuns
-from sparkdl.tracking import FitRun, LoggedDataset, Registration, RunGroup, TrackingMode, open_run
+from sparkdl.tracking import (
+    FitRun,
+    LoggedDataset,
+    Registration,
+    RunGroup,
+    TrackingMode,
+    open_run,
+    without_credentials,
+)
 from sparkdl.training.fit_identity import dataset_digest
 
 if TYPE_CHECKING:
@@ -131,11 +139,12 @@ def log_outcome(
         run.log_model(save_for_mlflow(model, folder, example), folder, _registration(params))
         run.flush()
     except Exception as error:
-        _logger.warning(
+        _logger.log(
+            logging.DEBUG if run.switches.silent else logging.WARNING,
             "The model is trained, but it could not be described to MLflow: %s: %s. To log it: "
             "sparkdl.mlflow.log_model(model).",
             type(error).__name__,
-            error,
+            without_credentials(str(error)),
         )
 
 

@@ -17,16 +17,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from sparkdl.estimators.packed_features import packed
-
 if TYPE_CHECKING:
     import numpy.typing as npt
     from pyspark.sql import Column
 
+    from sparkdl.estimators.packed_features import Packing
+
 ScoreArrays = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
 
 
-def udf_on_pandas(score_arrays: ScoreArrays, returned: str, *, is_packed: bool) -> Callable[..., Column]:
+def udf_on_pandas(score_arrays: ScoreArrays, returned: str, packing: Packing | None) -> Callable[..., Column]:
     """Return what makes a column of feature columns.
 
     pandas has one word for null and NaN, so that which rows have a null travels as a column of its own, and a NaN among
@@ -36,7 +36,7 @@ def udf_on_pandas(score_arrays: ScoreArrays, returned: str, *, is_packed: bool) 
     Args:
         score_arrays: of batches of columns, the predictions of each.
         returned: Spark's type of them.
-        is_packed: whether all feature columns go to Python as one array.
+        packing: how all feature columns go to Python as one, if they do.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.functions import pandas_udf
@@ -45,21 +45,23 @@ def udf_on_pandas(score_arrays: ScoreArrays, returned: str, *, is_packed: bool) 
     is_struct = returned.startswith("struct<")
 
     def score(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
-        for predictions in score_arrays(_to_arrow(columns, is_packed) for columns in batches):
+        for predictions in score_arrays(
+            _to_arrow(columns, is_packed=packing is not None) for columns in batches
+        ):
             yield _to_pandas(predictions)
 
     udf = make_udf(score, f"array<{returned}>" if is_struct else returned).asNondeterministic()
 
     def scored(*features: Column) -> Column:
         is_absent = reduce(operator.or_, (feature.isNull() for feature in features))
-        sent = (packed(features),) if is_packed else features
+        sent = features if packing is None else (packing.packed(features),)
         column: Column = udf(*sent, is_absent)
         return F.get(column, F.lit(0)) if is_struct else column
 
     return scored
 
 
-def _to_arrow(columns: tuple[pd.Series | pd.DataFrame, ...], is_packed: bool) -> tuple[pa.Array, ...]:
+def _to_arrow(columns: tuple[pd.Series | pd.DataFrame, ...], *, is_packed: bool) -> tuple[pa.Array, ...]:
     """The feature columns of a batch; the last of what comes says which rows have a null."""
     *features, flags = columns
     absent = flags.to_numpy(dtype=bool)

@@ -20,7 +20,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
-from sparkdl.estimators.packed_features import packed, unpacked
+from sparkdl.estimators.packed_features import Packing
 from sparkdl.estimators.pandas_scoring import udf_on_pandas
 from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, result_type, to_arrow
 from sparkdl.training.architecture import PackedModule, join_module, unpack_module
@@ -53,11 +53,13 @@ class ScoringModel:
 
 
 def prediction_udf(
-    model: ScoringModel, wanted: tuple[ScoredColumn, ...] = PREDICTION, *, is_packed: bool = False
+    model: ScoringModel,
+    wanted: tuple[ScoredColumn, ...] = PREDICTION,
+    packing: Packing | None = None,
 ) -> Any:
     """Return a Spark function of the feature columns that gives wanted columns, of the type :func:`result_type`.
 
-    With ``is_packed`` they go to Python as one array, see :mod:`.packed_features`.
+    With a ``packing`` they go to Python as one.
 
     It is marked as not deterministic, which it is: Spark would otherwise compute it again for a filter on its
     result, and for each field that is taken out of a struct.
@@ -65,20 +67,20 @@ def prediction_udf(
     returned = result_type(wanted, model.signature.outputs)
 
     def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return score_columns(model, batches, wanted, is_packed)
+        return score_columns(model, batches, wanted, packing)
 
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        return udf_on_pandas(score, returned, is_packed=is_packed)
+        return udf_on_pandas(score, returned, packing)
     make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
-    if is_packed or len(model.signature.inputs.columns) == 1:
+    if packing is not None or len(model.signature.inputs.columns) == 1:
 
         def score_one(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
             return score((column,) for column in columns)
 
         udf = make_udf(score_one, returned).asNondeterministic()
-        return lambda *features: udf(packed(features) if is_packed else features[0])
+        return lambda *features: udf(features[0] if packing is None else packing.packed(features))
 
     def score_many(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return score(columns)
@@ -90,7 +92,7 @@ def score_columns(
     model: ScoringModel,
     batches: Iterator[tuple[pa.Array, ...]],
     wanted: tuple[ScoredColumn, ...] = PREDICTION,
-    is_packed: bool = False,
+    packing: Packing | None = None,
 ) -> Iterator[pa.Array]:
     """Yield what is wanted for each batch of feature columns; a row with a null has null in all of it.
 
@@ -101,8 +103,8 @@ def score_columns(
     """
     predictor = load_predictor(model)
     for columns in batches:
-        if is_packed:
-            features, absent = unpacked(columns[0], predictor.signature.inputs)
+        if packing is not None:
+            features, absent = packing.unpacked(columns[0], predictor.signature.inputs)
             yield score_features(predictor, features, absent, wanted)
         else:
             yield score_batch(predictor, columns, wanted)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from sparkdl.data.dataset import missing_column_error
 from sparkdl.data.spark_columns import check_like, is_vector
 from sparkdl.errors import ParamError
-from sparkdl.estimators.packed_features import can_be_packed
+from sparkdl.estimators.packed_features import packing_of
 from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
 from sparkdl.estimators.scored_mixins import scored_columns_of
@@ -120,10 +120,9 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         check_scored_columns(columns, outputs)
         features = self._features(dataset)
         types = [dataset.schema[name].dataType for name in self.getFeaturesCols()]
-        is_packed = can_be_packed(types, self._saved.signature.inputs)
+        packing = packing_of(types, self._saved.signature.inputs)
         scoring = self._scoring.for_session(dataset.sparkSession, self.getPredictionBatchSize())
-        score = prediction_udf(scoring, columns, is_packed=is_packed)
-        scored = score(*features)
+        scored = prediction_udf(scoring, columns, packing)(*features)
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)
         # The model runs once, for a column of its own, out of which Spark takes all others.

@@ -10,7 +10,7 @@ from sparkdl import __version__
 from sparkdl.bench import allreduce, feed, fit, step, transform
 from sparkdl.cli import demo, run
 from sparkdl.doctor import command as doctor
-from sparkdl.errors import SparkdlError
+from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.jobs import command as jobs
 
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
     except SparkdlError as error:
         print(f"sparkdl: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ParamError) else 1
     except KeyboardInterrupt:
         return 130
     return status

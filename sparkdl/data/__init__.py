@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkdl.data.mixture import Mixture
     from sparkdl.data.packed_batch import PackedBatch
     from sparkdl.data.packing import SequencePacker
+    from sparkdl.data.planned_feed import PlannedFeed
     from sparkdl.data.row_filter import RowFilter
     from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
     from sparkdl.data.store import Store
@@ -34,6 +35,7 @@ _MODULES = {
     "PackedBatch": "packed_batch",
     "ParquetDataset": "dataset",
     "ParquetFeed": "feed",
+    "PlannedFeed": "planned_feed",
     "RowFilter": "row_filter",
     "RowGroup": "dataset",
     "RowRange": "shards",
@@ -59,6 +61,7 @@ __all__ = [
     "PackedBatch",
     "ParquetDataset",
     "ParquetFeed",
+    "PlannedFeed",
     "RowFilter",
     "RowGroup",
     "RowRange",

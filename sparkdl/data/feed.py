@@ -291,12 +291,16 @@ class ParquetFeed:
         """
         return to_json(self._course.progress_running_on(epoch, num_rows), self._identity)
 
-    def twin(self) -> ParquetFeed:
-        """Return a feed of the same rows that goes its own way through them, from the first epoch on.
+    def twin(self, rank: int | None = None) -> ParquetFeed:
+        """Return a feed of the same dataset that goes its own way through it, from the first epoch on.
 
-        It reads through this one's threads and cache; whoever closes one of them closes both.
+        It shares this one's cache and bounds; whoever closes one of them closes both.
+
+        Args:
+            rank: whose rows it gives; by default this one's.
         """
         twin = copy(self)
+        twin._rank = self._rank if rank is None else rank
         twin._course = self._course.afresh()
         twin._epoch = twin._given = 0
         return twin

@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
         raise ParamError(f"--ranks must be at least 1, got {options.ranks}")
     if not options.timeout > 0:
         raise ParamError(f"--timeout must be positive, got {options.timeout:g}")
+    if options.json is not None and not os.access(options.json.absolute().parent, os.W_OK):
+        raise ParamError(f"--json {options.json}: its folder is not there, or cannot be written to.")
     settings = _settings(options.conf)
     with ExitStack() as stack:
         findings = _examine(options, settings, stack)

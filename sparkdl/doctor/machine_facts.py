@@ -69,12 +69,12 @@ class MachineFacts:
 
 
 def look_around(*, timeout_s: float) -> MachineFacts:
-    """Look at this machine, which takes as long as the slowest answer.
+    """Look at this machine, which takes as long as the slowest answer, or that about GPUs and then torch.
 
     Args:
         timeout_s: seconds that each question may take.
     """
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    with ThreadPoolExecutor(max_workers=5) as pool:
         java = pool.submit(_java, timeout_s)
         gpus = pool.submit(ask, _GPUS, timeout_s=timeout_s)
         native, nccl, mpi = (

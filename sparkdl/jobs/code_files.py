@@ -100,8 +100,10 @@ def _add(path: str, spark: SparkSession) -> None:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*.py") if each.is_file())
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     for file in files:
+        if "__pycache__" in file.parts:
+            continue
         digest.update(f"{file.relative_to(path)}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

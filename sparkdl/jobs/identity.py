@@ -23,12 +23,14 @@ _PARAMS_WITHOUT_EFFECT = (
     "cache",
     "checkpointDir",
     "checkpointEverySteps",
+    "hangTimeoutSeconds",
     "keepCheckpoints",
     "keepRowsSeconds",
     "maxRestarts",
     "minWorkers",
     "showProgress",
     "store",
+    "trackingTimeoutSeconds",
 )
 """Params that change neither the model nor what is told of it."""
 

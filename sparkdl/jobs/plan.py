@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.feed import READ_AHEAD_BYTES
 from sparkdl.data.shards import rows_per_rank, steps_per_epoch
 from sparkdl.estimators.validation_split import validation_column
 from sparkdl.jobs.rows import RowCounts, count_rows
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
     from sparkdl.jobs.model_size import ModelSize
     from sparkdl.launch import RankContext
-
-READ_AHEAD_BYTES = 256 << 20
-"""How much a rank reads ahead at most; the default of a feed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from sparkdl.errors import ClusterLostError
 from sparkdl.launch.preflight import is_connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
     from sparkdl.jobs.job import SparkChoice
+
+_SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNORECASE)
+"""In names of settings; as ``spark.redaction.regex``, which says what Spark does not show, and longer."""
 
 
 @contextmanager
@@ -39,14 +43,27 @@ def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[S
         }
         if master.startswith("local"):
             settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        settings |= choice.config
+        _start_java({key: value for key, value in settings.items() if not _SECRET.search(key)})
         builder = SparkSession.builder.master(master).appName(name)
-        for key, value in {**settings, **choice.config}.items():
+        for key, value in settings.items():
             builder = builder.config(key, value)
         session = _open(builder, master)
         try:
             yield session
         finally:
             session.stop()
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start the JVM with settings, which pyspark puts into its arguments, where everybody on the machine reads them.
+
+    The others follow over pyspark's own connection to it.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    context: Any = SparkContext
+    context._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -69,7 +70,7 @@ def rank_environment(
 
 def _may_be_secret(name: str, value: str) -> bool:
     if name in _NO_SECRET:
-        return "@" in value or "password=" in value.lower()
+        return "@" in value or re.search(r"[?&](password|passwd|token)=", value, re.IGNORECASE) is not None
     return name.startswith(_OF_DRIVER_ONLY)
 
 

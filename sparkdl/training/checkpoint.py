@@ -26,7 +26,8 @@ import torch
 from sparkdl.errors import CheckpointError
 from sparkdl.training.versions import sparkdl_version
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""From 2 on the rows keep the plan of the ranks at the start; before, other ranks made one of their own."""
 MANIFEST = "sparkdl_checkpoint.json"
 MODEL, OPTIMIZER, FIT, RANKS = FILES = ("model.pt", "optimizer.pt", "fit.pt", "ranks.pt")
 
@@ -44,9 +45,10 @@ class Manifest:
         finished: whether nothing of the fit was left to do.
         epochs: of the whole fit.
         world_size: number of ranks.
-        num_ranks_at_start: with how many the fit began, whose batches together an update still takes.
+        num_ranks_at_start: with how many the fit began, for which its rows are planned on any number of ranks.
         identity: of the fit, see :mod:`sparkdl.training.fit_identity`.
         files: size and SHA-256 of each file by name.
+        format_version: in which it was written.
     """
 
     epoch: int
@@ -58,6 +60,12 @@ class Manifest:
     num_ranks_at_start: int
     identity: dict[str, Any]
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def keeps_plan(self) -> bool:
+        """Whether the rows that are to come follow the plan of the ranks at the start."""
+        return self.format_version >= 2 or self.world_size == self.num_ranks_at_start or self.finished
 
     @property
     def place(self) -> str:
@@ -73,7 +81,6 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest's text."""
         content = {
-            "format_version": FORMAT_VERSION,
             "sparkdl_version": sparkdl_version(),
             "torch_version": str(torch.__version__),
             **asdict(self),

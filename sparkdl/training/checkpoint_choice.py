@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ class Choice:
 
     Attributes:
         name: of the checkpoint; None where the fit starts from the beginning.
-        num_ranks_at_start: with how many ranks the fit began.
+        num_ranks_at_start: with how many ranks the fit began, for which its rows are planned.
         damaged: names of later checkpoints that cannot be read.
         identity: of the fit, on rank 0.
     """
@@ -40,10 +39,6 @@ class Choice:
     num_ranks_at_start: int
     damaged: tuple[str, ...] = ()
     identity: dict[str, Any] = field(default_factory=dict)
-
-    def batch_size(self, spec: TrainingSpec, world_size: int) -> int:
-        """Return how many rows each rank takes: all together as many as at the start, rounded up."""
-        return math.ceil(spec.batch_size * self.num_ranks_at_start / world_size)
 
 
 def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
@@ -61,7 +56,8 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
         name, manifest, damaged = choose_checkpoint(
             CheckpointFolder(spec.checkpoints.url), identity, spec.epochs
         )
-        num_ranks = communicator.world_size if manifest is None else manifest.num_ranks_at_start
+        planned = spec.checkpoints.num_ranks or communicator.world_size
+        num_ranks = planned if manifest is None else manifest.num_ranks_at_start
         choice = Choice(name, num_ranks, damaged, identity)
     if communicator.world_size == 1:
         return choice
@@ -109,4 +105,11 @@ def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epoch
         raise CheckpointError(
             f"checkpointDir {url} holds a fit that has come to {manifest.place}, and epochs is {epochs}. Raise "
             "epochs, or choose another checkpointDir."
+        )
+    if not manifest.keeps_plan:
+        raise CheckpointError(
+            f"checkpointDir {url} holds a fit that an older sparkdl has brought to {manifest.place} on "
+            f"{manifest.world_size} ranks instead of the {manifest.num_ranks_at_start} that it began with, by a plan "
+            "of the rows that this one no longer makes. Let the older sparkdl finish the fit, or choose another "
+            "checkpointDir."
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from sparkdl.training.checkpoint_writer import CheckpointWriter
 from sparkdl.training.fit_state import FitState, load_module_state, set_buffers
 from sparkdl.training.history import EpochRecord, join_meter_states
 from sparkdl.training.objective import Place
-from sparkdl.training.random_state import set_random_state
+from sparkdl.training.random_state import random_numbers_apart, set_random_state
 from sparkdl.training.rank_state import gather_rank_states, loss_buffers, read_rank_state
 from sparkdl.training.seeds import seed_rank
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sparkdl.collective import Communicator
-    from sparkdl.data import ParquetFeed
+    from sparkdl.data import PlannedFeed
     from sparkdl.training.checkpoint_choice import Choice
     from sparkdl.training.fit_course import FitCourse
     from sparkdl.training.history import EpochMeter
@@ -71,7 +70,7 @@ class Checkpoints:
         state: FitState,
         step: TrainingStep,
         updates: UpdatePlan,
-        feed: ParquetFeed,
+        feed: PlannedFeed,
         course: FitCourse,
         communicator: Communicator,
     ) -> None:
@@ -118,7 +117,10 @@ class Checkpoints:
     def begin_epoch(self, epoch: int, meter: EpochMeter) -> None:
         """Have plan and meter of an epoch go on where the fit does; those of later epochs begin anew."""
         is_resumed = epoch == self._position.epoch and self._position.step > 0
-        self._updates.begin(epoch, self._position.step if is_resumed else 0)
+        step = self._position.step if is_resumed else 0
+        self._updates.begin(epoch, step)
+        if not self._step.has_batch and not self._feed.rows_in_step(0, epoch - 1)[self._communicator.rank]:
+            self._step.remember(self._earlier_batch(epoch, step))
         if is_resumed and self._position.meter:
             meter.load_state_dict(self._position.meter)
 
@@ -187,15 +189,9 @@ class Checkpoints:
         self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
         self._updates.begin(epoch, step)
         self._num_updates = fit["num_updates"]
-        is_as_many = manifest.world_size == self._communicator.world_size
-        later = max(0, self._spec.epochs - epoch) * self._updates.num_updates
-        to_come = (
-            None if is_as_many else later + self._updates.updates_to_come() * (epoch <= self._spec.epochs)
-        )
-        self._state.restore_optimizer(load_file(location, OPTIMIZER), fit, to_come)
+        self._state.restore_optimizer(load_file(location, OPTIMIZER), fit)
         self._state.restore_parts(fit)
-        if step and not self._feed.rows_in_step(0, epoch - 1)[self._communicator.rank]:
-            self._step.remember(self._earlier_batch(epoch, step))
+        is_as_many = manifest.world_size == self._communicator.world_size
         meter = self._restore_rank(load_file(location, RANKS), (epoch, step), is_as_many=is_as_many)
         return Position(epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter)
 
@@ -219,11 +215,7 @@ class Checkpoints:
 
     def _earlier_batch(self, epoch: int, step: int) -> Any:
         """The last batch with rows that this rank has had: it takes part with it in steps without any."""
-        index = min(step, self._feed.steps_per_epoch) - 1
-        while not self._feed.rows_in_step(index)[self._communicator.rank]:
-            index -= 1
-        twin = self._feed.twin()
-        twin.seek(epoch - 1, index)
-        with closing(twin.epoch(epoch - 1)) as batches:
-            place = Place(self._communicator.rank, epoch, index + 1)
-            return self._step.objective.prepare(next(batches), place=place)
+        index, batch = self._feed.batch_before(epoch - 1, step)
+        place = Place(self._communicator.rank, epoch, index + 1)
+        with random_numbers_apart(self._step.device):
+            return self._step.objective.prepare(batch, place=place)

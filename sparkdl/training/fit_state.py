@@ -74,23 +74,15 @@ class FitState:
             ),
         }
 
-    def restore_optimizer(
-        self, state: Mapping[str, Any], fit: Mapping[str, Any], updates: int | None
-    ) -> None:
+    def restore_optimizer(self, state: Mapping[str, Any], fit: Mapping[str, Any]) -> None:
         """Give optimizer and schedule their states.
 
         Args:
             state: of the optimizer.
             fit: what the file of the fit holds.
-            updates: of the weights, that are left to do in the fit, where the schedule has another length than then.
         """
-        if updates is None or not self._learning_rate.length_depends_on_ranks:
-            self._optimizer.load_state_dict(dict(state))
-            self._learning_rate.load_state_dict(fit["learning_rate"])
-            return
-        self._learning_rate.move_to(fit["learning_rate"], updates)
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+        self._optimizer.load_state_dict(dict(state))
+        self._learning_rate.load_state_dict(fit["learning_rate"])
 
     def restore_parts(self, fit: Mapping[str, Any]) -> None:
         """Give all other parts their states; one that the checkpoint does not know begins anew."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -130,26 +129,6 @@ class LearningRate:
         self._num_updates, self.last = state["num_updates"], state["last"]
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-
-    def move_to(self, state: Mapping[str, Any], updates_to_come: int) -> None:
-        """Go on with a state where a schedule per step has another length now, as with other numbers of ranks.
-
-        The schedule is gone through anew, up to where it has so many updates left; call it before the optimizer is
-        given its state, and leave it the options of its groups. A schedule per epoch is given its state as it is.
-        """
-        if self._scheduler is None or self._interval != "step":
-            self.load_state_dict(state)
-            return
-        self._num_updates, self.last = state["num_updates"], state["last"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the optimizer has taken no step yet
-            for _ in range(max(0, self._num_steps - updates_to_come)):
-                self._scheduler.step()
-
-    @property
-    def length_depends_on_ranks(self) -> bool:
-        """Whether the number of ranks says how often the schedule goes on."""
-        return self._scheduler is not None and self._interval == "step"
 
     def end_epoch(self, loss: float) -> None:
         """A schedule per epoch goes on; one that waits for a plateau is told a loss, if it is a number."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.torch import (
     DataParallel,
     collective_errors,
@@ -119,12 +119,13 @@ def _train(
     device = choose_device(spec.device, communicator)
     module = spec.model.to(device).train()
     choice = agree_on_checkpoint(spec, dataset, communicator)
-    feed = ParquetFeed(
+    feed = PlannedFeed(
         dataset,
         columns=spec.columns(),
         rank=communicator.rank,
         world_size=communicator.world_size,
-        batch_size=choice.batch_size(spec, communicator.world_size),
+        planned_ranks=choice.num_ranks_at_start,
+        batch_size=spec.batch_size,
         shuffle=spec.shuffle,
         seed=spec.seed,
         num_threads=spec.num_reader_threads,
@@ -214,7 +215,7 @@ def _prepare_step(
     choice: Choice,
     module: nn.Module,
     wrapped: nn.Module,
-    feed: ParquetFeed,
+    feed: PlannedFeed,
     communicator: Communicator,
 ) -> tuple[TrainingStep, WeightUpdate, LearningRate, UpdatePlan, FitState]:
     device = next(module.parameters()).device
@@ -246,7 +247,7 @@ def _prepare_step(
 
 def _run_epoch(
     first: Place,
-    feed: ParquetFeed,
+    feed: PlannedFeed,
     step: TrainingStep,
     plan: UpdatePlan,
     meter: EpochMeter,

@@ -33,11 +33,14 @@ class CheckpointPlan:
         url: of the folder.
         every_updates: updates of the weights between two of them; None for one at the end of each epoch alone.
         num_kept: how many of the last ones stay.
+        num_ranks: for how many ranks the rows are planned while there is no checkpoint, as after a restart on fewer;
+            None for as many as there are.
     """
 
     url: str
     every_updates: int | None = None
     num_kept: int = 2
+    num_ranks: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,6 +111,11 @@ class TrainingStep:
         """Go on with what :meth:`state_dict` returned."""
         self._weight_per_row = state["weight_per_row"]
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether this rank has had a batch with rows."""
+        return self._last_batch is not None
+
     def remember(self, batch: Batch) -> None:
         """Have a batch with rows for steps without any, where the first step of this rank is one."""
         self._last_batch = batch
@@ -154,7 +159,7 @@ class TrainingStep:
         for most layers, but a BatchNorm cannot normalize them; what the pass changes in buffers of the model and of
         the losses is put back, but for the statistics of all ranks' rows.
         """
-        assert self._last_batch is not None, "every rank has a row in its first step"
+        assert self._last_batch is not None, "a rank without rows in its first step remembers others"
         shared = {id(buffer) for layer in _synchronized(self._module) for buffer in layer.buffers()}
         buffers = (*self._module.buffers(), *self.objective.loss_buffers())
         own = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}

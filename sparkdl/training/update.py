@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from sparkdl.data import ParquetFeed
+    from sparkdl.data import PlannedFeed
     from sparkdl.training.learning_rate import LearningRate
     from sparkdl.training.precision import Precision
 
@@ -37,7 +37,7 @@ class UpdatePlan:
         steps_before: how many of them were done before it went on.
     """
 
-    def __init__(self, feed: ParquetFeed, num_batches: int) -> None:
+    def __init__(self, feed: PlannedFeed, num_batches: int) -> None:
         self._feed, self._num_batches = feed, num_batches
         self.num_steps = feed.steps_per_epoch
         self._resumed: int | None = None
@@ -51,16 +51,12 @@ class UpdatePlan:
         return updates_per_epoch(self._feed.steps_per_epoch, self._num_batches)
 
     def begin(self, epoch: int, steps_before: int = 0) -> None:
-        """Begin an epoch, counted from 1, or go on with it after so many steps, perhaps of another number of ranks."""
+        """Begin an epoch, counted from 1, or go on with it after so many steps."""
         self._resumed = epoch - 1 if steps_before else None
         self.steps_before = steps_before
         rest = self._feed.steps_in(epoch - 1) if steps_before else self._feed.steps_per_epoch
         self.num_steps = steps_before + rest
         self._rows, self._rows_of_last = {}, {}
-
-    def updates_to_come(self) -> int:
-        """Updates of the epoch that was begun last, without those before it went on."""
-        return updates_per_epoch(self.num_steps - self.steps_before, self._num_batches)
 
     def rows_of_step(self, step: int) -> int:
         """Rows of all ranks in a step, counted from 1."""

@@ -43,4 +43,4 @@ def test_wrong_usage_ends_with_2_and_the_usage(tmp_path: Path, arguments: tuple[
 )
 def test_wrong_benchmark_option_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     done = sparkdl("bench", "allreduce", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stderr, done.stdout) == (1, f"sparkdl: {message}\n", "")
+    assert (done.returncode, done.stderr, done.stdout) == (2, f"sparkdl: {message}\n", "")

@@ -36,4 +36,4 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path: Path) -> Non
         (("--master", "local[2]", "--conf", "nonsense"), "--conf takes KEY=VALUE, got 'nonsense'"),
     ):
         done = sparkdl("doctor", *arguments, cwd=tmp_path)
-        assert (done.returncode, done.stderr, done.stdout) == (1, f"sparkdl: {message}\n", "")
+        assert (done.returncode, done.stderr, done.stdout) == (2, f"sparkdl: {message}\n", "")

@@ -90,7 +90,7 @@ def test_empty_variable_is_no_choice(tmp_path: Path) -> None:
 
 def test_users_choose_the_transport_by_a_variable_too(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, REDUCE, SPARKDL_TRANSPORT="pigeon")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "transport='pigeon' is unknown" in done.stderr
 
 
@@ -259,15 +259,15 @@ def test_ranks_share_the_cores_unless_the_user_has_said_otherwise(tmp_path: Path
     ("arguments", "status", "message"),
     [
         ((), 2, "sparkdl run: say what to run, as in: sparkdl run -n 2 -- python script.py"),
-        (("-n", "0", "true"), 1, "sparkdl: 0 ranks are too few; start 1 or more"),
+        (("-n", "0", "true"), 2, "sparkdl: 0 ranks are too few; start 1 or more"),
         (
             ("--transport", "mpi", "--wire", "bfloat16", "no-such-program"),
-            1,
+            2,
             "sparkdl: transport='mpi' sends float32 as it is; wire='bfloat16' needs another transport",
         ),
         (
             ("--timeout", "nan", "no-such-program"),
-            1,
+            2,
             "sparkdl: timeout_s must be a positive number of seconds, at most 2000000; got nan",
         ),
         (("no-such-program",), 1, "sparkdl: no-such-program cannot be started: No such file or directory"),

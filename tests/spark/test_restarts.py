@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +152,29 @@ def test_a_finished_fit_is_returned_without_training_and_a_longer_one_goes_on(
     assert longer.history[:EPOCHS] == model.history
     whole = make_estimator(tmp_path, epochs=EPOCHS + 1, model=make_model()).fit(frame)
     assert_equal_weights(longer, whole)
+
+
+@pytest.mark.any_spark_will_do
+def test_a_fit_that_goes_on_with_another_number_of_workers_ends_with_the_same_weights(frame, tmp_path):
+    def estimator(folder: Path, **changes):
+        return make_estimator(
+            tmp_path,
+            epochs=2,
+            checkpointEverySteps=2,
+            keepCheckpoints=99,
+            checkpointDir=str(folder),
+            **changes,
+        )
+
+    whole = estimator(tmp_path / "two").fit(frame)
+    checkpoints = CheckpointFolder(str(tmp_path / "two"))
+    (name,) = (name for name in checkpoints.names() if checkpoints.manifest(name).place == "epoch 2, step 3")
+    shutil.copytree(tmp_path / "two" / name, tmp_path / "one" / name)
+    resumed = estimator(tmp_path / "one", numWorkers=1).fit(frame)
+    for mine, theirs in zip(weights_of(resumed), weights_of(whole), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-6)
+    assert resumed.history[0] == whole.history[0]
+    assert resumed.history[1].rows == whole.history[1].rows
 
 
 @pytest.mark.any_spark_will_do

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import sparkdl.data.petastorm.reader  # noqa: F401 - loaded before memory is looked at
-from sparkdl.data import ParquetDataset, ParquetFeed, scan_dataset
+from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, scan_dataset
 
 
 def memory(name: str) -> int:
@@ -22,8 +22,9 @@ def main(folder: str, repeats: int, options: dict[str, object]) -> None:
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     rows, total = 0, 0.0
-    with ParquetFeed(dataset, **options) as feed:
-        for batch in feed:
+    kind = PlannedFeed if "planned_ranks" in options else ParquetFeed
+    with kind(dataset, **options) as feed:
+        for batch in feed.epoch(0):
             values = batch["x"]
             rows += len(values)
             total += sum(map(len, values)) if values.dtype == object else float(values[:, 0].sum())

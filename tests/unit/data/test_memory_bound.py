@@ -54,6 +54,16 @@ def test_reading_takes_no_more_memory_than_its_bound_however_much_there_is(
     assert found["peak_bytes"] <= bound + 200 * MIB
 
 
+@pytest.mark.timeout(120)
+def test_planned_ranks_that_one_rank_reads_for_share_the_bound(folder: Path) -> None:
+    options = {"rank": 0, "world_size": 1, "planned_ranks": 6, "batch_size": 64, "shuffle": False}
+    found = read_through(
+        folder, 4, {**options, "read_ahead_bytes": 96 * MIB}, {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
+    )
+    assert found["rows"] == found["sum"] == ROWS_PER_GROUP * NUM_GROUPS * 4
+    assert found["peak_bytes"] <= (96 + 200) * MIB
+
+
 def test_strings_out_of_a_dictionary_count_as_the_objects_that_they_become(tmp_path: Path) -> None:
     """In the file each takes a byte and a quarter."""
     num_rows, repeats = 1 << 20, 6

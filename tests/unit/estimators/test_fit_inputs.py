@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from sparkdl.errors import DataError, ParamError, ShardingError
 from sparkdl.estimators import Callback, TorchEstimator
+from sparkdl.estimators.fit_checkpoints import with_checkpoints
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.training.early_stopping import Patience
 from sparkdl.training.goal import Goal
@@ -81,6 +82,13 @@ def test_a_param_reaches_its_field_of_the_spec_and_no_other(dataset, name):
     }
     assert differing == {field}
     assert getattr(changed, field) == expected
+
+
+def test_without_a_checkpoint_the_rows_are_planned_for_all_workers(dataset, tmp_path):
+    """A restart on fewer ranks that finds none then takes the same rows in each update."""
+    estimator = make_estimator(numWorkers=3, minWorkers=1)
+    spec = with_checkpoints(prepare_fit(estimator, dataset).spec, estimator, str(tmp_path))
+    assert spec.checkpoints.num_ranks == 3
 
 
 def test_a_scheduler_is_told_how_often_it_steps(dataset):

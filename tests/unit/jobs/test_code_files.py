@@ -50,7 +50,13 @@ def test_another_version_of_the_code_has_another_digest(tmp_path):
     assert after["my_nets.py"] == before["my_nets.py"]
     assert after["losses"] != before["losses"]
     (folder / "a.py").rename(folder / "b.py")
-    assert digests(files)["losses"] not in (before["losses"], after["losses"])
+    moved = digests(files)
+    assert moved["losses"] not in (before["losses"], after["losses"])
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "b.pyc").write_bytes(b"compiled")
+    assert digests(files) == moved
+    (folder / "names.json").write_text("[1]")
+    assert digests(files)["losses"] != moved["losses"]
 
 
 def test_code_comes_before_what_is_installed_and_only_for_the_job(tmp_path):

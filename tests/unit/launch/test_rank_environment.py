@@ -77,7 +77,9 @@ def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:
     assert given["DATABRICKS_TOKEN"] == "mine"
 
 
-@pytest.mark.parametrize("uri", ["https://user:secret@here", "postgresql://here/db?password=secret"])
+@pytest.mark.parametrize(
+    "uri", ["https://user:secret@here", "postgresql://here/db?password=secret", "https://here/?token=secret"]
+)
 def test_ranks_have_no_address_of_mlflow_with_a_password_in_it(uri: str) -> None:
     assert "MLFLOW_TRACKING_URI" not in rank_environment(
         {}, gpus=None, inherited={"MLFLOW_TRACKING_URI": uri}

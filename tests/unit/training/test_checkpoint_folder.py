@@ -157,7 +157,28 @@ def test_a_checkpoint_of_a_newer_version_is_an_error(folder):
     content = json.loads((path / MANIFEST).read_text())
     content["format_version"] = FORMAT_VERSION + 1
     (path / MANIFEST).write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"format 2 by sparkdl .*Install a newer sparkdl"):
+    with pytest.raises(
+        CheckpointError, match=rf"format {FORMAT_VERSION + 1} by sparkdl .*Install a newer sparkdl"
+    ):
+        chosen_epoch(folder)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "finished", "is_used"), [(1, False, True), (3, True, True), (3, False, False)]
+)
+def test_of_the_first_format_those_are_used_whose_rows_have_the_plan_of_the_start(
+    folder, world_size, finished, is_used
+):
+    (path,) = write(folder, 1)
+    content = json.loads((path / MANIFEST).read_text())
+    content |= {"format_version": 1, "world_size": world_size, "finished": finished}
+    (path / MANIFEST).write_text(json.dumps(content))
+    if is_used:
+        assert chosen_epoch(folder) == 1
+        return
+    with pytest.raises(
+        CheckpointError, match=r"on 3 ranks instead of the 1 that .*Let the older sparkdl finish"
+    ):
         chosen_epoch(folder)
 
 

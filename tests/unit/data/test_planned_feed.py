@@ -1,0 +1,201 @@
+"""Feeds of rows that are planned for another number of ranks: what comes together in a step stays what it was."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, RowFilter
+from sparkdl.data.planned_feed import parts_of_rank
+from sparkdl.errors import ParamError
+from tests.unit.data.test_resume import buffers, dataset_of, layouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+State = dict[str, Any]
+
+
+def take(
+    dataset: ParquetDataset,
+    world_size: int,
+    planned_ranks: int,
+    state: State | None,
+    steps: int | None,
+    **options: Any,
+) -> tuple[list[list[np.ndarray]], State]:
+    """Of each step the ids of each rank, and the state after them, which must be the same on all ranks."""
+    steps_of_ranks, states = [], []
+    for rank in range(world_size):
+        with PlannedFeed(
+            dataset, rank=rank, world_size=world_size, planned_ranks=planned_ranks, **options
+        ) as feed:
+            if state is not None:
+                feed.resume(json.loads(json.dumps(state)))
+            is_over = feed.state()["epoch"] > 0  # earlier ranks took all
+            planned = (
+                [] if is_over else [feed.rows_in_step(step, 0)[rank] for step in range(feed.steps_in(0))]
+            )
+            batches: list[np.ndarray] = []
+            if planned and steps != 0:
+                for batch in feed.epoch(0):
+                    batches.append(batch["id"])
+                    if len(batches) == steps:
+                        break
+            states.append(feed.state())
+        assert [len(batch) for batch in batches] == planned[: len(batches)]
+        steps_of_ranks.append(batches)
+    assert all(found == states[0] for found in states)
+    return [list(ranks) for ranks in zip(*steps_of_ranks, strict=True)], states[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    row_counts=layouts,
+    planned_ranks=st.integers(1, 6),
+    batch_size=st.integers(1, 9),
+    buffer_rows=buffers,
+    shuffle=st.booleans(),
+    groups=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4)), max_size=3),
+)
+def test_each_step_has_the_rows_of_the_planned_ranks_however_often_other_ranks_go_on(
+    row_counts: list[int],
+    planned_ranks: int,
+    batch_size: int,
+    buffer_rows: int,
+    shuffle: bool,
+    groups: list[tuple[int, int]],
+) -> None:
+    options = {"batch_size": batch_size, "shuffle_buffer_rows": buffer_rows, "shuffle": shuffle, "seed": 3}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        dataset = dataset_of(Path(folder), row_counts)
+        feeds = [
+            stack.enter_context(ParquetFeed(dataset, rank=rank, world_size=planned_ranks, **options))
+            for rank in range(planned_ranks)
+        ]
+        expected = [
+            np.concatenate([batch["id"] for batch in batches])
+            for batches in zip(*(feed.epoch(0) for feed in feeds), strict=True)
+        ]
+        seen, state = [], None
+        for world_size, steps in [*groups, (1 + sum(row_counts) % 5, None)]:
+            taken, state = take(dataset, world_size, planned_ranks, state, steps, **options)
+            seen += taken
+        assert state["epoch"] == 1
+        assert len(seen) == len(expected)
+        for ranks, rows in zip(seen, expected, strict=True):
+            np.testing.assert_array_equal(np.concatenate(ranks), rows)
+
+
+@settings(deadline=None)
+@given(
+    world_size=st.integers(1, 12),
+    planned_ranks=st.integers(1, 12),
+    rows=st.lists(st.integers(0, 40), min_size=12),
+)
+def test_each_row_of_a_planned_batch_is_of_one_rank_and_ranks_have_about_as_many(
+    world_size: int, planned_ranks: int, rows: list[int]
+) -> None:
+    parts_of_ranks = [parts_of_rank(rank, world_size, planned_ranks) for rank in range(world_size)]
+    taken = [
+        (part.planned_rank, row)
+        for parts in parts_of_ranks
+        for part in parts
+        for row in part.rows(rows[part.planned_rank])
+    ]
+    assert taken == [(planned, row) for planned in range(planned_ranks) for row in range(rows[planned])]
+    for parts in parts_of_ranks:
+        of_full_batches = sum(len(part.rows(1200)) for part in parts)
+        assert of_full_batches == pytest.approx(1200 * planned_ranks / world_size, abs=2)
+
+
+def test_on_as_many_ranks_it_gives_the_batches_of_a_feed(
+    write_dataset: Callable[..., ParquetDataset],
+) -> None:
+    options = {"rank": 1, "world_size": 2, "batch_size": 4, "shuffle_buffer_rows": 16}
+    dataset = write_dataset([[7, 20, 3], [11]])
+    with ParquetFeed(dataset, **options) as feed, PlannedFeed(dataset, planned_ranks=2, **options) as planned:
+        assert planned.steps_per_epoch == feed.steps_per_epoch
+        for epoch in range(2):
+            for one, other in zip(feed.epoch(epoch), planned.epoch(epoch), strict=True):
+                assert one.keys() == other.keys()
+                for name, values in one.items():
+                    np.testing.assert_array_equal(values, other[name])
+            assert planned.state() == feed.state()
+
+
+def test_columns_of_every_kind_are_joined_and_filtered_and_are_the_callers_to_keep(
+    write_dataset: Callable[..., ParquetDataset],
+) -> None:
+    dataset = write_dataset([[9, 9], [9, 9]])
+    keep = RowFilter(["id"], lambda values: values["id"] % 3 != 0)
+    options: dict[str, Any] = {"batch_size": 4, "row_filter": keep, "cache": "memory", "seed": 5}
+    seen: list[int] = []
+    with PlannedFeed(dataset, rank=0, world_size=1, planned_ranks=3, **options) as feed:
+        for _ in range(2):
+            for batch in feed.epoch(0):
+                rows = batch["id"]
+                np.testing.assert_array_equal(batch["twice"], 2 * rows)
+                np.testing.assert_array_equal(batch["vector"][:, 2], 3 * rows)
+                np.testing.assert_array_equal(batch["grid"][:, 1, 1], rows + 3)
+                seen += rows.tolist()
+                for values in batch.values():
+                    values[...] = 0
+    assert sorted(seen) == sorted(2 * [row for row in range(36) if row % 3])
+
+
+def test_lists_of_differing_lengths_and_strings_are_joined(tmp_path: Path) -> None:
+    table = pa.table(
+        {"name": [str(row) for row in range(20)], "tokens": [[row] * (row % 4) for row in range(20)]}
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=6)
+    found = {}
+    with PlannedFeed(
+        str(tmp_path), shapes={"tokens": (None,)}, rank=0, world_size=1, planned_ranks=2, batch_size=3
+    ) as feed:
+        for batch in feed.epoch(0):
+            found |= {
+                name: tokens.tolist() for name, tokens in zip(batch["name"], batch["tokens"], strict=True)
+            }
+    assert found == {str(row): [row] * (row % 4) for row in range(20)}
+
+
+def test_the_batch_before_a_step_is_the_last_that_this_rank_had_rows_in(
+    write_dataset: Callable[..., ParquetDataset],
+) -> None:
+    dataset = write_dataset([[5, 4]])  # of two planned ranks 4 and 5 rows: 2 and 2, 2 and 2, and none and one
+    options: dict[str, Any] = {"world_size": 3, "planned_ranks": 2, "seed": 1}
+    with PlannedFeed(dataset, rank=0, batch_size=2, **options) as feed:
+        assert [feed.rows_in_step(step) for step in range(3)] == [[1, 1, 2], [1, 1, 2], [0, 0, 1]]
+        batches = [batch["id"].tolist() for batch in feed.epoch(1)]
+        for step, before in [(1, 0), (2, 1), (3, 1)]:
+            index, batch = feed.batch_before(1, step)
+            assert (index, batch["id"].tolist()) == (before, batches[before])
+        assert feed.state()["epoch"] == 2  # where the feed stands is left alone
+    with PlannedFeed(dataset, rank=0, batch_size=1, **options) as feed:
+        assert all(not feed.rows_in_step(step)[0] for step in range(5))
+        index, batch = feed.batch_before(0, 3)
+        assert (index, len(batch["id"])) == (0, 1)
+
+
+def test_numbers_out_of_range_are_refused(write_dataset: Callable[..., ParquetDataset]) -> None:
+    dataset = write_dataset([[5]])
+    for changes, said in [
+        ({"rank": 2}, r"rank must be in \[0, 2\), got 2"),
+        ({"planned_ranks": 0}, "planned_ranks must be at least 1, got 0"),
+        ({"world_size": 0}, "world_size must be at least 1, got 0"),
+    ]:
+        with pytest.raises(ParamError, match=said):
+            PlannedFeed(
+                dataset, **{"rank": 0, "world_size": 2, "planned_ranks": 3, "batch_size": 1, **changes}
+            )

@@ -62,16 +62,17 @@ class TaggedCall(Generic[Value]):
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel its jobs, those that it has yet to run too, until it has ended; for so long."""
-        deadline = Deadline(timeout_s)
+        deadline, is_told = Deadline(timeout_s), False
         while self.running:
             try:
                 self._order_cancellation()
-            except (
-                Exception
-            ) as error:  # of py4j or gRPC; whoever cancels has something of more interest to raise
-                _logger.warning(
-                    "Spark did not take the order to cancel the jobs tagged %s: %s", self.tag, error
-                )
+            except Exception as error:
+                # Of py4j or gRPC, and not raised: whoever cancels has something of more interest to raise.
+                if not is_told:
+                    _logger.warning(
+                        "Spark did not take the order to cancel the jobs of %s: %s", self.tag, error
+                    )
+                is_told = True
             self._ended.wait(min(CANCEL_INTERVAL_S, deadline.remaining_s()))
             if deadline.expired:
                 return

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.collective.dialing import connect_authenticated
-from sparkdl.errors import LaunchError, SlotsMissingError
+from sparkdl.errors import LaunchError
 from sparkdl.launch import run, run_on_ranks
 from sparkdl.launch.bounded_job import collect_within
-from sparkdl.launch.driver_channel import DriverChannel
+from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.driver_link import PURPOSE
 from sparkdl.launch.tagged_call import TaggedCall
 from tests.collective.eventually import eventually
@@ -72,12 +72,14 @@ def test_launch_that_is_given_up_before_its_job_is_active_runs_no_rank(
             super().__init__(secret, num_ranks)
             channels.append((self, secret))
 
+        def next_message(self, timeout_s: float) -> RankMessage | None:
+            raise KeyboardInterrupt  # as by Ctrl-C, when Spark has not been given the job yet
+
     monkeypatch.setattr(run, "DriverChannel", KnownChannel)
-    monkeypatch.setattr(run, "STATUS_LAG_S", 0.0)
     monkeypatch.setattr(run, "CANCEL_TIMEOUT_S", 0.0)
     ran = tmp_path / "ran"
-    with pytest.raises(SlotsMissingError):
-        run_on_ranks(lambda context: ran.touch(), num_ranks=1, spark=spark, start_timeout_s=0.01)
+    with pytest.raises(KeyboardInterrupt):
+        run_on_ranks(lambda context: ran.touch(), num_ranks=1, spark=spark)
     (keeper,) = threads("sparkdl-left-behind")
     keeper.join(60)
     assert not keeper.is_alive()

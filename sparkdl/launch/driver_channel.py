@@ -78,6 +78,7 @@ class DriverChannel:
         self._connections: set[MessageConnection] = set()
         self._cancelled: StopReason | None = None
         self._closed = False
+        self._is_heard = True
         self._listener = AuthenticatedListener(secret, purpose=PURPOSE, on_connection=self._serve_in_thread)
         self.address = self._listener.address
 
@@ -135,6 +136,10 @@ class DriverChannel:
         for connection in connections:
             self._send(connection, _stop_message(reason))
 
+    def ignore_messages(self) -> None:
+        """Drop what ranks say from now on, as nobody takes it any more: their tasks would wait for that."""
+        self._is_heard = False
+
     def __enter__(self) -> DriverChannel:
         return self
 
@@ -143,6 +148,7 @@ class DriverChannel:
     ) -> None:
         self._listener.close()
         with self._lock:
+            # In one breath: a task that has just proved itself is either among these, or is turned away.
             self._closed = True
             connections = list(self._connections)
         for connection in connections:
@@ -151,8 +157,13 @@ class DriverChannel:
     def _serve_in_thread(self, sock: socket.socket) -> None:
         connection = MessageConnection(sock)
         with self._lock:
-            self._connections.add(connection)
+            is_late = self._closed
+            if not is_late:
+                self._connections.add(connection)
             cancelled = self._cancelled
+        if is_late:
+            connection.close()
+            return
         if cancelled is not None:
             self._send(connection, _stop_message(cancelled))
         threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
@@ -221,7 +232,7 @@ class DriverChannel:
             self._send(receiver, {"kind": "peers", "peers": told})
 
     def _hand_over(self, message: RankMessage) -> None:
-        while not self._closed:
+        while self._is_heard and not self._closed:
             try:
                 self._messages.put(message, timeout=1.0)
             except queue.Full:

@@ -10,11 +10,8 @@ from typing import IO
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch.guarded_process import how_it_ended
-from sparkdl.launch.process_guard import end_process_group
+from sparkdl.launch.process_guard import KILL_TIMEOUT_S, end_process_group
 from sparkdl.launch.rank_nursery import ask_nursery, give_back
-
-KILL_TIMEOUT_S = 30.0
-"""How long a process may take to be gone after SIGKILL; one that waits in the kernel for a disk may never be."""
 
 
 class ForkedRank:

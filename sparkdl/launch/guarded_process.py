@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from sparkdl.launch.process_guard import ProcessGuard, end_process_group
+from sparkdl.launch.process_guard import KILL_TIMEOUT_S, ProcessGuard, end_process_group, reap_killed
 
 
 class GuardedProcess:
@@ -54,12 +54,13 @@ class GuardedProcess:
             self._guard = ProcessGuard(self.pid)
         except BaseException:
             os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
+            reap_killed(self._process)
             for output in self.outputs:
                 output.close()
             raise
         self._on_exit = on_exit
         self._is_reaped = False
+        self._is_given_up = False
         self.exited = threading.Event()
         self.status: int | None = None
         threading.Thread(target=self._await_exit, name=f"sparkdl-exit-{self.pid}", daemon=True).start()
@@ -77,14 +78,23 @@ class GuardedProcess:
     def end(self, *, grace_s: float) -> None:
         """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.
 
+        What SIGKILL does not end in time, as ``exited`` then tells, is left to itself.
+
         Its outputs are the caller's to read to their end and to close.
         """
-        if self._is_reaped:
+        if self._is_reaped or self._is_given_up:
             return
         end_process_group(self.pid, self.exited, grace_s=grace_s)
-        self.exited.wait()  # reaping it earlier would leave the waiting thread without a child
+        # Reaping it earlier would leave the waiting thread without a child.
+        if not self.exited.wait(KILL_TIMEOUT_S):
+            self._is_given_up = True
+            if not self.exited.is_set():
+                return  # the waiting thread reaps it, should it ever end
+        self._reap()
+
+    def _reap(self) -> None:
         self._guard.release()
-        self._process.wait()
+        self._process.wait()  # it has ended
         self._is_reaped = True
 
     def _await_exit(self) -> None:
@@ -94,6 +104,8 @@ class GuardedProcess:
         self.status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
         self.exited.set()
         self._on_exit()
+        if self._is_given_up:
+            self._reap()
 
 
 def how_it_ended(status: int) -> str:

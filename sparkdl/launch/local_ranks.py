@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -218,6 +219,8 @@ class LocalRanks:
         if self._client.check([FAILURE_KEY]):
             told = json.loads(self._client.get(FAILURE_KEY, _CONNECT_TIMEOUT_S))
             status = self._processes[told["rank"]].status
+            if status is None:  # not even SIGKILL has ended it yet
+                status = -signal.SIGKILL
             if status:
                 return FailedRank(rank=told["rank"], status=status, reason=f"failed: {told['error']}")
         status = self._processes[first].status
@@ -228,6 +231,13 @@ class LocalRanks:
         if self._processes:
             with ThreadPoolExecutor(max_workers=len(self._processes)) as pool:
                 list(pool.map(lambda process: process.end(grace_s=_END_GRACE_S), self._processes))
+            stuck = [rank for rank, process in enumerate(self._processes) if not process.exited.is_set()]
+            if stuck:
+                logger.warning(
+                    "%s could not be ended: what runs there waits in the kernel for a disk, a network or a GPU that "
+                    "does not answer, and still holds memory.",
+                    name_ranks(stuck),
+                )
         deadline, relays, self._relays = Deadline(_LAST_LINES_S), self._relays, []
         finished = [(rank, relay.finish(deadline, is_patient=is_patient)) for rank, relay in relays]
         held = sorted({rank for rank, is_finished in finished if not is_finished})

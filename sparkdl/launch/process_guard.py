@@ -12,6 +12,9 @@ import threading
 
 from sparkdl.errors import LaunchError
 
+KILL_TIMEOUT_S = 30.0
+"""How long a process may take to be gone after SIGKILL; one that waits in the kernel for a disk may never be."""
+
 _SHELL = "/bin/sh"
 
 # Waits for the end of its input, which is the end of whoever started the rank, however that came about.
@@ -48,9 +51,17 @@ class ProcessGuard:
     def release(self) -> None:
         """Stop watching; the group is left alone."""
         self._process.kill()
-        self._process.wait()
+        reap_killed(self._process)
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+def reap_killed(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process that was sent SIGKILL, and return its exit status; what is not gone in time is left."""
+    try:
+        return process.wait(KILL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
 
 
 def end_process_group(group: int, exited: threading.Event, *, grace_s: float) -> None:

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch.guarded_process import how_it_ended
+from sparkdl.launch.process_guard import reap_killed
 
 _END_TIMEOUT_S = 2.0
 """How long a process that ranks are forked from may take to end when it is told to."""
@@ -93,7 +94,7 @@ class RankNursery:
         self.connection.close()
 
     def close(self) -> int:
-        """End it, and a rank that it has; return its exit status."""
+        """End it, and a rank that it has; return its exit status, that of SIGKILL where even this is not heeded."""
         try:
             self.connection.shutdown(socket.SHUT_WR)
         except OSError:
@@ -102,7 +103,7 @@ class RankNursery:
             status = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:  # it imports yet, and so has forked nothing
             self._process.kill()
-            status = self._process.wait()
+            status = reap_killed(self._process)
         self.connection.close()
         return status
 

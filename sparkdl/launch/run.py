@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
@@ -114,7 +115,8 @@ def run_on_ranks(
     session = spark or active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank, resources=resources)
     secret = new_secret()
-    with DriverChannel(secret, num_ranks) as channel:
+    with ExitStack() as stack:
+        channel = stack.enter_context(DriverChannel(secret, num_ranks))
         spec = LaunchSpec(
             job=f"sparkdl-{secrets.token_hex(8)}",
             num_ranks=num_ranks,
@@ -148,6 +150,8 @@ def run_on_ranks(
             raise
         finally:
             _slot_holders.remove(spec.job)
+            if job.running:
+                _leave_behind(job, channel, stack.pop_all())
         return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
 
 
@@ -206,6 +210,16 @@ def _watch(
         if message is None:
             return
         listener.hear(message)
+
+
+def _leave_behind(job: SparkJob, channel: DriverChannel, stack: ExitStack) -> None:
+    """Go on cancelling a job that Spark has not ended, and have tasks that it starts yet end at once."""
+    _logger.warning(
+        "Spark has not ended the job of this launch although it was cancelled; it is cancelled again each second, and "
+        "what it starts until then ends without running the function."
+    )
+    channel.ignore_messages()
+    job.leave_behind(stack.close)
 
 
 def active_session() -> SparkSession:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.launch.barrier_task import run_barrier_task
 from sparkdl.launch.launch_spec import LaunchSpec
 from sparkdl.launch.preflight import is_connect
+from sparkdl.launch.tagged_call import TaggedCall
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,13 +58,10 @@ class SparkJob:
         self._spec = spec
         # Only named where there is one: Spark before 4.0 has no such argument.
         self._profile = {} if resources is None else {"profile": resources}
-        self._rows: DataFrame | None = None
         self._is_small = False
         self._fetched: list[Row] | None = None
-        self._error: Exception | None = None
         self._tasks_seen = threading.Event()
-        self._thread = inheriting_thread(spark, self._run)
-        self._thread.start()
+        self._call = TaggedCall(spark, spec.job, self._run)
 
     @property
     def spark(self) -> SparkSession:
@@ -72,14 +71,17 @@ class SparkJob:
     @property
     def running(self) -> bool:
         """Whether the stage is still under way."""
-        return self._thread.is_alive()
+        return self._call.running
 
     @property
     def tasks_run(self) -> bool:
-        """Whether the tasks of a stage of this size run, as Spark told at most :data:`STATUS_LAG_S` ago."""
+        """Whether the tasks of the stage run or have run, as Spark told at most :data:`STATUS_LAG_S` ago."""
         if not self._tasks_seen.is_set() and not is_connect(self._spark):
             tracker = self._spark.sparkContext.statusTracker()
-            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            jobs = [tracker.getJobInfo(job) for job in self._job_ids()]
+            stages = [
+                tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds
+            ]
             if any(
                 stage is not None and self._is_ours(stage.numTasks, stage.numActiveTasks) for stage in stages
             ):
@@ -89,49 +91,52 @@ class SparkJob:
     @property
     def error(self) -> Exception | None:
         """What Spark raised, once the job has ended."""
-        return self._error
+        return self._call.error
 
     def cancel(self, *, timeout_s: float) -> None:
-        """Cancel the stage in Spark and wait for its end, for so long."""
-        if is_connect(self._spark):
-            self._spark.interruptTag(self._spec.job)
-        else:
-            self._spark.sparkContext.cancelJobsWithTag(self._spec.job)
-        self._thread.join(timeout_s)
+        """Cancel the stage in Spark until it has ended, for so long."""
+        self._call.cancel(timeout_s=timeout_s)
+
+    def leave_behind(self, finish: Callable[[], None]) -> None:
+        """Go on cancelling the stage, without waiting for that; then call ``finish``, from a thread."""
+        self._call.leave_behind(finish)
 
     def outcomes(self) -> list[tuple[int, str, int]]:
         """Rank, kind and number of chunks of everything that the tasks yielded."""
-        if self._rows is None:
+        rows = self._call.value
+        if rows is None:
             return []
         # Counted here: for Spark it would be a shuffle, which takes longer than bringing some thousand names.
-        found = Counter(
-            (row["rank"], row["kind"]) for row in self._rows.select("rank", "kind", "chunk").collect()
-        )
+        found = Counter((row["rank"], row["kind"]) for row in rows.select("rank", "kind", "chunk").collect())
         self._is_small = found.total() <= FETCH_CHUNKS
         return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in found.items())
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
         """Write the body of one outcome into a file, a few chunks at a time; little is fetched as a whole, once."""
-        assert self._rows is not None
+        rows = self._call.value
+        assert rows is not None
         if self._is_small:
             if self._fetched is None:
-                self._fetched = _in_order(self._rows.collect())
+                self._fetched = _in_order(rows.collect())
             for row in self._fetched:
                 if (row["rank"], row["kind"]) == (rank, kind):
                     into.write(row["body"])
             return
-        mine = self._rows.filter((self._rows["rank"] == rank) & (self._rows["kind"] == kind))
+        mine = rows.filter((rows["rank"] == rank) & (rows["kind"] == kind))
         for start in range(0, num_chunks, FETCH_CHUNKS):
             window = mine.filter(mine["chunk"].between(start, start + FETCH_CHUNKS - 1))
             for row in _in_order(window.collect()):
                 into.write(row["body"])
 
-    def _run(self) -> None:
+    def _job_ids(self) -> list[int]:
+        context: Any = self._spark.sparkContext
+        # The tracker of pyspark finds jobs by their group alone, and that is the caller's.
+        return list(context._jsc.sc().statusTracker().getJobIdsForTag(self._spec.job))
+
+    def _run(self) -> DataFrame:
         spark, spec = self._spark, self._spec
-        tagging: Any = spark if is_connect(spark) else spark.sparkContext
-        add, remove = ("addTag", "removeTag") if is_connect(spark) else ("addJobTag", "removeJobTag")
-        getattr(tagging, add)(spec.job)
-        note_progress: Any = self._note_progress  # pyspark types handlers as a class and takes any function
+        # pyspark types handlers as a class and takes any function; it calls them in the thread of the operation.
+        note_progress: Any = partial(self._note_progress, threading.get_ident())
         if is_connect(spark):
             spark.registerProgressHandler(note_progress)
         try:
@@ -139,18 +144,22 @@ class SparkJob:
             rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True, **self._profile)
             # Runs the stage once and keeps its rows on the executors, from where they are fetched in pieces: no limit
             # on the size of a result applies to all of them together, and no fetch can run the ranks again.
-            self._rows = rows.localCheckpoint(eager=True)
-        except Exception as error:
-            self._error = error
+            return rows.localCheckpoint(eager=True)
         finally:
             if is_connect(spark):
                 spark.removeProgressHandler(note_progress)
-            getattr(tagging, remove)(spec.job)
 
     def _note_progress(
-        self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
+        self,
+        our_thread: int,
+        stages: Iterable[Any] | None,
+        inflight_tasks: int,
+        operation_id: str | None,
+        done: bool,
     ) -> None:
         del operation_id, done
+        if threading.get_ident() != our_thread:
+            return  # another operation of this session
         if any(self._is_ours(stage.num_tasks, inflight_tasks) for stage in stages or ()):
             self._tasks_seen.set()
 
@@ -161,13 +170,3 @@ class SparkJob:
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: int(row["chunk"]))
-
-
-def inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
-    """A thread with the caller's job group, description and scheduler pool."""
-    if is_connect(spark):
-        return threading.Thread(target=target, name="sparkdl-job", daemon=True)
-    from pyspark import InheritableThread
-
-    thread: threading.Thread = InheritableThread(target=target, name="sparkdl-job", daemon=True)
-    return thread

@@ -205,7 +205,8 @@ def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path
             pause.wait(0.05)
         yield from batches
 
-    other_job = spark.range(0, 1, 1, 1).mapInArrow(hold_slot, "id long")
+    # As many tasks as there are ranks: Spark's word of them is none of the ranks.
+    other_job = spark.range(0, 2, 1, 2).mapInArrow(hold_slot, "id long")
     blocker = threading.Thread(target=other_job.collect)
     blocker.start()
     try:

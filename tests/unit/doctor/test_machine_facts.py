@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sparkdl.doctor import programs
 from sparkdl.doctor.machine_facts import look_around
 from sparkdl.doctor.programs import ask, ask_python
+from tests.unkillable import HOLD
 
 
 def test_hidden_libraries_are_told_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,3 +37,16 @@ def test_question_that_hangs_or_crashes_has_an_answer() -> None:
     assert time.monotonic() - began < 30
     assert ask_python("import os; os.abort()", timeout_s=60) == (False, "ended with status -6")
     assert ask(["/no/such/program"], timeout_s=1) == (False, "No such file or directory")
+
+
+def test_program_that_nobody_sees_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_END_TIMEOUT_S", 0.2)
+    hold_myself = (
+        "import os, subprocess, sys, time\n"
+        f"code = {HOLD!r}\n"
+        "subprocess.Popen([sys.executable, '-c', code, str(os.getpid()), '12'])\n"
+        "time.sleep(600)"
+    )
+    begin = time.monotonic()
+    assert ask([sys.executable, "-c", hold_myself], timeout_s=3) == (False, "no answer within 3 s")
+    assert time.monotonic() - begin < 8

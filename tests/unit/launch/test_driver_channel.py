@@ -9,7 +9,7 @@ from sparkdl.collective.authentication import new_secret
 from sparkdl.collective.dialing import connect_authenticated
 from sparkdl.collective.waits import Wait
 from sparkdl.errors import AuthenticationError
-from sparkdl.launch.driver_channel import DriverChannel
+from sparkdl.launch.driver_channel import MAX_WAITING_MESSAGES, DriverChannel
 from sparkdl.launch.driver_link import PURPOSE, DriverLink
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.launch.outcome import StopReason
@@ -113,3 +113,34 @@ def test_stop_says_whether_a_rank_hangs() -> None:
         assert eventually(lambda: bool(heard))
     assert heard[0] == "rank 0 hangs"
     assert heard[0].is_hang
+
+
+def test_task_that_proves_itself_while_the_channel_closes_is_turned_away() -> None:
+    is_proven, goes_on = threading.Event(), threading.Event()
+
+    class SlowChannel(DriverChannel):
+        def _serve_in_thread(self, sock: socket.socket) -> None:
+            is_proven.set()
+            assert goes_on.wait(30)
+            super()._serve_in_thread(sock)
+
+    secret = new_secret()
+    with SlowChannel(secret, 1) as channel:
+        sock = connect_authenticated(channel.address, secret, purpose=PURPOSE, timeout_s=10)
+        assert is_proven.wait(10)
+    goes_on.set()
+    with sock:
+        sock.settimeout(5)
+        assert sock.recv(1) == b"", "it is to take its driver for gone"
+
+
+def test_task_does_not_wait_for_a_driver_that_no_longer_takes_messages() -> None:
+    secret = new_secret()
+    with DriverChannel(secret, 1) as channel:
+        channel.ignore_messages()
+        with DriverLink(channel.address, secret, rank=0, host="here") as link:
+            for number in range(MAX_WAITING_MESSAGES + 1):
+                link.event({"number": number})
+        channel.wait_until_silent(30)
+        assert channel.next_message(0.0) is None
+        assert channel.failures == []

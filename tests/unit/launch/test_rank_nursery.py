@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +19,14 @@ import pytest
 
 from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
-from sparkdl.launch import rank_nursery, rank_supervisor
+from sparkdl.launch import process_guard, rank_nursery, rank_supervisor
 from sparkdl.launch.outcome import Failure, StopReason
 from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
 from tests.processes import wait_until_gone
 from tests.unit.launch.orders import order_of_one
+from tests.unkillable import unseen_end
 
 
 @contextmanager
@@ -293,3 +295,15 @@ def test_a_process_that_imports_yet_ends_with_the_worker(tmp_path: Path) -> None
     while not (tmp_path / "pid").read_text():
         threading.Event().wait(0.02)
     assert wait_until_gone([int((tmp_path / "pid").read_text())], 10) == []
+
+
+def test_process_that_ranks_are_forked_from_is_left_when_nobody_sees_it_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_guard, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rank_nursery, "_END_TIMEOUT_S", 0.2)
+    nursery = rank_nursery.RankNursery(dict(os.environ), ())
+    with unseen_end(nursery._process.pid):
+        begin = time.monotonic()
+        assert nursery.close() == -signal.SIGKILL
+        assert time.monotonic() - begin < 10

@@ -23,6 +23,7 @@ def check(soaked: list[Soaked], *, bytes_per_operation: float) -> None:
         assert rank.wet.num_segments == 0
 
 
+@pytest.mark.slow
 def test_five_thousand_operations_leave_nothing_behind() -> None:
     soaked = run_ranks(2, soak, (0, 0), 5000, NATIVE, SEED, transport="shm", timeout_s=170.0)
     check(soaked, bytes_per_operation=2000.0)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONF = "petastorm.spark.converter.parentCacheDirUrl"
 
 
+@pytest.mark.slow_elsewhere
 def test_a_dataframe_becomes_batches_of_tensors_and_is_deleted_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:

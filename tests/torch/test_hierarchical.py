@@ -43,6 +43,7 @@ def test_large_tensors_are_right() -> None:
         assert outcome["gathered"]
 
 
+@pytest.mark.slow
 def test_each_byte_crosses_once_per_host() -> None:
     allreduced = [outcome["moved"].pop(("across", "allreduce")) for outcome in seen("sums")]
     for of_host in (allreduced[:2], allreduced[2:]):

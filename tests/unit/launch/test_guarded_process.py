@@ -28,7 +28,7 @@ def test_process_that_cannot_be_guarded_is_ended_and_the_guard_is_blamed(
     monkeypatch.setattr(process_guard, "_SHELL", "/no/such/shell")
     with pytest.raises(LaunchError, match="guard .* cannot be started: /no/such/shell: No such file"):
         GuardedProcess(["sleep", "600"], environment=os.environ, on_exit=lambda: None)
-    assert children() == before
+    assert children() <= before  # what other tests left may end meanwhile
 
 
 def test_process_that_is_not_seen_to_end_is_left_and_reaped_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,6 @@ def test_process_that_is_not_seen_to_end_is_left_and_reaped_later(monkeypatch: p
         assert process.status is None
     assert process.exited.wait(10)
     assert process.status == -signal.SIGKILL
-    assert eventually(lambda: children() == before)
+    assert eventually(lambda: children() <= before)
     for output in process.outputs:
         output.close()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _SPIN_S = 0.05
 _NAP_S = 2e-4
+"""Between two questions whether an operation is done: MPI's own waits have no deadline, and cannot be aborted."""
 
 _NEWS_S = 0.5
 """How long the news may take that a rank has died, where MPI says no more than that something failed."""

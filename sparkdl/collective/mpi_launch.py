@@ -25,6 +25,7 @@ _VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PM
 _INVITATION_BYTES = 8192
 _MEET_TIMEOUT_S = 300.0
 _NAP_S = 1e-3
+"""Between two questions whether it has come: MPI's own waits have no deadline."""
 
 
 def find_mpi_world(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:

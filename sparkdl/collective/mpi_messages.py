@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _SPIN_S = 0.02
 _SHORT_NAP_S = 2e-4
 _LONG_NAP_S = 2e-3
+"""Between two looks at all messages under way, of which MPI tells nobody; long where none has moved for a second."""
 
 
 @dataclass(kw_only=True)

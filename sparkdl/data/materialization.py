@@ -51,6 +51,7 @@ _FORMAT = 1
 
 _WAIT_S = 3600.0
 _LOOK_S = 0.5
+"""Between two looks at whether somebody else still writes: a Store tells nobody of what changes in it."""
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,9 @@ def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[S
         }
         if master.startswith("local"):
             settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-        settings |= choice.config
+        settings |= {"spark.master": master, "spark.app.name": name, **choice.config}
         _start_java({key: value for key, value in settings.items() if not _SECRET.search(key)})
-        builder = SparkSession.builder.master(master).appName(name)
+        builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
         session = _open(builder, master)

@@ -32,7 +32,8 @@ def autolog(
         log_datasets: whether the source of the rows and their hash are logged as an input of the run.
         disable: whether fits with ``tracking="auto"`` log nothing at all.
         exclusive: whether fits leave a run alone that the user has opened, and open runs of their own.
-        silent: whether warnings and messages of sparkdl about MLflow are left out.
+        silent: whether warnings and messages of sparkdl about MLflow are left out, but for that of an alias which
+            stays where it is, as a newer version has it.
         every_n_iter: metrics of every so many epochs are logged.
         registered_model_name: name under which each model is registered as a new version.
         extra_tags: tags of the runs.

@@ -161,5 +161,5 @@ __all__ = [
     "synchronize",
 ]
 
-# Horovod's users find it as `hvd.mpi_ops`; it takes what stands above.
-from sparkdl.horovod.torch import mpi_ops  # noqa: F401
+# Takes what stands above.
+from sparkdl.horovod.torch import mpi_ops  # noqa: F401  # Horovod's users find it as `hvd.mpi_ops`

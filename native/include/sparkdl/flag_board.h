@@ -24,7 +24,13 @@ class FlagBoard {
   // Returns when all ranks of this host have called it as often as this one. What they wrote
   // before, this rank can read afterwards. The first time in an operation it compares what they are
   // about to do: kDisagreement, on all of them, if that differs.
-  Status Sync(OperationGuard& guard);
+  Status Sync(OperationGuard& guard) { return Await(Arrive(), guard); }
+
+  // The two halves of a Sync(), for a rank that has something to do in between: what it wrote so
+  // far, others can read once they have awaited the phase that is returned. Between the first of an
+  // operation and its wait there must be no second: ranks that disagree have to stay in step.
+  uint32_t Arrive();
+  Status Await(uint32_t phase, OperationGuard& guard);
 
   // Syncs if the operation has not done so yet: every operation must, to keep step.
   Status SyncIfNotYet(OperationGuard& guard);
@@ -38,12 +44,12 @@ class FlagBoard {
 
  private:
   bool HasReached(int local_rank, uint32_t phase) const;
-  Status WaitFor(int local_rank, OperationGuard& guard);
+  Status WaitFor(int local_rank, uint32_t phase, OperationGuard& guard);
   // Whether that rank, when last heard of, ran on the core that this one runs on now.
   bool SharesCoreWith(int local_rank) const;
   // Has the scheduler move this thread to a core that no rank of this host has, if there is one.
   void LeaveSharedCore();
-  Status SleepUntilReached(int local_rank, OperationGuard& guard);
+  Status SleepUntilReached(int local_rank, uint32_t phase, OperationGuard& guard);
   Status CompareDigests(uint64_t sequence) const;
 
   std::shared_ptr<Segment> segment_;

@@ -26,6 +26,8 @@ struct Finish {
 struct ReduceKernels {
   size_t element_bytes;
   size_t accumulator_bytes;
+  // Elements accumulate in their own type and are not divided as integers.
+  bool is_light;
 
   // destination[i] = sources[0][i] op sources[1][i] op ..., in this order, finished.
   void (*reduce)(void* destination, const void* const* sources, size_t num_sources, size_t count,
@@ -50,6 +52,9 @@ struct Reduction {
   Finish finish;
   // How its accumulators, which are float32, travel between hosts; null if they do as they are.
   const WireFormat* wire = nullptr;
+
+  // Whether two arrays in memory take no longer to reduce than to read and write.
+  bool IsAsFastAsMemory() const { return kernels.is_light && finish.factor == 1.0; }
 };
 
 // Null for the average of bools, which is none.

@@ -31,9 +31,9 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 class Segment {
  public:
   static constexpr size_t kSlotBytes = size_t{512} * 1024;
-  // Two would do for correctness. With more, a slot's lines have left the second-level cache of the
-  // peers that read them by the time they are written again: writing is then up to twice as fast,
-  // as no core has to be asked for them.
+  // As many as ShmGroup's ranks need to be one tile ahead of each other. With two, where none is
+  // ahead, a slot's lines are still in the second-level cache of the peers that read them when they
+  // are written again: writing then takes up to twice as long, as these have to be asked for them.
   static constexpr int kSlotsPerRank = 4;
 
   static size_t BytesFor(int local_size);

@@ -20,7 +20,9 @@ namespace sparkdl {
 // All methods are collective over the ranks of the host and must be called alike on each. A rank's
 // slots take turns, so that one Sync() between writing and reading is enough: who writes a slot for
 // the second time has seen everybody Sync() in a turn between, hence be done with reading the
-// first.
+// first. Who writes the next turn's slot before it awaits this turn's Sync() still has seen
+// everybody arrive in the turn before, done with reading two turns before that: so three slots
+// besides the one that is written are enough.
 class ShmGroup {
  public:
   ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks);
@@ -83,6 +85,8 @@ class ShmGroup {
 
   Status ReduceTo(int root, std::byte* data, size_t count, const Reduction& reduction,
                   OperationGuard& guard);
+  Status AllReduceInOneRound(std::byte* data, size_t bytes, const Reduction& reduction,
+                             OperationGuard& guard);
   Status ReduceInOneRound(int root, std::byte* data, size_t count, const Reduction& reduction,
                           OperationGuard& guard);
   Status ReduceTile(int root, std::byte* tile, size_t count, bool is_first,

@@ -32,10 +32,10 @@ class StoreChoice {
   static constexpr int kCounted = 6;
   static constexpr int kCountedAtLeast = 2;
   static constexpr int kFirstTrialAfter = 16;
-  static constexpr int kShortestInterval = 256;
-  static constexpr int kLongestInterval = 2048;
+  static constexpr int kShortestInterval = 1024;
+  static constexpr int kLongestInterval = 8192;
   static constexpr double kOtherLevel = 1.25;
-  static constexpr double kGain = 0.95;
+  static constexpr double kGain = 0.9;
   static constexpr double kHopeless = 1.5;
   static constexpr int kStrangersUntilNews = 32;
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();

@@ -174,8 +174,9 @@ struct Kernels {
     }
   }
 
-  static constexpr ReduceKernels kTable = {sizeof(T), sizeof(A), &Reduce, &ReduceToAccumulators,
-                                           &Combine,  &Finalize, &Scale};
+  static constexpr bool kIsLight = kPlain && (!kDivides || kIsFloat<T>);
+  static constexpr ReduceKernels kTable = {
+      sizeof(T), sizeof(A), kIsLight, &Reduce, &ReduceToAccumulators, &Combine, &Finalize, &Scale};
 };
 
 template <typename T, typename A, typename AverageA>

@@ -45,21 +45,26 @@ bool FlagBoard::HasReached(int local_rank, uint32_t phase) const {
   return static_cast<int32_t>(theirs - phase) >= 0;
 }
 
-Status FlagBoard::Sync(OperationGuard& guard) {
-  if (segment_ == nullptr) return {};
+uint32_t FlagBoard::Arrive() {
   ++phase_;
+  if (segment_ == nullptr) return phase_;
   FlagLine& mine = segment_->line(local_rank_);
   mine.core.store(::sched_getcpu() + 1, std::memory_order_relaxed);
   // Both in the one total order, as are the sleeper's two: either it sees the new phase, or this
   // rank sees the sleeper.
   mine.phase.store(phase_, std::memory_order_seq_cst);
   if (mine.sleepers.load(std::memory_order_seq_cst) != 0) FutexWakeAll(mine.phase);
+  return phase_;
+}
+
+Status FlagBoard::Await(uint32_t phase, OperationGuard& guard) {
+  if (segment_ == nullptr) return {};
   // Each wait ends when its rank has come, and only who has not come yet is waited for: so the last
   // one that was waited for came last.
   int last = -1;
   for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
-    if (other == local_rank_ || HasReached(other, phase_)) continue;
-    SPARKDL_RETURN_IF_ERROR(WaitFor(other, guard));
+    if (other == local_rank_ || HasReached(other, phase)) continue;
+    SPARKDL_RETURN_IF_ERROR(WaitFor(other, phase, guard));
     last = ranks_[other];
   }
   if (has_synced_) return {};
@@ -73,16 +78,16 @@ Status FlagBoard::SyncIfNotYet(OperationGuard& guard) {
   return Sync(guard);
 }
 
-Status FlagBoard::WaitFor(int local_rank, OperationGuard& guard) {
+Status FlagBoard::WaitFor(int local_rank, uint32_t phase, OperationGuard& guard) {
   for (int spin = 0; spin < spins_; ++spin) {
     SpinPause();
-    if (HasReached(local_rank, phase_)) return {};
+    if (HasReached(local_rank, phase)) return {};
     if (spin % kSpinsBetweenLooks != 0) continue;
     if (!has_synced_) guard.NoteWaiting();
     if (guard.has_failure()) break;
     if (spin > 0 && SharesCoreWith(local_rank)) LeaveSharedCore();
   }
-  return SleepUntilReached(local_rank, guard);
+  return SleepUntilReached(local_rank, phase, guard);
 }
 
 bool FlagBoard::SharesCoreWith(int local_rank) const {
@@ -108,14 +113,14 @@ void FlagBoard::LeaveSharedCore() {
   segment_->line(local_rank_).core.store(::sched_getcpu() + 1, std::memory_order_relaxed);
 }
 
-Status FlagBoard::SleepUntilReached(int local_rank, OperationGuard& guard) {
+Status FlagBoard::SleepUntilReached(int local_rank, uint32_t phase, OperationGuard& guard) {
   FlagLine& line = segment_->line(local_rank);
   if (has_synced_) {
     guard.NoteProgress();
   } else {
     guard.NoteWaiting();
   }
-  while (!HasReached(local_rank, phase_)) {
+  while (!HasReached(local_rank, phase)) {
     SPARKDL_RETURN_IF_ERROR(guard.Check());
     SPARKDL_RETURN_IF_ERROR(guard.HeedStall());
     const auto slice = guard.Slice();
@@ -123,7 +128,7 @@ Status FlagBoard::SleepUntilReached(int local_rank, OperationGuard& guard) {
     line.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = line.phase.load(std::memory_order_seq_cst);
     FutexWake wake = FutexWake::kWokenOrChanged;
-    if (static_cast<int32_t>(seen - phase_) < 0) wake = FutexWait(line.phase, seen, slice);
+    if (static_cast<int32_t>(seen - phase) < 0) wake = FutexWait(line.phase, seen, slice);
     line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (wake == FutexWake::kSignal) guard.NoteSignal();
   }

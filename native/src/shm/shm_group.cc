@@ -12,6 +12,10 @@ namespace {
 // peers' data costs more than the second one.
 constexpr size_t kOneRoundBytes = size_t{16} * 1024;
 
+// With two ranks there is no more to read in one round than in two. Tiles of this size, the one
+// that is reduced, the one that is published ahead and the peer's, stay in the second-level cache.
+constexpr size_t kOneRoundTileBytes = size_t{128} * 1024;
+
 // A rank reduces its slice and hands it on piece by piece, while it is in the first-level cache.
 constexpr size_t kPushBytes = size_t{16} * 1024;
 
@@ -42,7 +46,11 @@ Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reducti
     return {};
   }
   const size_t element_bytes = reduction.kernels.element_bytes;
-  if (count * element_bytes * static_cast<size_t>(size_) <= 2 * kOneRoundBytes) {
+  const size_t bytes = count * element_bytes;
+  if (root == kEverybody && size_ == 2 && reduction.IsAsFastAsMemory()) {
+    return AllReduceInOneRound(data, bytes, reduction, guard);
+  }
+  if (bytes * static_cast<size_t>(size_) <= 2 * kOneRoundBytes) {
     return ReduceInOneRound(root, data, count, reduction, guard);
   }
   // The last slice of a tile is the one that rounding up leaves shorter, so all slices fit the
@@ -51,6 +59,44 @@ Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reducti
   for (size_t done = 0; done < count; done += tile) {
     SPARKDL_RETURN_IF_ERROR(ReduceTile(root, data + done * element_bytes,
                                        std::min(tile, count - done), done == 0, reduction, guard));
+  }
+  return {};
+}
+
+// One-shot: everybody publishes everything and reduces everything, one tile ahead of the peers, so
+// that they are seldom waited for.
+Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduction& reduction,
+                                     OperationGuard& guard) {
+  const auto publish = [&](const TileMover& mover, int turn, size_t begin) {
+    mover.Copy(segment_->slot(local_rank_, turn), data + begin,
+               std::min(kOneRoundTileBytes, bytes - begin));
+    mover.Flush();
+    return board_.Arrive();
+  };
+  uint32_t published = 0;
+  for (size_t done = 0; done < bytes; done += kOneRoundTileBytes) {
+    const size_t tile = std::min(kOneRoundTileBytes, bytes - done);
+    const size_t next = done + kOneRoundTileBytes;
+    const bool is_first = done == 0;
+    TileMover mover = BeginTile({.traffic = Traffic::kAllReduce,
+                                 .bytes = tile,
+                                 .work = WorkOf(reduction, kEverybody),
+                                 .is_first = is_first});
+    if (is_first) {
+      // Before the ranks know that they agree, none may be ahead.
+      const uint32_t phase = publish(mover, turn_, 0);
+      mover.BeginWait();
+      SPARKDL_RETURN_IF_ERROR(board_.Await(phase, guard));
+      mover.EndWait();
+    }
+    const uint32_t phase = published;
+    if (next < bytes) published = publish(mover, TurnAfter(turn_), next);
+    if (!is_first) SPARKDL_RETURN_IF_ERROR(board_.Await(phase, guard));
+    for (int other = 0; other < size_; ++other) sources_[other] = slot(other);
+    sources_[local_rank_] = data + done;
+    reduction.kernels.reduce(data + done, sources_.data(), sources_.size(),
+                             tile / reduction.kernels.element_bytes, reduction.finish);
+    EndTile(mover);
   }
   return {};
 }

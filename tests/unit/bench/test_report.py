@@ -140,7 +140,8 @@ def test_bytes_moved_are_those_of_the_algorithms() -> None:
     assert bytes_moved("copy", 2**20, 1, 2) == 2 * 2**20
     assert bytes_moved("arena", 2**20, 1, 4) == 2 * 2**20
     assert bytes_moved("gloo", 2**20, 1, 2) == 5.5 * 2**20
-    assert bytes_moved("native", 2**20, 1, 2) == 4.5 * 2**20
+    assert bytes_moved("native", 2**20, 1, 2) == 5 * 2**20
+    assert bytes_moved("native", 2**20, 1, 4) == 4.75 * 2**20
     assert bytes_moved("native", 1024, 100, 2) == 5 * 1024 * 100
     assert bytes_moved("mpi", 1024, 1, 2) is None
 

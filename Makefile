@@ -8,8 +8,9 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
 # A process can hold one Spark session, so each kind of Spark is a part of its own. A part keeps about one core busy, and
-# two of them run side by side, the long ones first.
+# two of them run side by side, the long ones first, beside the C++ tests and their build.
 TEST_PARTS := test-ranks test-spark-local test-unit test-spark-connect test-commands test-spark-cluster
+ALL_PARTS := test-ranks test-spark-local test-native $(filter-out test-ranks test-spark-local,$(TEST_PARTS))
 COMMANDS := tests/cli tests/notebooks tests/packaging
 
 .PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-spark35 wheel test-native-sanitizers bench lint hooks format clean requirements
@@ -37,15 +38,15 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: setup
 	@$(BIN)/sparkdl demo
 
-test: setup test-native
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 $(TEST_PARTS)
+test: setup
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 $(ALL_PARTS)
 
 test-unit: TESTS := tests/unit
 test-ranks: TESTS := tests $(addprefix --ignore=,tests/unit tests/spark $(COMMANDS))
 test-commands: TESTS := $(COMMANDS)
 test-spark-local test-spark-cluster test-spark-connect: TESTS = tests/spark --spark $(@:test-spark-%=%)
-$(TEST_PARTS): SHELL := bash
-$(TEST_PARTS): .SHELLFLAGS := -o pipefail -c
+$(ALL_PARTS): SHELL := bash
+$(ALL_PARTS): .SHELLFLAGS := -o pipefail -c
 $(TEST_PARTS): setup
 	@$(BIN)/python -m pytest -m 'not slow and not gpu' --durations 40 --durations-min 3 $(TESTS) 2>&1 | sed -u 's/^/$@ | /'
 
@@ -61,7 +62,7 @@ test-gpu: setup
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-native: setup
-	@$(BIN)/python tests/native.py
+	@$(BIN)/python tests/native.py 2>&1 | sed -u 's/^/$@ | /'
 
 # Spark 3.5 with the libraries of Databricks' runtimes, each in an environment of its own: pandas 1.5 ends with Python 3.11.
 PYTHON311 ?= $(shell for p in $(PYTHON) python3.11; do \

@@ -36,7 +36,7 @@ ELEMENT_DTYPES = frozenset(
 )
 """The element types that a communicator knows."""
 
-PLAIN_OPS = {
+PLAIN_OPS: dict[Any, str] = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "avg",
     dist.ReduceOp.MIN: "min",

@@ -74,8 +74,8 @@ TEST(EveryPropertyThatDiffersIsNamed) {
       {[](Saying& saying) { return saying.Of(OpKind::kAllToAll, 60); }, "alltoall of 60 float32"},
       {[](Saying&) { return BarrierRequest(); }, "barrier"},
   };
-  for (const auto& hosts :
-       {std::vector{0, 0, 0}, std::vector{0, 1, 2}, std::vector{0, 1, 1, 0, 1}}) {
+  for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 0, 0}, std::vector{0, 1, 2},
+                            std::vector{0, 1, 1, 0, 1}}) {
     World world(hosts);
     world.OpenAll();
     for (const Case& one : cases) {

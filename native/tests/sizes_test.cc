@@ -17,7 +17,8 @@ TEST(SizesAroundTilesAndSlicesAreRight) {
     world.Run([](Communicator& communicator, int) {
       const Trials trials(communicator);
       for (const size_t count :
-           {size_t{4096}, size_t{4097}, kTileFloats - 1, kTileFloats, kTileFloats + 1}) {
+           {size_t{4096}, size_t{4097}, kTileFloats / 4 - 1, kTileFloats / 4, kTileFloats / 4 + 1,
+            kTileFloats / 2 + 1, kTileFloats - 1, kTileFloats, kTileFloats + 1}) {
         RunTrial(communicator, trials.AllReduce({}, count));
         RunTrial(communicator, trials.Reduce({}, count, 1));
       }

@@ -1,4 +1,6 @@
 // A missed deadline says who was missing, and how far they had got.
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -117,6 +119,30 @@ TEST(RankThatStopsHalfWayInsideAHostIsSaidToHaveJoinedOrToBeFrozen) {
       world.Open(0);
       Puppet(world, 1).Sync(operation, 1);
       CheckTimeoutAlone(world, operation, answers);
+    }
+  }
+}
+
+// What the other rank may still be reading lies in its slot untouched.
+TEST(RankIsNeverFurtherAheadThanItsSlotsAllow) {
+  constexpr size_t kTile = size_t{128} * 1024;
+  constexpr uint32_t kNumTiles = 8;
+  for (uint32_t come = 1; come <= 4; ++come) {
+    std::vector<std::byte> data(kNumTiles * kTile);
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i / kTile);
+    const Operation operation = AllReduceOf(data.data(), data.size(), Dtype::kUint8);
+    World world({0, 0});
+    const std::shared_ptr<Segment> segment = world.options(0).segment;
+    world.Open(0);
+    Puppet(world, 1).Sync(operation, come);
+    CheckTimeoutAlone(world, operation, true);
+    CHECK_EQ(segment->line(0).phase.load(), come + 2);
+    // The other rank has published tile come - 1, and may be reducing the one ahead of it.
+    for (uint32_t tile = come < 2 ? 0 : come - 2; tile <= come + 1; ++tile) {
+      const std::byte* const slot =
+          segment->slot(0, static_cast<int>(tile) % Segment::kSlotsPerRank);
+      CHECK(std::all_of(slot, slot + kTile,
+                        [&](std::byte value) { return value == static_cast<std::byte>(tile); }));
     }
   }
 }

@@ -24,10 +24,17 @@ class TileMover {
   void Flush() const { FinishCopies(stores_); }
   void BeginWait() {
     Flush();
-    if (is_timed_ && is_first_) busy_ += Clock::now() - start_;
+    if (is_first_) Pause();
   }
   void EndWait() {
-    if (is_timed_ && is_first_) start_ = Clock::now();
+    if (is_first_) Resume();
+  }
+  // What is done between the two belongs to another tile.
+  void Pause() {
+    if (is_timed_) busy_ += Clock::now() - start_;
+  }
+  void Resume() {
+    if (is_timed_) start_ = Clock::now();
   }
   Stores stores() const { return stores_; }
 
@@ -45,7 +52,7 @@ class TileMover {
 };
 
 // Chooses for all kinds and sizes of tiles. Local rank 0 measures and publishes, all follow;
-// whoever hears of a change late only has one more tile moved the other way.
+// whoever hears of a change late only has a tile or two more moved the other way.
 class TileMovers {
  public:
   enum class Traffic : uint8_t { kAllReduce, kReduce, kReduceScatter, kGather, kExchange };

@@ -12,8 +12,9 @@ namespace {
 // peers' data costs more than the second one.
 constexpr size_t kOneRoundBytes = size_t{16} * 1024;
 
-// With two ranks there is no more to read in one round than in two. Tiles of this size, the one
-// that is reduced, the one that is published ahead and the peer's, stay in the second-level cache.
+// With two ranks there is no more of the peer's data to read in one round than in two. Tiles of
+// this size, the one that is reduced, the one that is published ahead and the peer's, stay in the
+// second-level cache.
 constexpr size_t kOneRoundTileBytes = size_t{128} * 1024;
 
 // A rank reduces its slice and hands it on piece by piece, while it is in the first-level cache.
@@ -24,7 +25,9 @@ constexpr size_t kSliceUnit = 64;
 
 // What makes one reduction take another time than the next.
 uint64_t WorkOf(const Reduction& reduction, int root) {
-  return reinterpret_cast<uintptr_t>(&reduction.kernels) + static_cast<uint64_t>(root) + 1;
+  const uint64_t is_scaled = reduction.finish.factor != 1.0 ? uint64_t{1} << 63 : 0;
+  return (reinterpret_cast<uintptr_t>(&reduction.kernels) + static_cast<uint64_t>(root) + 1) |
+         is_scaled;
 }
 
 }  // namespace
@@ -63,40 +66,52 @@ Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reducti
   return {};
 }
 
-// One-shot: everybody publishes everything and reduces everything, one tile ahead of the peers, so
-// that they are seldom waited for.
+// One-shot: everybody publishes everything and reduces everything. A tile is published before the
+// one ahead of it is reduced, so that the peers are seldom waited for.
 Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduction& reduction,
                                      OperationGuard& guard) {
-  const auto publish = [&](const TileMover& mover, int turn, size_t begin) {
-    mover.Copy(segment_->slot(local_rank_, turn), data + begin,
-               std::min(kOneRoundTileBytes, bytes - begin));
+  static_assert(Segment::kSlotsPerRank >= 4, "a rank would write what its peers still read");
+  static_assert(kOneRoundTileBytes <= Segment::kSlotBytes);
+  if (bytes == 0) return {};
+  const auto begin = [&](size_t offset) {
+    return BeginTile({.traffic = Traffic::kAllReduce,
+                      .bytes = std::min(kOneRoundTileBytes, bytes - offset),
+                      .work = WorkOf(reduction, kEverybody),
+                      .is_first = offset == 0});
+  };
+  const auto publish = [&](const TileMover& mover, int turn, size_t offset) {
+    mover.Copy(segment_->slot(local_rank_, turn), data + offset,
+               std::min(kOneRoundTileBytes, bytes - offset));
     mover.Flush();
     return board_.Arrive();
   };
-  uint32_t published = 0;
+  TileMover mover = begin(0);
+  uint32_t phase = publish(mover, turn_, 0);
+  // Before the ranks know that they agree, none may publish another.
+  mover.BeginWait();
+  SPARKDL_RETURN_IF_ERROR(board_.Await(phase, guard));
+  mover.EndWait();
   for (size_t done = 0; done < bytes; done += kOneRoundTileBytes) {
-    const size_t tile = std::min(kOneRoundTileBytes, bytes - done);
     const size_t next = done + kOneRoundTileBytes;
-    const bool is_first = done == 0;
-    TileMover mover = BeginTile({.traffic = Traffic::kAllReduce,
-                                 .bytes = tile,
-                                 .work = WorkOf(reduction, kEverybody),
-                                 .is_first = is_first});
-    if (is_first) {
-      // Before the ranks know that they agree, none may be ahead.
-      const uint32_t phase = publish(mover, turn_, 0);
-      mover.BeginWait();
-      SPARKDL_RETURN_IF_ERROR(board_.Await(phase, guard));
-      mover.EndWait();
+    TileMover next_mover;
+    uint32_t next_phase = phase;
+    if (next < bytes) {
+      mover.Pause();
+      next_mover = begin(next);
+      next_phase = publish(next_mover, TurnAfter(turn_), next);
+      next_mover.Pause();
+      mover.Resume();
     }
-    const uint32_t phase = published;
-    if (next < bytes) published = publish(mover, TurnAfter(turn_), next);
-    if (!is_first) SPARKDL_RETURN_IF_ERROR(board_.Await(phase, guard));
+    if (done > 0) SPARKDL_RETURN_IF_ERROR(board_.Await(phase, guard));
     for (int other = 0; other < size_; ++other) sources_[other] = slot(other);
     sources_[local_rank_] = data + done;
+    const size_t tile = std::min(kOneRoundTileBytes, bytes - done);
     reduction.kernels.reduce(data + done, sources_.data(), sources_.size(),
                              tile / reduction.kernels.element_bytes, reduction.finish);
     EndTile(mover);
+    mover = next_mover;
+    phase = next_phase;
+    mover.Resume();
   }
   return {};
 }

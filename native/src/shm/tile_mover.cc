@@ -27,6 +27,8 @@ void TileMovers::End(TileMover& mover, Published& published) {
   if (!mover.is_timed_) return;
   mover.busy_ += Clock::now() - mover.start_;
   StoreChoice& choice = choices_[mover.index_];
+  // A tile that was begun before the one ahead of it ended may have been moved as it is no more.
+  if (mover.stores_ != choice.current()) return;
   const auto seconds = std::chrono::duration<double>(mover.busy_).count();
   choice.Note(seconds / static_cast<double>(mover.bytes_), mover.work_);
   const uint32_t bit = uint32_t{1} << mover.index_;

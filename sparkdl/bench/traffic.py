@@ -14,7 +14,7 @@ _LOOPBACK_BYTES_PER_BYTE_SENT = 4
 # Adding a byte that was received to one's own: two are read, one is written.
 _BYTES_PER_BYTE_ADDED = 3
 
-# native/src/shm/shm_group.cc: up to here, over all ranks, everybody adds everything, and two ranks do so with all float32.
+# native/src/shm/shm_group.cc: up to here, over all ranks, everybody adds everything; two ranks always do with float32.
 _ONE_ROUND_BYTES = 32 * 1024
 
 
@@ -29,7 +29,7 @@ def _copy(num_bytes: int, _: int) -> float:
 
 
 def _shared_memory(num_bytes: int, world_size: int) -> float:
-    """One shot of little and of two ranks: copy in, add everybody's. Else two: slices are copied in, added, and fetched."""
+    """One shot of little and of two ranks: copy in, add all. Else two: slices are copied in, added, and fetched."""
     if world_size == 2 or num_bytes * world_size <= _ONE_ROUND_BYTES:
         return num_bytes * (2 + world_size + 1)
     own = num_bytes / world_size

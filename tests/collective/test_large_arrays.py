@@ -12,8 +12,8 @@ from tests.run_ranks import run_ranks
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
-NUM_ELEMENTS = 5 << 30
 PIECE = 64 << 20
+NUM_ELEMENTS = (4 << 30) + PIECE
 ROOT = 1
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]

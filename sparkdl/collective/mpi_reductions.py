@@ -118,16 +118,20 @@ class MpiReductions(MpiOperations):
     reduce_async, reduce = both_forms(_plan_reduce)
 
     def _allreduce(self, buffers: Sequence[FlatBuffer], claim: Claim) -> Steps:
-        wide = [for_mpi(_widen(buffer, claim)) for buffer in buffers]
-        working = wide[0] if len(wide) == 1 else np.concatenate(wide)
+        if len(buffers) == 1:
+            # Piece by piece, as a wider copy of the whole may be four times as large as it.
+            for data in pieces(buffers[0].data):
+                reduced = for_mpi(widen(data, claim.dtype, claim.op, claim.prescale))
+                yield self._comm.Iallreduce(self._mpi.IN_PLACE, reduced, self._mpi_op(claim))
+                narrow_into(data, reduced, claim.dtype, claim.op, self.world_size, claim.postscale)
+            return
+        working = np.concatenate([for_mpi(_widen(buffer, claim)) for buffer in buffers])
         for piece in pieces(working):
             yield self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._mpi_op(claim))
         start = 0
         for buffer in buffers:
             end = start + buffer.data.size
-            # A view even of the whole would hide from narrow_into that the result is where it belongs.
-            part = working if len(buffers) == 1 else working[start:end]
-            self._narrow(buffer, part, claim)
+            self._narrow(buffer, working[start:end], claim)
             start = end
 
     def _reduce_scatter(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sparkdl/deadline.h"
+#include "sparkdl/float_environment.h"
 
 namespace sparkdl {
 namespace {
@@ -91,6 +92,7 @@ Status Communicator::Execute(const Operation& operation, double timeout_s, Runne
   monitor_->Begin(operation, runner.is_progress_thread, times);
   Status status;
   try {
+    const DefaultFloatEnvironment floats;
     status = collectives_.Run(operation, guard);
   } catch (const std::bad_alloc&) {
     status = Status(StatusCode::kFailed, "out of memory in " + Summarize(operation));

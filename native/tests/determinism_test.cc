@@ -1,5 +1,10 @@
 // The same bits on every rank and in every repetition; one rounding for the narrow types.
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
 #include <bit>
+#include <cstdint>
 #include <random>
 #include <utility>
 #include <vector>
@@ -36,6 +41,28 @@ TEST(AllReduceGivesTheSameBitsOnAllRanksAndEachTime) {
     for (const auto& result : results) CHECK(result == results[0]);
   }
 }
+
+#if defined(__SSE__)
+// As torch.set_flush_denormal(True) has it, on one rank, and on the threads of its caller alone.
+TEST(SubnormalSumsAreTheSameWhateverAThreadDoesWithThem) {
+  constexpr unsigned kFlushToZero = 0x8040;
+  constexpr float kSubnormal = 1e-40F;
+  World world({0, 0});
+  world.OpenAll();
+  world.Run([&](Communicator& communicator, int rank) {
+    if (rank == 1) _mm_setcsr(_mm_getcsr() | kFlushToZero);
+    for (const size_t count : {size_t{1}, size_t{100'003}}) {
+      std::vector<float> values(count, kSubnormal);
+      CHECK_OK(communicator.Run(AllReduceOf(values.data(), count), kTimeout, nullptr));
+      // By their bits: this thread takes them for zero.
+      for (const float value : values) {
+        CHECK_EQ(std::bit_cast<uint32_t>(value), 2 * std::bit_cast<uint32_t>(kSubnormal));
+      }
+    }
+    CHECK_EQ(_mm_getcsr() & kFlushToZero, rank == 1 ? kFlushToZero : 0U);
+  });
+}
+#endif
 
 // Sums in another order would differ in their last bits.
 TEST(EveryReductionGivesTheSameBitsEachTime) {

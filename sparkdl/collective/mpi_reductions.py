@@ -121,38 +121,37 @@ class MpiReductions(MpiOperations):
         if len(buffers) == 1:
             # Piece by piece, as a wider copy of the whole may be four times as large as it.
             for data in pieces(buffers[0].data):
-                reduced = for_mpi(widen(data, claim.dtype, claim.op, claim.prescale))
+                reduced = for_mpi(_widen(data, claim))
                 yield self._comm.Iallreduce(self._mpi.IN_PLACE, reduced, self._mpi_op(claim))
-                narrow_into(data, reduced, claim.dtype, claim.op, self.world_size, claim.postscale)
+                self._narrow(data, reduced, claim)
             return
-        working = np.concatenate([for_mpi(_widen(buffer, claim)) for buffer in buffers])
+        working = np.concatenate([_widen(buffer.data, claim) for buffer in buffers])
         for piece in pieces(working):
             yield self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._mpi_op(claim))
         start = 0
         for buffer in buffers:
             end = start + buffer.data.size
-            self._narrow(buffer, working[start:end], claim)
+            self._narrow(buffer.data, working[start:end], claim)
             start = end
 
     def _reduce_scatter(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:
-        working, reduced = for_mpi(_widen(source, claim)), for_mpi(target.data)
+        working, reduced = for_mpi(_widen(source.data, claim)), for_mpi(target.data)
         if working.dtype != reduced.dtype or np.may_share_memory(working, reduced):
             reduced = np.empty(reduced.size, working.dtype)
         if claim.blocks:
             yield self._comm.Ireduce_scatter(working, reduced, list(claim.blocks), self._mpi_op(claim))
         elif claim.size:
             yield self._comm.Ireduce_scatter_block(working, reduced, self._mpi_op(claim))
-        self._narrow(target, reduced, claim)
+        self._narrow(target.data, reduced, claim)
 
     def _reduce(self, buffer: FlatBuffer, claim: Claim) -> Steps:
-        working = for_mpi(_widen(buffer, claim))
-        for piece in pieces(working):
+        for data in pieces(buffer.data):
+            reduced = for_mpi(_widen(data, claim))
             if self.rank == claim.root:
-                yield self._comm.Ireduce(self._mpi.IN_PLACE, piece, self._mpi_op(claim), claim.root)
+                yield self._comm.Ireduce(self._mpi.IN_PLACE, reduced, self._mpi_op(claim), claim.root)
+                self._narrow(data, reduced, claim)
             else:
-                yield self._comm.Ireduce(piece, None, self._mpi_op(claim), claim.root)
-        if self.rank == claim.root:
-            self._narrow(buffer, working, claim)
+                yield self._comm.Ireduce(reduced, None, self._mpi_op(claim), claim.root)
 
     def _reduce_zeros(self, claim: Claim) -> Steps:
         """Take part in a reduction that others agreed on, with zeros."""
@@ -161,8 +160,8 @@ class MpiReductions(MpiOperations):
             return self._reduce_scatter(zeros(claim.size * self.world_size, claim.dtype), block, claim)
         return self._allreduce([zeros(size, claim.dtype) for size in claim.arrays or [claim.size]], claim)
 
-    def _narrow(self, buffer: FlatBuffer, reduced: Data, claim: Claim) -> None:
-        narrow_into(buffer.data, reduced, claim.dtype, claim.op, self.world_size, claim.postscale)
+    def _narrow(self, data: Data, reduced: Data, claim: Claim) -> None:
+        narrow_into(data, reduced, claim.dtype, claim.op, self.world_size, claim.postscale)
 
     def _mpi_op(self, claim: Claim) -> MPI.Op:
         mpi = self._mpi
@@ -170,8 +169,8 @@ class MpiReductions(MpiOperations):
         return ops[elementary_op(claim.op, claim.dtype)]
 
 
-def _widen(buffer: FlatBuffer, claim: Claim) -> Data:
-    return widen(buffer.data, claim.dtype, claim.op, claim.prescale)
+def _widen(data: Data, claim: Claim) -> Data:
+    return widen(data, claim.dtype, claim.op, claim.prescale)
 
 
 def _claim(

@@ -32,6 +32,7 @@ class StoreChoice {
   static constexpr int kCounted = 6;
   static constexpr int kCountedAtLeast = 2;
   static constexpr int kFirstTrialAfter = 16;
+  // A trial may take ten tiles twice as long: so seldom, that costs one percent.
   static constexpr int kShortestInterval = 1024;
   static constexpr int kLongestInterval = 8192;
   static constexpr double kOtherLevel = 1.25;

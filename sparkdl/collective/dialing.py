@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _STAGGER_S = 0.25
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
+"""Doubled from try to try, so that many ranks that come at once soon press less on the listener."""
 
 
 def connect_any(address: Address, *, timeout_s: float) -> socket.socket:

@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from sparkdl.topology import Topology
 
 _LOOK_S = 0.1
+"""Between two looks at whether one of the groups failed: each tells only those who wait in it."""
+
 _NEWS_S = 1.0
+"""How long the group of all ranks may take to say itself who died."""
+
 _OUTCOME_S = 20.0
+"""Past the deadline, for the ranks to tell each other how it ended; longer than NCCL's own opening takes for that."""
 
 
 class Hierarchy:

@@ -21,6 +21,7 @@ NEWS_S = 3.0
 """How long the communicator may take to learn by itself why a link failed."""
 
 _LOOK_S = 0.02
+"""Between two looks at whether it has learned: a communicator tells only those who wait in an operation of it."""
 
 
 def explain(

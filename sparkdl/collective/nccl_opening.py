@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
 
 _LOOK_S = 0.25
+"""Between two looks at whether another rank failed, of which NCCL tells nobody while it opens."""
+
 _OUTCOME_S = 15.0
+"""Past the deadline, for the ranks to tell each other how it ended: the last may have given up just then."""
 
 
 def open_nccl_group(

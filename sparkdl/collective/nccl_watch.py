@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
+"""Between two looks at operations under way: NCCL neither knows deadlines nor tells of errors by itself."""
+
 _NEWS_S = 1.0
+"""How long the communicator may take to say itself who died."""
 
 
 class NcclWatch:

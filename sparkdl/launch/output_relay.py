@@ -9,6 +9,7 @@ from typing import IO
 from sparkdl.collective import Deadline
 
 _LOOK_S = 0.05
+"""Between two looks at whether a reader still takes a line, which lengthens the wait for the last one."""
 
 
 class OutputRelay:

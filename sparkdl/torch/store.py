@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
+"""Between two questions whether a key is set: soon at first, as most are, then ever less often."""
 
 
 class RendezvousStore(Store):

@@ -12,6 +12,10 @@ from sparkdl.errors import LaunchError
 from sparkdl.launch.guarded_process import how_it_ended
 from sparkdl.launch.process_guard import KILL_TIMEOUT_S, end_process_group
 from sparkdl.launch.rank_nursery import ask_nursery, give_back
+from sparkdl.launch.rank_stacks import process_state
+
+_LAST_WORDS_S = 2.0
+"""How long what cannot fork the rank may take to write down where it is."""
 
 
 class ForkedRank:
@@ -91,6 +95,21 @@ class ForkedRank:
         if self._pid is None:
             raise LaunchError(self.refusal[0] if self.refusal else "it was ended before it was there")
         return self._pid
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is there, or is known not to come any more."""
+        return self._is_settled.is_set()
+
+    def abort_nursery(self) -> str:
+        """Have what it is forked from say in ``refusal`` where it is, and end.
+
+        Returns why that could not go on, in words; nothing if it could.
+        """
+        state = process_state(self._nursery.pid)
+        os.kill(self._nursery.pid, signal.SIGABRT)
+        self.exited.wait(_LAST_WORDS_S)
+        return state
 
     def end(self, *, grace_s: float) -> None:
         """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.

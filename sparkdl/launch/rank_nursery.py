@@ -67,6 +67,11 @@ class RankNursery:
                 ) from error
         _all.add(self)
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a request, with file descriptors.
 

@@ -32,6 +32,9 @@ from sparkdl.launch.rank_stacks import StackFile, process_state
 LAST_LINES = 40
 """How many of a rank's last log lines stand in for a traceback when it died without one."""
 
+START_TIMEOUT_S = 600.0
+"""How long what a rank is forked from may import: minutes from a slow network drive, but not for ever."""
+
 EXIT_GRACE_S = 10.0
 """How long a rank that has returned may take to end by itself: it may have started threads that never do."""
 
@@ -93,6 +96,7 @@ class RankSupervisor:
         self._heard_at = math.inf
         self._news = threading.Event()
         self._is_ended = False
+        self._start = Deadline(START_TIMEOUT_S)
         self._orders: queue.SimpleQueue[tuple[dict[str, Any], bytes | memoryview] | None] = (
             queue.SimpleQueue()
         )
@@ -176,6 +180,8 @@ class RankSupervisor:
 
         The value is then in ``result``, pickled.
         """
+        if not self._news.wait(self._start.remaining_s()) and not self._process.is_settled:
+            return self._end_unborn()
         self._news.wait()
         reason = self._stop_reason
         if reason is not None and reason.is_hang and not self._returned.is_set() and self._failure is None:
@@ -203,6 +209,18 @@ class RankSupervisor:
             traceback="".join(f"{line}\n" for line in self._last_lines),
             # It left by itself otherwise, which it would do again.
             is_loss=status < 0,
+        )
+
+    def _end_unborn(self) -> Failure:
+        """End what should have forked the rank and has not."""
+        state = self._process.abort_nursery()
+        self._end(grace_s=0.0)
+        said = self._process.refusal[1] if self._process.refusal is not None else ""
+        return Failure(
+            rank=self._rank,
+            error=f"its process was not there after {self._start.timeout_s:g} s, as what it is forked from "
+            f"{state or 'still imports'}: look at the disk that Python's packages are on",
+            traceback=said,
         )
 
     def _end_hanging(self, reason: StopReason) -> Failure:

@@ -206,6 +206,33 @@ def test_what_dies_while_it_imports_is_told_with_its_last_words_and_is_no_loss(t
     assert not failure.is_loss
 
 
+def test_what_never_ends_to_import_is_given_up_and_says_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_supervisor, "START_TIMEOUT_S", 4.0)
+    (tmp_path / "endless_library.py").write_text("import threading\nthreading.Event().wait()\n")
+    with supervised(
+        look_around, modules=("endless_library",), environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    ) as supervisor:
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "was not there after 4 s, as what it is forked from still imports" in failure.error
+    assert "endless_library" in failure.traceback
+
+
+def test_what_is_stopped_before_it_forks_the_rank_is_given_up_and_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_supervisor, "START_TIMEOUT_S", 0.5)
+    with supervised(look_around, modules=("wave",), environment={"OF_ALL": "stopped"}) as supervisor:
+        nursery = supervisor._process._nursery.pid
+        os.kill(nursery, signal.SIGSTOP)
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "as what it is forked from is stopped, as by SIGSTOP" in failure.error
+    assert wait_until_gone([nursery], 10) == []
+
+
 def test_a_worker_with_many_descriptors_starts_ranks_too() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))

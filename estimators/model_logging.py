@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.tracking import LoggedColumn, LoggedModelSpec
-from sparkdl.tracking.flavor import DATA_FOLDER
+from sparkdl.tracking.flavor import DATA_FOLDER, MODULE_FOLDER
 from sparkdl.training.pyfunc import DEFAULT_PARAMS, answer_names
+from sparkdl.training.saved_model import modules_needed
 
 if TYPE_CHECKING:
     import os
@@ -48,6 +49,12 @@ def save_for_mlflow(
         ),
         example=None if example is None else {column.name: example[column.name][0] for column in columns},
         params=DEFAULT_PARAMS,
+        modules=frozenset(
+            {
+                *modules_needed(there / MODULE_FOLDER),
+                *getattr(signature.inputs.prepare, "imported_when_called", ()),
+            }
+        ),
         classes={output.name: output.classes for output in outputs if output.classes is not None},
     )
 

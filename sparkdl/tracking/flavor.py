@@ -84,7 +84,9 @@ def save_flavor(
         sparkdl_version=installed_version("sparkdl"),
         torch_version=installed_version("torch"),
     )
-    requirements = pip_requirements() if options.pip_requirements is None else options.pip_requirements
+    requirements = (
+        pip_requirements(spec.modules) if options.pip_requirements is None else options.pip_requirements
+    )
     signature = signature_of(spec) if options.signature is None else options.signature
     example = example_of(spec) if options.input_example is None else options.input_example
     mlflow.pyfunc.save_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class LoggedModelSpec:
         example: one row, by the names of the columns; the input example, if there is one.
         outputs: the output columns.
         params: params of an inference by name, with their defaults.
+        modules: full names of the modules that it imports, whoever has them.
         classes: by the name of each output what its classes are called, in the order of their probabilities.
     """
 
@@ -53,12 +54,37 @@ class LoggedModelSpec:
     outputs: tuple[LoggedColumn, ...]
     example: Mapping[str, Any] | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
     classes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def pip_requirements() -> list[str]:
-    """Return what a process that serves the model has to install, in the versions that are installed here."""
-    return [_requirement(package) for package in _REQUIREMENTS]
+def pip_requirements(modules: Iterable[str] = ()) -> list[str]:
+    """Return what a process that serves a model has to install, in the versions that are installed here.
+
+    Args:
+        modules: full names of the modules that the model imports. What no installed package has, as a file of the
+            user's own, is left out.
+    """
+    return [_requirement(package) for package in sorted({*_REQUIREMENTS, *_packages_of(modules)})]
+
+
+def _packages_of(modules: Iterable[str]) -> set[str]:
+    """The installed packages that have certain modules."""
+    having = metadata.packages_distributions()
+    packages: set[str] = set()
+    for module in modules:
+        found = set(having.get(module.partition(".")[0], ()))
+        if len(found) > 1:  # they share a namespace, as google.auth and google.protobuf do
+            found = {package for package in found if _has_module(package, module)}
+        packages |= found
+    return packages
+
+
+def _has_module(package: str, module: str) -> bool:
+    path = module.replace(".", "/")
+    return any(
+        file.as_posix() in (f"{path}.py", f"{path}/__init__.py") for file in metadata.files(package) or ()
+    )
 
 
 def _requirement(package: str) -> str:

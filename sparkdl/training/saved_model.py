@@ -31,6 +31,7 @@ from torch import nn
 
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.training.architecture import join_module, split_module
+from sparkdl.training.pickled_modules import modules_in_pickle
 from sparkdl.training.signature import ModelSignature
 from sparkdl.training.versions import sparkdl_version
 from sparkdl.training.weights_file import map_weights, write_weights
@@ -124,6 +125,18 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
         inputs = replace(signature.inputs, prepare=_unpickled(folder / _PREPARE))
         signature = replace(signature, inputs=inputs)
     return join_module((folder / _ARCHITECTURE).read_bytes(), tensors), signature
+
+
+def modules_needed(folder: str | os.PathLike[str]) -> set[str]:
+    """Return the full names of the modules that have to be there to read a saved model and to run it.
+
+    A function that prepares features may import more when it is called.
+    """
+    folder = Path(folder)
+    names = modules_in_pickle((folder / _ARCHITECTURE).read_bytes())
+    if (folder / _PREPARE).exists():
+        names |= modules_in_pickle((folder / _PREPARE).read_bytes())
+    return names
 
 
 def _pickled(prepare: PrepareFunction) -> bytes:

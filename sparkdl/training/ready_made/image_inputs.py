@@ -46,6 +46,11 @@ class ImageInputs:
             return 1
         return self.shape[0 if self.has_channels_first else 2]
 
+    @property
+    def imported_when_called(self) -> tuple[str, ...]:
+        """What serving a model with it has to install: arrays are not decoded."""
+        return () if self.kind == "number" else ("PIL",)
+
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """Return the images of a batch.
 

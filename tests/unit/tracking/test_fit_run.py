@@ -195,6 +195,18 @@ def test_requirements_name_public_versions():
     assert not any("+" in line for line in requirements)
 
 
+def test_requirements_name_the_packages_of_the_modules_that_a_model_imports():
+    modules = [
+        "torchmetrics.regression.mse",
+        "google.protobuf.message",
+        "json",
+        "no_package_has_me",
+        "torch.nn",
+    ]
+    more = {line.split("==")[0] for line in set(pip_requirements(modules)) - set(pip_requirements())}
+    assert more == {"torchmetrics", "protobuf"}
+
+
 def test_a_model_lies_in_the_experiment_of_its_run(tracked, open_run):
     there = (tracked / "artifacts").as_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")

@@ -81,9 +81,9 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         if supervisor is None:
             position = hosts[:rank].count(hosts[rank])
             supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
-        supervisor.begin(_order(spec, rank, address))
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
+        supervisor.begin(_order(spec, rank, address))
         failure = supervisor.wait()
         if failure is None:
             yield from _chunks("result", supervisor.result)

@@ -58,6 +58,10 @@ class _Task:
     said_goodbye: bool = False
 
 
+_WELCOME = {"kind": "welcome"}
+"""What a task hears first, unless it is to stop."""
+
+
 def _stop_message(reason: StopReason) -> dict[str, Any]:
     return {"kind": "stop", "reason": str(reason), "is_hang": reason.is_hang}
 
@@ -164,8 +168,7 @@ class DriverChannel:
         if is_late:
             connection.close()
             return
-        if cancelled is not None:
-            self._send(connection, _stop_message(cancelled))
+        self._send(connection, _WELCOME if cancelled is None else _stop_message(cancelled))
         threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
 
     def _serve(self, connection: MessageConnection) -> None:

@@ -35,6 +35,7 @@ class DriverLink:
         self._on_peers: Callable[[list[dict[str, Any]]], None] | None = None
         self._on_stop: OnStop | None = None
         self._stop_reason: StopReason | None = None
+        self._is_answered = threading.Event()
 
     def __enter__(self) -> DriverLink:
         try:
@@ -48,6 +49,8 @@ class DriverLink:
         threading.Thread(
             target=self._listen, args=(self._connection,), name="sparkdl-driver-watch", daemon=True
         ).start()
+        # What was cancelled before this task came is known from here on, and so never begins.
+        self._is_answered.wait(REACH_TIMEOUT_S)
         return self
 
     def meet(self, mine: dict[str, Any], on_peers: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -114,9 +117,11 @@ class DriverLink:
             header, _ = message
             if header["kind"] == "stop":
                 self._stop(StopReason(header["reason"], is_hang=header["is_hang"]))
-            elif self._on_peers is not None:
+            elif header["kind"] == "peers" and self._on_peers is not None:
                 self._on_peers(header["peers"])
+            self._is_answered.set()
         self._stop(StopReason("the driver is gone"))
+        self._is_answered.set()
 
     def _stop(self, reason: StopReason) -> None:
         with self._lock:

@@ -95,7 +95,7 @@ class RankSupervisor:
         self._pulse: dict[str, Any] | None = None
         self._heard_at = math.inf
         self._news = threading.Event()
-        self._is_ended = False
+        self._has_begun = self._is_ended = False
         self._start = Deadline(START_TIMEOUT_S)
         self._orders: queue.SimpleQueue[tuple[dict[str, Any], bytes | memoryview] | None] = (
             queue.SimpleQueue()
@@ -155,7 +155,10 @@ class RankSupervisor:
         return self._process.pid
 
     def begin(self, order: Mapping[str, Any]) -> None:
-        """Have the rank call its function; the order is what it has to know apart from that."""
+        """Have the rank call its function, unless it was stopped; the order is what it has to know apart from that."""
+        if self._stop_reason is not None:
+            return
+        self._has_begun = True
         self._orders.put(({"kind": "start", **order}, b""))
 
     def signs(self) -> RankSigns:
@@ -187,7 +190,8 @@ class RankSupervisor:
         if reason is not None and reason.is_hang and not self._returned.is_set() and self._failure is None:
             return self._end_hanging(reason)
         signs, stack = self.signs(), ""
-        self._process.exited.wait(EXIT_GRACE_S if self._returned.is_set() else ABORT_GRACE_S)
+        if self._has_begun:
+            self._process.exited.wait(EXIT_GRACE_S if self._returned.is_set() else ABORT_GRACE_S)
         if self._stop_reason is not None and not self._returned.is_set():
             stack = self._take_stack()
         self._end(grace_s=1.0)

@@ -12,6 +12,7 @@ import cloudpickle
 
 from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
+from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
 from tests.unit.launch.orders import order_of_one
@@ -23,6 +24,7 @@ def supervised(
     *args: Any,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     before_begin: Callable[[list[str]], None] | None = None,
+    stop_before_begin: StopReason | None = None,
 ) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
     """One rank, with the lines and the events that it sends."""
     secret, lines, events = new_secret(), [], []
@@ -45,6 +47,8 @@ def supervised(
         if before_begin is not None:
             assert has_line.wait(60)
             before_begin(lines)
+        if stop_before_begin is not None:
+            supervisor.stop(stop_before_begin)
         supervisor.begin(order_of_one(coordinator, secret))
         yield supervisor, lines, events
 

@@ -65,6 +65,17 @@ def test_cancel_reaches_tasks_that_are_there_and_those_that_come() -> None:
     assert reasons == ["enough", "enough"]
 
 
+def test_task_that_comes_after_the_end_knows_so_before_it_does_anything() -> None:
+    secret = new_secret()
+    with DriverChannel(secret, 1) as channel:
+        channel.cancel(StopReason("enough"))
+        for _ in range(50):
+            reasons: list[str] = []
+            with DriverLink(channel.address, secret, rank=0, host="a") as late:
+                late.watch(reasons.append)
+                assert reasons == ["enough"], "at once, from no other thread"
+
+
 def test_stranger_is_not_heard() -> None:
     with DriverChannel(new_secret(), 2) as channel, pytest.raises(AuthenticationError):
         connect_authenticated(channel.address, new_secret(), purpose=PURPOSE, timeout_s=10)

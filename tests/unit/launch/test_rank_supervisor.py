@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,19 @@ def test_function_is_unpickled_before_the_rank_learns_its_place_and_called_after
         assert value_of(supervisor) == 1
     assert heard_before == ["imported"]
     assert lines == ["imported", "called"]
+
+
+def test_rank_that_was_stopped_before_it_began_runs_nothing(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with supervised(lambda context: ran.touch(), stop_before_begin=StopReason("enough")) as (
+        supervisor,
+        _,
+        _,
+    ):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "enough"
+    assert not ran.exists()
 
 
 def test_function_that_cannot_be_unpickled_fails_the_rank() -> None:

@@ -6,6 +6,8 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import mlflow
@@ -13,16 +15,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torchmetrics
 import yaml
 from mlflow.exceptions import MlflowException
 from torch import nn
 
 import sparkdl.mlflow
+from sparkdl.data import Column
 from sparkdl.errors import ParamTypeError, SavedModelError
 from sparkdl.estimators import TorchModel
+from sparkdl.training.ready_made.image_inputs import ImageInputs
 from sparkdl.training.saved_model import SavedModel
 from tests.fresh_mlflow import tracked
-from tests.training.signatures import make_signature
+from tests.training.signatures import make_inputs, make_signature
 from tests.unit.mlflow.model_examples import KINDS, expected, many_into_many, rows
 
 __all__ = ["tracked"]
@@ -181,6 +186,23 @@ def test_a_logged_model_is_registered_with_an_alias_and_found_by_it(tracked):
         names = {line.split("==")[0].strip() for line in file}
     assert {"sparkdl", "torch", "safetensors", "pillow"} <= names
     assert "pyspark" not in names
+
+
+def test_packages_that_network_and_inputs_are_made_of_are_requirements(tmp_path):
+    inputs = make_inputs(
+        "x",
+        x=Column(name="x", kind="binary", dtype="object"),
+        dtypes=("uint8",),
+        prepare=ImageInputs(column="x", kind="binary", size=(2, 2)),
+    )
+    signature = replace(make_signature(), inputs=inputs)
+    network = nn.Sequential(nn.Flatten(), torchmetrics.MeanMetric())
+    model = TorchModel(SavedModel(network, signature))
+    sparkdl.mlflow.save_model(model, tmp_path / "model")
+    lines = (tmp_path / "model" / "requirements.txt").read_text().splitlines()
+    for package in ("pillow", "torchmetrics"):
+        assert f"{package}=={version(package)}" in lines
+    assert len(lines) == len({line.partition("==")[0] for line in lines}), "each once"
 
 
 def test_code_that_no_package_has_travels_with_the_model(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -46,6 +47,9 @@ _CONNECT_TIMEOUT_S = 10.0
 
 _LOOK_S = 0.5
 """How often it is looked whether a rank hangs."""
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+"""Has a folder for each GPU of the machine, where NVIDIA's driver is."""
 
 _IDLE_S = 60.0
 """How long processes that have imported what the ranks need stay for the next launch: as long as on a cluster."""
@@ -249,13 +253,21 @@ def _variables(environment: Mapping[str, str], gpus: Sequence[str] | None, num_r
     return variables
 
 
-def _gpus_of(rank: int, gpus_per_rank: int, environ: Mapping[str, str]) -> list[str] | None:
+def _gpus_of(
+    rank: int, gpus_per_rank: int, environ: Mapping[str, str], gpus: Path = _GPUS
+) -> list[str] | None:
     """Addresses of a rank's GPUs, of those that this process sees; None where the choice is the rank's."""
     if gpus_per_rank == 0:
         return None
     wanted = range(rank * gpus_per_rank, (rank + 1) * gpus_per_rank)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
+        num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else wanted.stop
+        if wanted.stop > num_gpus:
+            raise LaunchError(
+                f"Rank {rank} was to have GPUs {', '.join(map(str, wanted))}, counted from 0, and this machine has "
+                f"{num_gpus}. Lower the number of ranks or of GPUs per rank."
+            )
         return [str(number) for number in wanted]
     addresses = [address for address in visible.split(",") if address]
     if wanted.stop > len(addresses):

@@ -11,9 +11,14 @@ from sparkdl.launch.local_launch import _gpus_of
 from tests.processes import wait_until_gone
 
 
-def test_gpus_of_local_ranks_are_those_that_this_process_sees_in_turn():
+def test_gpus_of_local_ranks_are_those_that_this_process_sees_in_turn(tmp_path):
     assert _gpus_of(1, 0, {}) is None
-    assert _gpus_of(1, 2, {}) == ["2", "3"]
+    assert _gpus_of(1, 2, {}, tmp_path / "no driver") == ["2", "3"]
+    for name in ("0000:3b:00.0", "0000:5e:00.0"):
+        (tmp_path / name).mkdir()
+    assert _gpus_of(1, 1, {}, tmp_path) == ["1"]
+    with pytest.raises(LaunchError, match=r"Rank 1 was to have GPUs 2, 3, counted from 0, and .* has 2\."):
+        _gpus_of(1, 2, {}, tmp_path)
     assert _gpus_of(1, 1, {"CUDA_VISIBLE_DEVICES": "7,GPU-x"}) == ["GPU-x"]
     with pytest.raises(LaunchError, match="Rank 1 was to have GPUs 2, 3 of .*=7,8,9, which names 3"):
         _gpus_of(1, 2, {"CUDA_VISIBLE_DEVICES": "7,8,9"})

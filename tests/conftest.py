@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -88,5 +89,9 @@ def spark(spark_mode: str) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()
     )
+    app = session.sparkContext.applicationId if spark_mode == "cluster" else ""
     yield session
     session.stop()
+    if app:
+        # What executors had in their folders, large models among it; local-cluster leaves that behind.
+        shutil.rmtree(Path(os.environ["SPARK_HOME"], "work", app), ignore_errors=True)

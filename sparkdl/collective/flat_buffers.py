@@ -121,12 +121,13 @@ def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
         return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
     if not hasattr(array, "__dlpack__"):
         raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
-    if array.__dlpack_device__()[0] not in _CPU_DEVICES:
-        raise ParamError(f"{type(array).__name__} is not in CPU memory")
     try:
+        if array.__dlpack_device__()[0] not in _CPU_DEVICES:
+            raise ParamError(f"{type(array).__name__} is not in CPU memory")
         capsule = array.__dlpack__()
-    except (BufferError, RuntimeError) as error:
-        # BufferError is what the standard asks for; torch 2.4 and before raised RuntimeError.
+    except (BufferError, RuntimeError, ValueError) as error:
+        # BufferError is what the standard asks for; torch 2.4 and before raised RuntimeError, and of devices that
+        # DLPack does not know ValueError.
         raise ParamError(f"{type(array).__name__} cannot be used: {error}") from error
     return _flatten_capsule(array, capsule)
 

@@ -22,6 +22,7 @@ from sparkdl.torch.buffers import (
     ELEMENT_DTYPES,
     PLAIN_OPS,
     Reduction,
+    export,
     flatten,
     movable,
     reducible,
@@ -29,15 +30,12 @@ from sparkdl.torch.buffers import (
     restore,
 )
 from sparkdl.torch.submission import Finish, Submission, as_list, restoring
-from sparkdl.torch.work import CollectiveWork, CompletedWork
+from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdl.collective import Handle
-
-# bfloat16 has no counterpart in NumPy.
-_NUMPY_DTYPES = ELEMENT_DTYPES - {torch.bfloat16}
 
 # By their numbers, as to look up c10d's own objects takes a tenth of an allreduce that is queued.
 _PLAIN_OPS = {int(kind): op for kind, op in PLAIN_OPS.items()}
@@ -60,18 +58,18 @@ class Reductions(Submission):
         if (
             op is None
             or not tensor.is_cpu
-            or tensor.dtype not in _NUMPY_DTYPES
+            or tensor.dtype not in ELEMENT_DTYPES
             or tensor.requires_grad
             or tensor.is_neg()
             or not tensor.is_contiguous()
             or self._coalesced is not None
         ):
             return None
-        timeout_s = self._deadline_of(opts)
+        timeout_s = seconds(opts.timeout) or self._timeout_s
         if opts.asyncOp:
-            handle = self._communicator.allreduce_async(tensor.numpy(), op=op, timeout_s=timeout_s)
+            handle = self._communicator.allreduce_async(export(tensor), op=op, timeout_s=timeout_s)
             return CollectiveWork((tensor,), (handle,), (), completer=self._completer)
-        self._communicator.allreduce(tensor.numpy(), op=op, timeout_s=timeout_s)
+        self._communicator.allreduce(export(tensor), op=op, timeout_s=timeout_s)
         return CompletedWork((tensor,))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:

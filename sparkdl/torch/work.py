@@ -67,6 +67,13 @@ class CollectiveWork(Work):
     out of staging buffers. They must not call collectives.
     """
 
+    # Where an instance has others, it sets them: with hundreds of tensors queued, attributes are what takes time.
+    _finishes: Sequence[Callable[[], None]] = ()
+    _finish_lock: threading.Lock | None = None
+    _failure: Exception | None = None
+    _future: torch.futures.Future[list[torch.Tensor]] | None = None
+    _sender = -1
+
     def __init__(
         self,
         outputs: Sequence[torch.Tensor],
@@ -79,12 +86,11 @@ class CollectiveWork(Work):
         super().__init__()
         self._outputs = outputs
         self._handles = handles
-        self._finishes = finishes
         self._completer = completer
-        self._finish_lock = threading.Lock() if finishes else None
-        self._failure: Exception | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-        self._sender = source_rank
+        if finishes:
+            self._finishes, self._finish_lock = finishes, threading.Lock()
+        if source_rank >= 0:
+            self._sender = source_rank
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the outputs hold the result.

@@ -2,8 +2,10 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "bindings/errors.h"
+#include "bindings/torch_tensor.h"
 
 namespace sparkdl::bindings {
 namespace {
@@ -104,19 +106,32 @@ ArrayArgument Convert(const char* name, const Array& array) {
   argument.dtype = *dtype;
   argument.data =
       static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));
-  argument.reference = nb::ndarray<nb::ro>(array.handle());
+  argument.ndim = array.ndim();
+  argument.shape = array.shape_ptr();
+  return argument;
+}
+
+ArrayArgument Holding(ArrayArgument argument, nb::ndarray<nb::ro> array) {
+  argument.array = std::move(array);
   return argument;
 }
 
 }  // namespace
 
 ArrayArgument ToArray(const char* name, nb::handle object, Access access) {
+  if (const auto tensor = TensorView::Of(name, object)) {
+    ArrayArgument argument = Convert(name, *tensor);
+    argument.tensor = nb::borrow(object);
+    return argument;
+  }
   if (access == Access::kRead) {
     nb::ndarray<nb::ro> array;
-    if (nb::try_cast(object, array, false)) return Convert(name, array);
+    if (nb::try_cast(object, array, false)) return Holding(Convert(name, array), array);
   } else {
     nb::ndarray<> array;
-    if (nb::try_cast(object, array, false)) return Convert(name, array);
+    if (nb::try_cast(object, array, false)) {
+      return Holding(Convert(name, array), nb::ndarray<nb::ro>(array.handle()));
+    }
   }
   PyErr_Clear();
   RaiseNoArray(name, object, access);

@@ -6,6 +6,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "sparkdl/dtype.h"
 
@@ -13,13 +14,16 @@ namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-// An array in CPU memory, C-contiguous, and the reference that keeps the memory alive. To be made
-// and destroyed with the GIL held.
+// An array in CPU memory, C-contiguous, and the reference that keeps the memory alive, and its
+// shape. To be made and destroyed with the GIL held.
 struct ArrayArgument {
   std::byte* data = nullptr;
   size_t count = 0;
   Dtype dtype = Dtype::kUint8;
-  nb::ndarray<nb::ro> reference;
+  size_t ndim = 0;
+  const int64_t* shape = nullptr;
+  nb::object tensor;  // what of the two is given holds the memory
+  nb::ndarray<nb::ro> array;
 };
 
 enum class Access : uint8_t { kRead, kWrite };

@@ -262,10 +262,11 @@ void SetName(Request& request, std::string_view name) {
   const bool has_rows =
       operation.kind == OpKind::kAllGather || operation.kind == OpKind::kReduceScatter;
   if (name.empty() || !(has_whole || has_rows)) return;
-  const auto& array = request.arguments.front().reference;
-  if (array.ndim() < 2) return;
-  for (size_t i = has_rows ? 1 : 0; i < array.ndim(); ++i)
-    operation.shape.push_back(array.shape(i));
+  const ArrayArgument& array = request.arguments.front();
+  if (array.ndim < 2) return;
+  for (size_t i = has_rows ? 1 : 0; i < array.ndim; ++i) {
+    operation.shape.push_back(static_cast<size_t>(array.shape[i]));
+  }
 }
 
 }  // namespace sparkdl::bindings

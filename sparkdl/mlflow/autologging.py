@@ -15,6 +15,7 @@ def autolog(
     log_datasets: bool = True,
     disable: bool = False,
     exclusive: bool = False,
+    disable_for_unsupported_versions: bool = False,
     silent: bool = False,
     every_n_iter: int = 1,
     registered_model_name: str | None = None,
@@ -32,6 +33,8 @@ def autolog(
         log_datasets: whether the source of the rows and their hash are logged as an input of the run.
         disable: whether fits with ``tracking="auto"`` log nothing at all.
         exclusive: whether fits leave a run alone that the user has opened, and open runs of their own.
+        disable_for_unsupported_versions: taken as MLflow's own flavors take it, and of no effect: MLflow holds no list
+            of the versions of sparkdl, which works with each that it installs beside.
         silent: whether warnings and messages of sparkdl about MLflow are left out, but for that of an alias which
             stays where it is, as a newer version has it.
         every_n_iter: metrics of every so many epochs are logged.
@@ -51,6 +54,7 @@ def autolog(
         log_datasets=log_datasets,
         disable=disable,
         exclusive=exclusive,
+        disable_for_unsupported_versions=disable_for_unsupported_versions,
         silent=silent,
         every_n_iter=every_n_iter,
         registered_model_name=registered_model_name,
@@ -73,6 +77,7 @@ def _note(
     log_datasets: bool = True,
     disable: bool = False,
     exclusive: bool = False,
+    disable_for_unsupported_versions: bool = False,
     silent: bool = False,
     every_n_iter: int = 1,
     registered_model_name: str | None = None,

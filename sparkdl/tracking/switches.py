@@ -22,6 +22,7 @@ class Switches:
     log_datasets: bool = True
     disable: bool = False
     exclusive: bool = False
+    disable_for_unsupported_versions: bool = False
     silent: bool = False
     every_n_iter: int = 1
     registered_model_name: str | None = None

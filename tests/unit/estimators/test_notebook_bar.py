@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
+import pytest
 
 from sparkdl.estimators.notebook_bar import is_in_notebook
+
+nbformat = pytest.importorskip("nbformat", reason="tests on Spark 3.5 have no notebooks")
+nbclient = pytest.importorskip("nbclient", reason="likewise")
 
 ROOT = Path(__file__).parents[3]
 CELLS = (
@@ -29,7 +31,7 @@ CELLS = (
 def test_one_bar_moves_and_epochs_stay_below_it():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS])
     shown = []
-    client = NotebookClient(notebook, kernel_name="python3", timeout=60)
+    client = nbclient.NotebookClient(notebook, kernel_name="python3", timeout=60)
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
             client.execute_cell(cell, index)

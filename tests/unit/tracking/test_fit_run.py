@@ -122,25 +122,6 @@ def test_what_the_server_refuses_is_named_and_does_not_hold_up_the_rest(tracked,
     assert kept(tracked) == []
 
 
-def test_switches_of_autolog_hold_for_the_runs_that_follow(tracked, open_run):
-    try:
-        sparkdl.mlflow.autolog(disable=True)
-        with open_run("auto") as off:
-            pass
-        sparkdl.mlflow.autolog(exclusive=True, extra_tags={"team": "owls"})
-        with mlflow.start_run() as outer, open_run("auto") as run:
-            pass
-    finally:
-        sparkdl.mlflow.autolog()
-    assert isinstance(off, NoRun)
-    assert run.run_id != outer.info.run_id
-    tags = mlflow.get_run(run.run_id).data.tags
-    assert tags["team"] == "owls"
-    assert "mlflow.parentRunId" not in tags
-    with pytest.raises(ParamError, match="every_n_iter is 0"):
-        sparkdl.mlflow.autolog(every_n_iter=0)
-
-
 def test_runs_of_a_group_are_nested_under_a_run_of_its_own_or_the_users(tracked, open_run):
     shelf = open_run.keywords["shelf"]
     group = tracking.open_group("on", shelf, experiment="search", name="a search")

@@ -83,6 +83,10 @@ class SlotsMissingError(LaunchError):
     """The cluster has fewer slots than ranks; other executors may come. Try again later, or lower ``numWorkers``."""
 
 
+class LaunchCancelledError(LaunchError):
+    """Somebody had Spark cancel the ranks' stage: a notebook's Cancel, Spark's UI, a job group. Nothing is left."""
+
+
 class RankError(SparkdlError, RuntimeError):
     """A rank failed and all ranks were ended.
 

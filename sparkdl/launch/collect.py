@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.data.executor_python import executor_python_problem
-from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError, SparkdlError
+from sparkdl.errors import (
+    ExecutorsLostError,
+    LaunchCancelledError,
+    LaunchError,
+    RankDiedError,
+    RankError,
+    SparkdlError,
+)
 from sparkdl.launch.hang_report import raise_hang
 from sparkdl.launch.hang_watch import HangLimits
 from sparkdl.launch.outcome import Failure, find_culprit
@@ -21,7 +28,7 @@ from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.spark_job import SparkJob
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
@@ -30,7 +37,6 @@ SPOOL_BYTES = 64 << 20
 _LOST_EXECUTOR = re.compile(
     r"ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (was )?(lost|exited)|heartbeat"
 )
-_CANCELLED = re.compile(r"cancell?ed", re.IGNORECASE)
 
 
 def collect(
@@ -51,6 +57,7 @@ def collect(
 
     Raises:
         LaunchError: if the ranks could not be started, or were lost with their executors.
+        LaunchCancelledError: if somebody had Spark cancel the stage.
         RankError: if a rank failed; ``__cause__`` is its exception, with the causes of that.
         HangError: if the tasks found that a rank hangs.
     """
@@ -71,7 +78,7 @@ def collect(
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
-        _raise_for(failures, job.error, job.spark, limits)
+        _raise_for(failures, job.error, job, limits)
         raise ExecutorsLostError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
@@ -79,26 +86,35 @@ def collect(
         raise
     except Exception as error:
         if _is_spark_error(error):
-            _raise_for(heard, error, job.spark, limits)
+            _raise_for(heard, error, job, limits)
         raise
 
 
 def _raise_for(
-    failures: list[Failure], spark_error: Exception | None, spark: SparkSession, limits: HangLimits
+    failures: list[Failure], spark_error: Exception | None, job: SparkJob, limits: HangLimits
 ) -> None:
     culprit = find_culprit(_with_pickled(failures))
+    if culprit is not None and culprit.is_consequence:
+        raise_hang(failures, limits)
+    # Tasks that Spark ends on request are lost, too.
+    if job.cancelled_elsewhere and (culprit is None or culprit.is_loss or culprit.is_consequence):
+        raise LaunchCancelledError(
+            f"Spark was told to cancel the ranks' stage, and all ranks were ended: {_first_line(job.error)}"
+        ) from spark_error
     if culprit is not None:
-        if culprit.is_consequence:
-            raise_hang(failures, limits)
-        raise rank_error(culprit, spark_error, _stuck(failures)) from (
-            unpack_error(culprit.pickled) or spark_error
-        )
+        raise rank_error(culprit, _stuck(failures)) from (unpack_error(culprit.pickled) or spark_error)
     if spark_error is not None:
-        problem = executor_python_problem(spark_error, spark)
+        problem = executor_python_problem(spark_error, job.spark)
         if problem:
             raise LaunchError(problem) from spark_error
         kind = ExecutorsLostError if _LOST_EXECUTOR.search(str(spark_error)) else LaunchError
         raise kind(f"Spark ended the ranks' stage: {spark_error}") from spark_error
+
+
+def _first_line(error: Exception | None) -> str:
+    """What Spark said, without the stacks of its threads; py4j puts a line of its own before."""
+    lines = [line.strip(" :") for line in str(error).splitlines()]
+    return next((line for line in lines if line and not line.startswith("An error occurred")), "")
 
 
 def _stuck(failures: list[Failure]) -> str:
@@ -146,14 +162,13 @@ def _with_pickled(failures: list[Failure]) -> list[Failure]:
     return [complete.get(failure.rank, failure) for failure in failures]
 
 
-def rank_error(failure: Failure, spark_error: Exception | None = None, stuck: str = "") -> RankError:
+def rank_error(failure: Failure, stuck: str = "") -> RankError:
     """The exception that names the culprit, whose own exception is to be its cause; ``stuck``: what others were at."""
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
         f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
         f"{stuck if failure.is_consequence else ''}"
     )
-    # A rank that failed as another one did, and no word of that one: it was lost. Spark also ends tasks on request.
-    is_loss = failure.is_loss or failure.is_consequence
-    kind = RankDiedError if is_loss and not _CANCELLED.search(str(spark_error or "")) else RankError
+    # A rank that failed as another one did, and no word of that one: it was lost.
+    kind = RankDiedError if failure.is_loss or failure.is_consequence else RankError
     return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)

@@ -5,6 +5,7 @@ Works on classic Spark and Spark Connect, as ``mapInArrow(barrier=True)`` is the
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
 STATUS_LAG_S = 12.0
 """How late Spark's status tracker may be: it can keep a task's start to itself until an executor's next heartbeat."""
+
+_CANCELLED = re.compile(r"cancell?ed", re.IGNORECASE)
 
 FETCH_CHUNKS = 12
 """How many chunks one fetch brings to the driver: 48 MiB, as 128 MiB end a Connect server with the default heap."""
@@ -92,6 +95,11 @@ class SparkJob:
     def error(self) -> Exception | None:
         """What Spark raised, once the job has ended."""
         return self._call.error
+
+    @property
+    def cancelled_elsewhere(self) -> bool:
+        """Whether Spark has cancelled it, and not because of :meth:`cancel`."""
+        return not self._call.was_given_up and bool(_CANCELLED.search(str(self.error or "")))
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the stage in Spark until it has ended, for so long."""

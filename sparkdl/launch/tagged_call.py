@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 
 class TaggedCall(Generic[Value]):
-    """Calls a function at once, in a thread with the caller's job group, description and scheduler pool.
+    """Calls a function at once, in a thread with the caller's job group, description, scheduler pool and tags.
 
     Args:
         spark: classic or Connect session.
@@ -39,6 +39,7 @@ class TaggedCall(Generic[Value]):
         tag: the tag.
         value: what the function returned; None before that, and if it raised.
         error: what it raised, or Spark as it was to tag its jobs.
+        was_given_up: whether it was cancelled by :meth:`cancel`, and not, say, in Spark's UI.
     """
 
     def __init__(self, spark: SparkSession, tag: str, function: Callable[[], Value]) -> None:
@@ -47,6 +48,9 @@ class TaggedCall(Generic[Value]):
         self._function = function
         self.value: Value | None = None
         self.error: Exception | None = None
+        self.was_given_up = False
+        # Of this thread, by which the caller may cancel what it runs; classic Spark's threads inherit theirs.
+        self._callers_tags = spark.getTags() if is_connect(spark) else set()
         # Waited for in the thread's place: Python 3.11 takes a thread for ended when Ctrl-C comes out of its join().
         self._ended = threading.Event()
         _inheriting_thread(spark, self._call).start()
@@ -62,6 +66,7 @@ class TaggedCall(Generic[Value]):
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel its jobs, those that it has yet to run too, until it has ended; for so long."""
+        self.was_given_up = True
         deadline, is_told = Deadline(timeout_s), False
         while self.running:
             try:
@@ -105,7 +110,8 @@ class TaggedCall(Generic[Value]):
         tagging: Any = self._spark if is_connect(self._spark) else self._spark.sparkContext
         add, remove = ("addTag", "removeTag") if is_connect(self._spark) else ("addJobTag", "removeJobTag")
         try:
-            getattr(tagging, add)(self.tag)
+            for tag in (self.tag, *self._callers_tags):
+                getattr(tagging, add)(tag)
             self.value = self._function()
         except Exception as error:
             self.error = error

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -67,6 +68,33 @@ def kill_once(marker: str) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
     return "done"
+
+
+def look_around() -> dict[str, Any]:
+    communicator = current_communicator()
+    assert communicator is not None
+    # In bfloat16 the next number after one is 1 + 2**-7.
+    nearly_one = np.full(1 << 12, 1 + 2**-12, np.float32)
+    communicator.allreduce(nearly_one)
+    return {
+        "variable": os.environ.get("OF_MINE"),
+        "is_imported": "wave" in sys.modules,
+        "timeout_s": communicator.timeout_s,
+        "sum": float(nearly_one[0]),
+    }
+
+
+def stand_still_once(marker: str) -> str:
+    """Have rank 1 keep the other waiting unless the file is there, which is made then."""
+    if dist.get_rank() == 1 and not Path(marker).exists():
+        Path(marker).touch()
+        threading.Event().wait(600)
+    dist.barrier()
+    return "done"
+
+
+def stop_itself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def log_and_print() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from sparkdl import HorovodRunner
-from sparkdl.errors import LaunchError, ParamError, RankError, SerializationError
+from sparkdl.errors import HangError, LaunchError, ParamError, RankError, SerializationError
 from sparkdl.horovod import log_to_driver
+from sparkdl.runner import horovod_runner
 from tests.runner import horovod_notebook as notebook
 from tests.runner import rank_functions as functions
 from tests.runner.local_runner import keep_environment
@@ -52,6 +53,13 @@ def test_the_documented_timeline_is_written(tmp_path):
 def test_ranks_wait_for_each_other_as_long_as_under_horovod():
     keep_environment()
     assert HorovodRunner(np=-1).run(notebook.how_long_ranks_wait) == 24 * 60 * 60
+
+
+def test_a_process_that_gives_no_sign_of_life_is_a_hang_although_waits_are_none(monkeypatch):
+    keep_environment()
+    monkeypatch.setattr(horovod_runner, "SILENCE_TIMEOUT_S", 2.0)
+    with pytest.raises(HangError, match=r"Rank 0 on .* hangs.*is stopped, as by SIGSTOP"):
+        HorovodRunner(np=-1).run(functions.stop_itself)
 
 
 def test_a_failure_is_named_with_its_rank():

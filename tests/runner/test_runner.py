@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sparkdl.errors import LaunchError, ParamError, RankDiedError, RankError, SerializationError
+from sparkdl.errors import HangError, LaunchError, ParamError, RankDiedError, RankError, SerializationError
 from tests.runner import rank_functions as functions
 from tests.runner.local_runner import make_runner
 
@@ -66,6 +66,31 @@ def test_a_killed_rank_is_a_loss_that_restarts_answer_and_retries_do_not(tmp_pat
     )
     with pytest.raises(RankDiedError, match="SIGKILL"):
         make_runner(max_retries=1).run(functions.kill_once, str(tmp_path / "again"))
+
+
+def test_a_rank_that_stands_still_is_named_after_the_time_that_was_set_and_a_restart_answers_it(tmp_path):
+    with pytest.raises(HangError, match="Rank 1 on .* hangs"):
+        make_runner(hang_timeout_s=2.0).run(functions.stand_still_once, str(tmp_path / "first"))
+    runner = make_runner(hang_timeout_s=2.0, max_restarts=1)
+    assert runner.run(functions.stand_still_once, str(tmp_path / "second")) == "done"
+
+
+def test_variables_modules_deadline_and_wire_are_those_that_were_given():
+    plain = make_runner(transport="tcp").run(functions.look_around)
+    assert plain == {"variable": None, "is_imported": False, "timeout_s": 300.0, "sum": 2 + 2**-11}
+    runner = make_runner(
+        transport="tcp",
+        wire="bfloat16",
+        environment={"OF_MINE": "yes"},
+        modules=("wave",),
+        operation_timeout_s=100.0,
+    )
+    assert runner.run(functions.look_around) == {
+        "variable": "yes",
+        "is_imported": True,
+        "timeout_s": 100.0,
+        "sum": 2.0,
+    }
 
 
 def test_a_retry_answers_what_code_raised(tmp_path, caplog):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdl import HorovodRunner, Runner
 from sparkdl.data import Store
-from sparkdl.errors import LaunchError, ParamError, RankError
+from sparkdl.errors import LaunchError, ParamError, RankError, SlotsMissingError
+from tests.collective.eventually import eventually
 from tests.runner import elastic_functions as elastic
+from tests.runner import horovod_notebook as notebook
 from tests.runner import rank_functions as functions
 
 if TYPE_CHECKING:
@@ -42,6 +45,35 @@ def test_horovod_runner_shows_what_is_meant_for_the_driver_or_all(spark: SparkSe
     assert "[rank" not in quiet.err
     HorovodRunner(np=2, driver_log_verbosity="all").run(functions.log_and_print)
     assert "[rank 0] printed\n" in capfd.readouterr().err
+
+
+@pytest.mark.no_cluster_needed
+def test_the_documented_training_runs_on_tasks_of_the_session(spark: SparkSession, tmp_path) -> None:
+    losses = HorovodRunner(np=2).run(notebook.train_hvd, learning_rate=0.1, log_dir=str(tmp_path))
+    assert losses[-1] < losses[0] / 2
+    assert len(list(tmp_path.glob("checkpoint-*.pth.tar"))) == notebook.NUM_EPOCHS
+
+
+@pytest.mark.any_spark_will_do
+def test_a_run_waits_for_slots_as_long_as_it_was_told(spark: SparkSession, tmp_path) -> None:
+    """One of the two slots is taken until the run has given up."""
+    running, release = tmp_path / "running", tmp_path / "release"
+
+    def hold_slot(batches: Any) -> Any:
+        running.touch()
+        while not release.exists():
+            threading.Event().wait(0.05)
+        yield from batches
+
+    holder = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold_slot, "id long").collect)
+    holder.start()
+    try:
+        assert eventually(running.exists, timeout_s=60)
+        with pytest.raises(SlotsMissingError, match=r"0 of 2 ranks had started after 2 s"):
+            Runner(num_workers=2, start_timeout_s=2.0).run(functions.see_everything, 1, second=2)
+    finally:
+        release.touch()
+        holder.join(60)
 
 
 @pytest.mark.any_spark_will_do

@@ -80,6 +80,9 @@ def test_a_job_is_planned_done_once_and_done_again_when_asked(spark, frame, tmp_
     assert (
         open_rows(read_job(file, [read_override("data.table=rows_of_jobs")]), spark).columns == frame.columns
     )
+    run("data.table=rows_of_jobs", "data.validation=", "epochs=1", f"output={tmp_path / 'of the table'}")
+    of_table = json.loads((tmp_path / "of the table" / "result.json").read_text())
+    assert of_table["epochs"] == 1
     with pytest.raises(JobFileError, match=r"': data.sql: Spark cannot read it: .*no_such_column"):
         run(
             "data.validation=",

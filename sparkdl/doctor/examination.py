@@ -117,7 +117,9 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
         what, _, advice = str(error).partition(". ")
         finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)
         return (0 if "dynamic allocation" in what or not slots else slots), [finding]
-    said = f"{slots} slot{'' if slots == 1 else 's'}" if slots is not None else f"Spark Connect does not tell; {wanted} tasks are tried"
+    said = f"Spark Connect does not tell; {wanted} tasks are tried"
+    if slots is not None:
+        said = f"{slots} slot{'' if slots == 1 else 's'}"
     version = f"Spark {spark.version}"
     return wanted, [Finding(check="slots", where=CLUSTER, status=GOOD, found=f"{said}, {version}")]
 

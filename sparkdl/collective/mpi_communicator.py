@@ -262,7 +262,6 @@ def open_mpi_communicator(opening: Opening) -> MpiCommunicator:
         CommunicatorError: if the ranks do not stand in one MPI world.
         CommunicatorTimeoutError: if some rank does not take part in time.
     """
-    deadline = Deadline(opening.timeout_s)
     world = load_mpi().COMM_WORLD
     places = all_gather_bytes(
         opening.own_rendezvous,
@@ -270,8 +269,8 @@ def open_mpi_communicator(opening: Opening) -> MpiCommunicator:
         rank=opening.rank,
         world_size=opening.world_size,
         value=json.dumps([world.Get_rank(), world.Get_size()]).encode(),
-        timeout_s=deadline.remaining_s(),
+        timeout_s=opening.deadline.remaining_s(),
     )
     members = check_places([(place[0], place[1]) for place in map(json.loads, places)])
-    topology = opening.find_topology(deadline)
-    return MpiCommunicator(create_group(members, opening.name, deadline), opening, topology)
+    topology = opening.find_topology()
+    return MpiCommunicator(create_group(members, opening.name, opening.deadline), opening, topology)

@@ -135,9 +135,8 @@ class NativeCommunicator(Communicator):
 
 def open_native_communicator(opening: Opening) -> NativeCommunicator:
     """Open a communicator on the native core; see :func:`~sparkdl.collective.opening.open_communicator`."""
-    deadline = Deadline(opening.timeout_s)
-    topology = opening.find_topology(deadline)
-    memory, segment_fd = _share_memory(opening, topology, deadline)
+    topology = opening.find_topology()
+    memory, segment_fd = _share_memory(opening, topology)
     try:
         sockets = connect_rings(
             opening.own_rendezvous,
@@ -145,7 +144,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
             secret=opening.secret,
             name=opening.name,
             wire=opening.wire,
-            timeout_s=deadline.remaining_s(),
+            timeout_s=opening.deadline.remaining_s(),
         )
     except BaseException:
         if segment_fd >= 0:
@@ -168,7 +167,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
     return NativeCommunicator(core, opening, topology, memory)
 
 
-def _share_memory(opening: Opening, topology: Topology, deadline: Deadline) -> tuple[Topology, int]:
+def _share_memory(opening: Opening, topology: Topology) -> tuple[Topology, int]:
     """Open the host's segment, unless TCP was asked for or must do.
 
     Returns:
@@ -184,7 +183,7 @@ def _share_memory(opening: Opening, topology: Topology, deadline: Deadline) -> t
             " Use transport='auto'."
         )
     try:
-        return topology, _open_segment(opening.own_rendezvous, topology, deadline)
+        return topology, _open_segment(opening.own_rendezvous, topology, opening.deadline)
     except SegmentError as error:
         if transport != "auto":
             raise
@@ -192,7 +191,8 @@ def _share_memory(opening: Opening, topology: Topology, deadline: Deadline) -> t
         failed = error.hosts
     without = number_hosts([(host, rank if host in failed else None) for rank, host in enumerate(hosts)])
     memory = Topology(rank=topology.rank, host_of_rank=without)
-    return memory, _open_segment(PrefixRendezvous(opening.own_rendezvous, "second try"), memory, deadline)
+    second = PrefixRendezvous(opening.own_rendezvous, "second try")
+    return memory, _open_segment(second, memory, opening.deadline)
 
 
 def _open_segment(rendezvous: PrefixRendezvous, topology: Topology, deadline: Deadline) -> int:

@@ -35,7 +35,8 @@ class Opening:
         world_size: how many ranks there are.
         secret: the job's secret.
         transport: what was asked for; what carries the data may differ, as ``"auto"`` may make do.
-        timeout_s: seconds for opening, and the default deadline of every operation.
+        deadline: of the opening.
+        timeout_s: the default deadline of every operation.
         name: what the communicator is called in messages.
         host_of_rank: which ranks share a host; found out by trying when None.
         wire: how sums and averages of float32 travel between hosts.
@@ -50,6 +51,7 @@ class Opening:
     world_size: int
     secret: bytes = field(repr=False)
     transport: str
+    deadline: Deadline
     timeout_s: float
     name: str
     host_of_rank: Sequence[int] | None = None
@@ -58,7 +60,7 @@ class Opening:
     telemetry: Telemetry = field(default_factory=Telemetry)
     world_ranks: tuple[int, ...]
 
-    def find_topology(self, deadline: Deadline) -> Topology:
+    def find_topology(self) -> Topology:
         """Where the ranks stand: as the caller said, or found out by trying; all ranks take part.
 
         Raises:
@@ -70,7 +72,7 @@ class Opening:
                 self.own_rendezvous,
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout_s=deadline.remaining_s(),
+                timeout_s=self.deadline.remaining_s(),
             )
         return Topology(rank=self.rank, host_of_rank=tuple(hosts))
 
@@ -157,7 +159,8 @@ def open_communicator(
     check_timeout(timeout_s)
     if not 0 <= rank < world_size:
         raise ParamError(f"rank {rank} is outside a world of {world_size} ranks")
-    with answered_by(Deadline(timeout_s)):
+    deadline = Deadline(timeout_s)
+    with answered_by(deadline):
         if own_rendezvous is None:
             # A name that is opened again must not meet what the first opening left in the store.
             count = rendezvous.add(f"communicator/{name}/openings/{rank}/{world_size}", 1)
@@ -169,6 +172,7 @@ def open_communicator(
             world_size=world_size,
             secret=secret,
             transport=transport,
+            deadline=deadline,
             timeout_s=timeout_s,
             name=name,
             host_of_rank=host_of_rank,

@@ -39,8 +39,11 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT_S = 60.0
 """How long the coordinator may take for something that it answers at once."""
 
+_LEAST_PATIENCE_S = 1.0
+"""What it has where a caller's deadline is over, as when somebody cleans up behind an opening that came too late."""
+
 _GRACE_S = 5.0
-"""How much later than the deadline an answer may come: it is then that the coordinator says what is late."""
+"""How much later than the deadline the answer to a wait may come: it is then that the coordinator says what is late."""
 
 _GOODBYE_TIMEOUT_S = 5.0
 
@@ -162,7 +165,8 @@ class RendezvousClient:
         self.close()
 
     def _ask(self, operation: Operation, *fields: bytes) -> bytes:
-        status, answer = self._request(operation, *fields, patience_s=_ANSWER_TIMEOUT_S)
+        patience_s = max(_LEAST_PATIENCE_S, time_for_answers_s(_ANSWER_TIMEOUT_S))
+        status, answer = self._request(operation, *fields, patience_s=patience_s)
         if status == Status.REFUSED:
             raise CommunicatorError(f"the coordinator refused {operation.name}: {answer[0].decode()}")
         return answer[0]

@@ -110,7 +110,8 @@ def _cut_before_opening(environment: RankEnvironment, stage: Stage) -> Outcome:
         _run(stage.cut)
     if environment.rank in stage.victims:
         assert eventually(lambda: not _has_carrier())
-    seen = error_of(lambda: environment.open(name=name, timeout_s=PATIENCE_S))
+    timeout_s = _VICTIMS_PATIENCE_S if environment.rank in stage.victims else PATIENCE_S
+    seen = error_of(lambda: environment.open(name=name, timeout_s=timeout_s))
     return {**seen, **_go_on(environment, stage, name, revive=lambda: _run(stage.mend))}
 
 

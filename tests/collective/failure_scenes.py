@@ -130,7 +130,11 @@ def left_early(environment: RankEnvironment) -> Outcome:
     with environment.open(name="left early") as communicator:
         communicator.barrier()
         if environment.rank == 0:
+            # Or what fails on one of them could end the barrier of another.
+            for other in range(1, environment.world_size):
+                environment.rendezvous.get(f"past the barrier/{other}", 30.0)
             return {}
+        environment.rendezvous.set(f"past the barrier/{environment.rank}", b"")
         return error_of(lambda: communicator.allreduce(np.ones(3), timeout_s=1.0))
 
 

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.fresh_mlflow import tracked
@@ -11,3 +16,18 @@ __all__ = ["tracked"]
 @pytest.fixture(scope="session")
 def frame(spark):
     return make_frame(spark).cache()
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
+    """What a task does that makes the file ``running``, and runs until there is ``release`` or the test is over."""
+    running, release = tmp_path / "running", tmp_path / "release"
+
+    def hold_slot(batches: Any) -> Any:
+        running.touch()
+        while not release.exists():
+            threading.Event().wait(0.05)
+        yield from batches
+
+    yield hold_slot
+    release.touch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,21 +27,6 @@ pytestmark = pytest.mark.any_spark_will_do
 
 def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
-
-
-@pytest.fixture
-def hold(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
-    """What a task does that runs until the test is over."""
-    running, release = tmp_path / "running", tmp_path / "release"
-
-    def hold_slot(batches: Any) -> Any:
-        running.touch()
-        while not release.exists():
-            threading.Event().wait(0.05)
-        yield from batches
-
-    yield hold_slot
-    release.touch()
 
 
 def test_call_that_is_cancelled_before_it_has_submitted_its_job_ends(

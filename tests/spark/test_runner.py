@@ -17,6 +17,8 @@ from tests.runner import horovod_notebook as notebook
 from tests.runner import rank_functions as functions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 
@@ -55,24 +57,18 @@ def test_the_documented_training_runs_on_tasks_of_the_session(spark: SparkSessio
 
 
 @pytest.mark.any_spark_will_do
-def test_a_run_waits_for_slots_as_long_as_it_was_told(spark: SparkSession, tmp_path) -> None:
+def test_a_run_waits_for_slots_as_long_as_it_was_told(
+    spark: SparkSession, hold: Callable[[Any], Any], tmp_path
+) -> None:
     """One of the two slots is taken until the run has given up."""
-    running, release = tmp_path / "running", tmp_path / "release"
-
-    def hold_slot(batches: Any) -> Any:
-        running.touch()
-        while not release.exists():
-            threading.Event().wait(0.05)
-        yield from batches
-
-    holder = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold_slot, "id long").collect)
+    holder = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold, "id long").collect)
     holder.start()
     try:
-        assert eventually(running.exists, timeout_s=60)
+        assert eventually((tmp_path / "running").exists, timeout_s=60)
         with pytest.raises(SlotsMissingError, match=r"0 of 2 ranks had started after 2 s"):
             Runner(num_workers=2, start_timeout_s=2.0).run(functions.see_everything, 1, second=2)
     finally:
-        release.touch()
+        (tmp_path / "release").touch()
         holder.join(60)
 
 

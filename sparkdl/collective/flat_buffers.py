@@ -148,6 +148,10 @@ def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:
         if tensor.strides and shape[position] > 1 and tensor.strides[position] != num_elements:
             raise ParamError(f"tensor of shape {shape} is not C-contiguous; pass tensor.contiguous()")
         num_elements *= shape[position]
+    if tensor.data is None:
+        raise ParamError(
+            f"{type(array).__name__} has no memory, as tensors have that only stand for others; pass a plain tensor"
+        )
     num_bytes = num_elements * storage.itemsize
     memory = (ctypes.c_char * num_bytes).from_address(tensor.data + tensor.byte_offset)
     elements = np.frombuffer(memoryview(memory), storage)

@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from sparkdl.data.executor_python import executor_python_problem
 from sparkdl.errors import (
@@ -27,9 +27,6 @@ from sparkdl.launch.outcome import Failure, find_culprit
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.spark_job import SparkJob
 
-if TYPE_CHECKING:
-    pass
-
 SPOOL_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
 
@@ -37,6 +34,8 @@ SPOOL_BYTES = 64 << 20
 _LOST_EXECUTOR = re.compile(
     r"ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (was )?(lost|exited)|heartbeat"
 )
+
+_SHUT_DOWN = "SparkContext was shut down"
 
 
 def collect(
@@ -97,10 +96,16 @@ def _raise_for(
     if culprit is not None and culprit.is_consequence:
         raise_hang(failures, limits)
     # Tasks that Spark ends on request are lost, too.
-    if job.cancelled_elsewhere and (culprit is None or culprit.is_loss or culprit.is_consequence):
-        raise LaunchCancelledError(
-            f"Spark was told to cancel the ranks' stage, and all ranks were ended: {_first_line(job.error)}"
-        ) from spark_error
+    if culprit is None or culprit.is_loss or culprit.is_consequence:
+        if job.was_cancelled_elsewhere(spark_error):
+            raise LaunchCancelledError(
+                f"Spark was told to cancel the ranks' stage, and all ranks were ended: {_first_line(spark_error)}"
+            ) from spark_error
+        if _SHUT_DOWN in str(spark_error):
+            raise LaunchError(
+                "Spark's application ended while the ranks ran: its cluster went away, or somebody ended it. "
+                f"{_first_line(spark_error)}"
+            ) from spark_error
     if culprit is not None:
         raise rank_error(culprit, _stuck(failures)) from (unpack_error(culprit.pickled) or spark_error)
     if spark_error is not None:

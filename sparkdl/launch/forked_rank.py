@@ -107,7 +107,7 @@ class ForkedRank:
         Returns why that could not go on, in words; nothing if it could.
         """
         state = process_state(self._nursery.pid)
-        os.kill(self._nursery.pid, signal.SIGABRT)
+        self._nursery.abort()
         self.exited.wait(_LAST_WORDS_S)
         return state
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +67,10 @@ class RankNursery:
                     "Look at the limits of processes and descriptors on this machine."
                 ) from error
         _all.add(self)
+
+    def abort(self) -> None:
+        """Have it write down where it is, and end; nothing if it has ended."""
+        self._process.send_signal(signal.SIGABRT)
 
     @property
     def pid(self) -> int:

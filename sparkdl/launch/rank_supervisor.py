@@ -217,9 +217,8 @@ class RankSupervisor:
 
     def _end_unborn(self) -> Failure:
         """End what should have forked the rank and has not."""
-        state = self._process.abort_nursery()
+        state, said = self._end_nursery()
         self._end(grace_s=0.0)
-        said = self._process.refusal[1] if self._process.refusal is not None else ""
         return Failure(
             rank=self._rank,
             error=f"its process was not there after {self._start.timeout_s:g} s, as what it is forked from "
@@ -227,9 +226,15 @@ class RankSupervisor:
             traceback=said,
         )
 
+    def _end_nursery(self) -> tuple[str, str]:
+        """End what has not forked the rank; return why it could not go on, if it could not, and where it was."""
+        state = self._process.abort_nursery()
+        return state, self._process.refusal[1] if self._process.refusal is not None else ""
+
     def _end_hanging(self, reason: StopReason) -> Failure:
         """End the rank where it is. That the signal for its stack may wake it does not count any more."""
-        signs, stack = self.signs(), self._take_stack()
+        signs = self.signs()
+        stack = self._take_stack() if self._process.is_settled else self._end_nursery()[1]
         self._end(grace_s=0.0)
         return self._stopped(reason, signs, stack)
 

@@ -26,7 +26,8 @@ ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
 STATUS_LAG_S = 12.0
 """How late Spark's status tracker may be: it can keep a task's start to itself until an executor's next heartbeat."""
 
-_CANCELLED = re.compile(r"cancell?ed", re.IGNORECASE)
+# gRPC says CANCELLED of a connection that somebody in between has ended.
+_CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
 
 FETCH_CHUNKS = 12
 """How many chunks one fetch brings to the driver: 48 MiB, as 128 MiB end a Connect server with the default heap."""
@@ -96,10 +97,12 @@ class SparkJob:
         """What Spark raised, once the job has ended."""
         return self._call.error
 
-    @property
-    def cancelled_elsewhere(self) -> bool:
-        """Whether Spark has cancelled it, and not because of :meth:`cancel`."""
-        return not self._call.was_given_up and bool(_CANCELLED.search(str(self.error or "")))
+    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
+        """Whether Spark raised ``error`` as somebody had it cancel the stage, or what fetches its rows.
+
+        Not so where that was done by :meth:`cancel`.
+        """
+        return not self._call.was_given_up and bool(_CANCELLED.search(str(error or "")))
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the stage in Spark until it has ended, for so long."""

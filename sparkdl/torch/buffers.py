@@ -53,7 +53,7 @@ _BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
 
 
 _TELLS_OF_ITSELF = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-"""Whether the native communicator sees where a tensor lies without asking Python, as from torch 2.10 on."""
+"""Whether the native communicator sees by itself where a tensor lies, as from torch 2.10 on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def reducible(tensor: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def export(tensor: torch.Tensor) -> Any:
-    """The tensor as the array that a communicator takes up fastest, over the same memory; it keeps the memory."""
+    """The tensor as the array that a communicator takes up fastest, over the same memory."""
     return tensor if _TELLS_OF_ITSELF or tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 

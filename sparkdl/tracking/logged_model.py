@@ -82,9 +82,8 @@ def _packages_of(modules: Iterable[str]) -> set[str]:
 
 def _has_module(package: str, module: str) -> bool:
     path = module.replace(".", "/")
-    return any(
-        file.as_posix() in (f"{path}.py", f"{path}/__init__.py") for file in metadata.files(package) or ()
-    )
+    starts = (f"{path}.", f"{path}/__init__.")  # a source or a library
+    return any(file.as_posix().startswith(starts) for file in metadata.files(package) or ())
 
 
 def _requirement(package: str) -> str:

@@ -35,6 +35,8 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
     pushed: list[str | _Global | None] = [None, None]
     for opcode, given, _ in pickletools.genops(pickled):
         argument: Any = given
+        if opcode.name == "FRAME":  # may begin anywhere, and is nothing on the stack
+            continue
         if opcode.name == "MEMOIZE":
             memo[len(memo)] = pushed[-1]
             continue

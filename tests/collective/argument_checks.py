@@ -91,6 +91,7 @@ def _read_only(communicator: Communicator) -> None:
 def _tensors(communicator: Communicator) -> None:
     """Tensors are taken as they lie, and refused where their memory is not what they say it holds."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     size = communicator.world_size
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
@@ -119,6 +120,8 @@ def _tensors(communicator: Communicator) -> None:
         torch.ones(3, dtype=torch.complex64),
         torch.ones(3).to_sparse(),
         torch.empty(3, device="meta"),
+        torch._efficientzerotensor(3),
+        FakeTensorMode().from_tensor(torch.ones(3)),
     ]
     _all_refused(communicator, [partial(communicator.allreduce, tensor) for tensor in bad])
     _all_refused(communicator, [partial(communicator.allreduce_async, tensor) for tensor in bad])

@@ -30,7 +30,8 @@ def cancel(spark: SparkSession, spark_mode: str) -> Any:
     context = spark.sparkContext
     context.setJobGroup("of this test", "to be cancelled", interruptOnCancel=True)
     yield lambda: context.cancelJobGroup("of this test")
-    context.setLocalProperty("spark.jobGroup.id", None)
+    for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+        context.setLocalProperty(name, None)
 
 
 @pytest.mark.no_cluster_needed

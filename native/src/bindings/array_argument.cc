@@ -103,6 +103,9 @@ ArrayArgument Convert(const char* name, const Array& array) {
   }
   ArrayArgument argument;
   argument.count = CountContiguous(name, array);
+  if (argument.count > 0 && array.data() == nullptr) {
+    Raise(name, "has no memory, as tensors have that only stand for others; pass a plain tensor");
+  }
   argument.dtype = *dtype;
   argument.data =
       static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));

@@ -14,8 +14,9 @@ namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-// An array in CPU memory, C-contiguous, and the reference that keeps the memory alive, and its
-// shape. To be made and destroyed with the GIL held.
+// An array in CPU memory, C-contiguous, and the reference that keeps the memory alive, unless its
+// owner resizes a tensor or gives it other memory meanwhile. To be made and destroyed with the GIL
+// held.
 struct ArrayArgument {
   std::byte* data = nullptr;
   size_t count = 0;

@@ -30,9 +30,12 @@ constexpr size_t kMaxKnown = 64;
 const ExchangeApi* Find(nb::handle type) {
   const nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
   if (torch.is_none()) return nullptr;
-  // Other tensors may be immutable, of which a view says nothing.
-  const nb::object tensors = nb::getattr(torch, "Tensor", nb::none());
-  if (tensors.is_none() || PyObject_IsSubclass(type.ptr(), tensors.ptr()) != 1) return nullptr;
+  // Other libraries' tensors may be immutable, of which a view says nothing, and of torch's other
+  // classes some only stand for tensors elsewhere.
+  const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
+  const nb::object layers = nb::getattr(torch, "nn", nb::none());
+  const nb::object parameter = nb::getattr(layers, "Parameter", nb::none());
+  if (!type.is(tensor) && !type.is(parameter)) return nullptr;
   const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
   const auto* api =
       static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
@@ -52,8 +55,9 @@ const ExchangeApi* ApiOf(nb::handle type) {
 }
 
 bool IsTrue(PyObject* value) {
+  if (value == nullptr) throw nb::python_error();
   const bool is_true = value == Py_True;
-  Py_XDECREF(value);
+  Py_DECREF(value);
   return is_true;
 }
 

@@ -180,6 +180,7 @@ def test_requirements_name_the_packages_of_the_modules_that_a_model_imports():
     modules = [
         "torchmetrics.regression.mse",
         "google.protobuf.message",
+        "google._upb._message",
         "json",
         "no_package_has_me",
         "torch.nn",

@@ -26,6 +26,12 @@ def test_modules_of_classes_are_found_and_other_words_are_not(protocol: int) -> 
     assert not found & {"json", "wave", "subimport"}
 
 
+def test_a_frame_may_begin_between_any_two_words() -> None:
+    for padding in range((64 << 10) - 200, (64 << 10) + 20):
+        found = modules_in_pickle(pickle.dumps(["x" * padding, OrderedDict(), Message()], protocol=4))
+        assert {"collections", "email.message"} <= found
+
+
 def test_modules_that_a_function_written_out_refers_to_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # As functions of a notebook are.
     monkeypatch.setattr(uses_modules, "__module__", "__main__")

@@ -121,8 +121,8 @@ def _column_type(column: LoggedColumn) -> Any:
     from mlflow.types.schema import Array
 
     if column.kind == "any":
-        # MLflow before 2.19 has no such type; what comes in several forms, an image, then has to come as bytes.
-        found: Any = schema.AnyType() if hasattr(schema, "AnyType") else DataType.binary
+        # What comes in several forms, an image, then has to come as bytes.
+        found: Any = schema.AnyType() if _has_any_type() else DataType.binary
     else:
         found = DataType[column.kind]
     for _ in range(column.depth):
@@ -130,12 +130,21 @@ def _column_type(column: LoggedColumn) -> Any:
     return found
 
 
+def _has_any_type() -> bool:
+    """Whether MLflow has a type for what comes in several forms, as from 2.19 on."""
+    from mlflow.types import schema
+
+    return hasattr(schema, "AnyType")
+
+
 def example_of(model: LoggedModelSpec) -> Any:
-    """Return the input example as a DataFrame of one row; None without one."""
+    """Return the input example as a DataFrame of one row; None without one that MLflow can read back."""
     import pandas as pd
 
     if model.example is None:
         return None
+    if not _has_any_type() and any(column.kind == "any" for column in model.inputs):
+        return None  # written down it would be no bytes, and MLflow could not read it back
     return pd.DataFrame({name: [_plain(value)] for name, value in model.example.items()})
 
 

@@ -25,6 +25,8 @@ from sparkdl.tracking.logged_model import pip_requirements
 from sparkdl.training.saved_model import SavedModel
 from tests.training.signatures import make_inputs, make_signature
 
+ANY_TYPE = hasattr(mlflow.types.schema, "AnyType")
+
 
 @pytest.fixture
 def open_run(tmp_path):
@@ -199,7 +201,7 @@ def test_a_model_lies_in_the_experiment_of_its_run(tracked, open_run):
         model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
         run.log_model(save_for_mlflow(model, tracked / "local"), tracked / "local", None)
     assert mlflow.get_run(run.run_id).info.experiment_id == experiment
-    assert not (tracked / "mlruns").exists()
+    assert not list(tracked.glob("mlruns/*")), "MLflow 2 makes the folder"
     if mlflow.__version__ >= "3":
         logged = mlflow.get_logged_model(run.model_uri.removeprefix("models:/"))
         assert (logged.experiment_id, logged.source_run_id, logged.params) == (
@@ -221,6 +223,21 @@ def test_code_of_the_fit_goes_along_with_its_model(tracked, open_run):
     assert mlflow.models.Model.load(str(there)).flavors["python_function"]["code"] == "code"
 
 
+@pytest.mark.skipif(ANY_TYPE, reason="this MLflow has a type for images")
+def test_a_row_that_mlflow_could_not_read_back_is_no_example(tracked, open_run):
+    picture = Column(name="x", dtype="object", kind="image")
+    signature = replace(make_signature(), inputs=replace(make_inputs("x"), columns=(picture,)))
+    model = TorchModel(SavedModel(nn.Linear(1, 1), signature))
+    with open_run("on") as run:
+        (tracked / "local").mkdir()
+        row = np.empty(1, dtype=object)
+        row[0] = np.zeros((2, 2, 3), np.uint8)
+        run.log_model(save_for_mlflow(model, tracked / "local", {"x": row}), tracked / "local", None)
+    info = mlflow.models.get_model_info(run.model_uri)
+    assert info.signature is not None
+    assert info.saved_input_example_info is None
+
+
 def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):
     """MLflow holds what it is given against that, the example too, and the model takes it."""
     seen = tracked / "seen.pkl"
@@ -237,7 +254,7 @@ def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):
         "words": Column(
             name="", dtype="object", kind="ragged", lengths=(None,), element=("string", "object")
         ),
-        "picture": Column(name="", dtype="object", kind="image"),
+        **({"picture": Column(name="", dtype="object", kind="image")} if ANY_TYPE else {}),
         "name": Column(name="", dtype="object", kind="string"),
         "count": Column(name="", dtype="int32"),
     }
@@ -250,7 +267,7 @@ def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):
         "pairs": np.arange(6, dtype=np.float32).reshape(3, 2) / 3,
         "uneven": [np.array([0.5, 1.5], np.float32), np.array([2.5], np.float32)],
         "words": np.array(["a", "bc"], dtype=object),
-        "picture": np.arange(12, dtype=np.uint8).reshape(2, 2, 3),
+        **({"picture": np.arange(12, dtype=np.uint8).reshape(2, 2, 3)} if ANY_TYPE else {}),
         "name": "one",
         "count": np.int32(7),
     }

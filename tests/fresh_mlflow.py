@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,12 @@ class TablesMadeOnce:
             file.write_bytes(self._first)
 
 
+def unset_tracking_uri() -> None:
+    """Have MLflow know no server; 2.19 leaves the last one in the environment."""
+    mlflow.set_tracking_uri(None)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
 _make_tables = TablesMadeOnce(getattr(databases, _PLACE))
 
 
@@ -46,9 +53,9 @@ def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """MLflow as a user finds it who has configured nothing, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    mlflow.set_tracking_uri(None)
+    unset_tracking_uri()
     monkeypatch.setattr(databases, _PLACE, _make_tables)
     yield tmp_path
     while mlflow.active_run():
         mlflow.end_run()
-    mlflow.set_tracking_uri(None)
+    unset_tracking_uri()

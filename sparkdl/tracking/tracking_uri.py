@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import threading
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ _USER_AND_PASSWORD = re.compile(
 )
 _PASSWORD_IN_QUERY = re.compile(r"(?P<name>[?&](?:password|passwd|token)=)[^\s&#]*", re.IGNORECASE)
 
+_VARIABLE = "MLFLOW_TRACKING_URI"
 _one_at_a_time = threading.RLock()
 
 
@@ -56,6 +58,7 @@ def reporting_to(uri: str) -> Iterator[None]:
 
     with _one_at_a_time:
         before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
+        variable = os.environ.get(_VARIABLE)
         if before == uri:
             yield
             return
@@ -65,6 +68,11 @@ def reporting_to(uri: str) -> Iterator[None]:
         finally:
             if mlflow.get_tracking_uri() == uri:
                 mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None unsets it
+                # MLflow writes it there as well; 2.19 does not take it back.
+                if variable is None:
+                    os.environ.pop(_VARIABLE, None)
+                else:
+                    os.environ[_VARIABLE] = variable
 
 
 def with_known_credentials(uri: str) -> str:

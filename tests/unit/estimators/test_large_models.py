@@ -47,7 +47,7 @@ def words() -> Words:
 def test_the_watch_sees_a_copy(words: Words) -> None:
     with memory_watched() as found:
         words.embedding.weight.detach().clone()
-    assert found.peak_bytes > 95 * MIB
+    assert found.peak_bytes > 90 * MIB, "of 100"
     with memory_watched() as found:
         time.monotonic()
     assert found.peak_bytes < MIB

@@ -18,6 +18,7 @@ import torch
 import torchmetrics
 import yaml
 from mlflow.exceptions import MlflowException
+from packaging.version import Version
 from torch import nn
 
 import sparkdl.mlflow
@@ -234,6 +235,10 @@ def test_what_cannot_be_logged_or_loaded_is_named(tracked, tmp_path):
 
 
 @pytest.mark.skipif(mlflow.__version__ < "2.19", reason="MLflow takes such rows apart by their index")
+@pytest.mark.skipif(
+    Version("2.14") <= Version(mlflow.__version__) < Version("3"),
+    reason="this MLflow gives columns of arrays an index of its own before a model sees them",
+)
 def test_answers_keep_the_index_of_their_rows(served):
     frame = rows(3).set_index(pd.Index(list("abc")))
     assert served.predict(frame).index.tolist() == list("abc")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,45 +87,6 @@ def _read_only(communicator: Communicator) -> None:
         assert array.tolist() == [1.0] * 3
 
 
-def _tensors(communicator: Communicator) -> None:
-    """Tensors are taken as they lie, and refused where their memory is not what they say it holds."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    size = communicator.world_size
-    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
-        whole = torch.arange(6, dtype=dtype)
-        for tensor in (whole, whole[:0], torch.ones((), dtype=dtype), whole.view(2, 3)[1:], whole[2:]):
-            before = tensor.clone()
-            communicator.allreduce(tensor, name=f"{dtype}")
-            assert torch.equal(tensor, before * size), (dtype, tensor, before)
-    weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
-    # Nobody but the operation holds what it writes to.
-    handles = [communicator.allreduce_async(torch.ones(1 << 16)) for _ in range(8)]
-    communicator.allreduce_async(weight).wait()
-    assert weight.tolist() == [size] * 4
-    for handle in handles:
-        handle.wait()
-    four = torch.ones(4, 4)
-    negative = torch.ones(3, dtype=torch.complex64).conj().imag
-    assert negative.is_neg()
-    bad = [
-        four.t()[:2],
-        four[:, ::2],
-        four[:, :1],
-        torch.ones(3, requires_grad=True),
-        torch.ones(3, requires_grad=True) * 2,
-        negative,
-        torch.ones(3, dtype=torch.complex64),
-        torch.ones(3).to_sparse(),
-        torch.empty(3, device="meta"),
-        torch._efficientzerotensor(3),
-        FakeTensorMode().from_tensor(torch.ones(3)),
-    ]
-    _all_refused(communicator, [partial(communicator.allreduce, tensor) for tensor in bad])
-    _all_refused(communicator, [partial(communicator.allreduce_async, tensor) for tensor in bad])
-
-
 def _all_refused(communicator: Communicator, calls: Iterable[Callable[[], object]]) -> None:
     for number, call in enumerate(calls):
         try:
@@ -141,5 +101,4 @@ def _all_refused(communicator: Communicator, calls: Iterable[Callable[[], object
 ARGUMENT_CHECKS: dict[str, Callable[[Communicator], None]] = {
     "bad arguments": _bad_arguments,
     "read-only arrays": _read_only,
-    "tensors": _tensors,
 }

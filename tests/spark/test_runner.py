@@ -56,6 +56,7 @@ def test_the_documented_training_runs_on_tasks_of_the_session(spark: SparkSessio
     assert len(list(tmp_path.glob("checkpoint-*.pth.tar"))) == notebook.NUM_EPOCHS
 
 
+@pytest.mark.slow  # tests/spark/test_launch.py has it every day, without a Runner
 @pytest.mark.any_spark_will_do
 def test_a_run_waits_for_slots_as_long_as_it_was_told(
     spark: SparkSession, hold: Callable[[Any], Any], tmp_path

@@ -253,7 +253,12 @@ def claim_the_group_can_be_made_again() -> None:
         dist.barrier(group)
 
 
-MODULES = ["tests.torch.reduction_claims", "tests.torch.message_claims", __name__]
+MODULES = [
+    "tests.torch.reduction_claims",
+    "tests.torch.message_claims",
+    "tests.torch.tensors_as_arrays_claims",
+    __name__,
+]
 CLAIMS = [claim for module_name in MODULES for claim in claims_in(module_name)]
 
 

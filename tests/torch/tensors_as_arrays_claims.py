@@ -1,0 +1,63 @@
+"""What communicators do with tensors that they are given as arrays. Claims for ranks, see :mod:`tests.claims`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from sparkdl.collective import Communicator
+
+
+def _communicator() -> Communicator:
+    return dist.group.WORLD.communicator
+
+
+def claim_a_communicator_takes_tensors_as_they_lie() -> None:
+    communicator = _communicator()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        whole = torch.arange(6, dtype=dtype)
+        for tensor in (whole, whole[:0], torch.ones((), dtype=dtype), whole.view(2, 3)[1:], whole[2:]):
+            before = tensor.clone()
+            communicator.allreduce(tensor, name=f"{dtype}")
+            assert torch.equal(tensor, before * communicator.world_size), (dtype, tensor, before)
+    weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+    communicator.allreduce(weight)
+    assert weight.tolist() == [communicator.world_size] * 4
+
+
+def claim_a_queued_operation_holds_its_tensor() -> None:
+    communicator = _communicator()
+    handles = [communicator.allreduce_async(torch.ones(1 << 16)) for _ in range(8)]
+    for handle in handles:
+        handle.wait()
+
+
+def claim_tensors_whose_memory_is_not_what_they_say_are_refused() -> None:
+    communicator, four = _communicator(), torch.ones(4, 4)
+    negative = torch.ones(3, dtype=torch.complex64).conj().imag
+    assert negative.is_neg()
+    for bad in (
+        four.t()[:2],
+        four[:, ::2],
+        four[:, :1],
+        torch.ones(3, requires_grad=True),
+        torch.ones(3, requires_grad=True) * 2,
+        negative,
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(3).to_sparse(),
+        torch.empty(3, device="meta"),
+        torch._efficientzerotensor(3),
+        FakeTensorMode().from_tensor(torch.ones(3)),
+    ):
+        for call in (communicator.allreduce, communicator.allreduce_async):
+            with pytest.raises(ParamError):
+                call(bad)
+    communicator.barrier()
+    assert communicator.failure is None

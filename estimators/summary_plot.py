@@ -32,8 +32,9 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     if not history:
         raise ParamError("There is nothing to draw: this model has no history. Fit one.")
     try:
-        from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
+
+        from sparkdl.estimators.shown_figure import ShownFigure
     except ImportError as error:
         raise ImportError(
             "plot() needs matplotlib, which is not installed here: pip install matplotlib."
@@ -41,7 +42,7 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     names = dict.fromkeys(name.removeprefix(_VAL) for record in history for name in record.metrics)
     metrics = [name for name in names if name != "loss"]
     num_panels = 3 + bool(metrics)
-    figure = Figure(figsize=(5.5 * (num_panels // 2 + num_panels % 2), 7), layout="constrained")
+    figure = ShownFigure(figsize=(5.5 * (num_panels // 2 + num_panels % 2), 7), layout="constrained")
     panels = iter(figure.subplots(2, num_panels // 2 + num_panels % 2).flatten())
     _draw_values(next(panels), history, ["loss"], "loss")
     if metrics:

@@ -67,6 +67,7 @@ def drawn_lines(panel):
 def test_a_plot_has_losses_metrics_rate_and_the_use_of_time():
     figure = TrainingSummary(history=(record(1), record(2), record(3)), model_epoch=2).plot()
     assert isinstance(figure, Figure)
+    assert figure._repr_png_().startswith(b"\x89PNG"), "what a notebook asks for"
     loss, metrics, rate, time = figure.axes
     assert drawn_lines(loss) == {"loss": [1.0, 0.5, 1 / 3], "val_loss": [0.75] * 3}
     assert drawn_lines(metrics) == {"right": [0.5] * 3, "val_right": [0.25] * 3}
@@ -97,5 +98,6 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
     with pytest.raises(ParamError, match="this model has no history"):
         TrainingSummary().plot()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "sparkdl.estimators.shown_figure", raising=False)
     with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib, .* pip install matplotlib"):
         TrainingSummary(history=(record(1),)).plot()

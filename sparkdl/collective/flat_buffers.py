@@ -122,13 +122,14 @@ def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
     if not hasattr(array, "__dlpack__"):
         raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
     try:
-        if array.__dlpack_device__()[0] not in _CPU_DEVICES:
-            raise ParamError(f"{type(array).__name__} is not in CPU memory")
-        capsule = array.__dlpack__()
+        is_here = array.__dlpack_device__()[0] in _CPU_DEVICES
+        capsule = array.__dlpack__() if is_here else None
     except (BufferError, RuntimeError, ValueError) as error:
         # BufferError is what the standard asks for; torch 2.4 and before raised RuntimeError, and of devices that
         # DLPack does not know ValueError.
         raise ParamError(f"{type(array).__name__} cannot be used: {error}") from error
+    if capsule is None:
+        raise ParamError(f"{type(array).__name__} is not in CPU memory")
     return _flatten_capsule(array, capsule)
 
 

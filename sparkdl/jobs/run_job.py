@@ -185,6 +185,8 @@ def _session(open_session: OpenSession, num_ranks: int) -> Iterator[SparkSession
     with open_session(num_ranks) as spark:
         try:
             yield spark
+        except ClusterLostError:
+            raise
         except Exception as error:
             if is_lost(spark):
                 first = (str(error).strip().splitlines() or [type(error).__name__])[0]

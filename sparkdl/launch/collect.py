@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from sparkdl.data.executor_python import executor_python_problem
 from sparkdl.errors import (
+    ClusterLostError,
     ExecutorsLostError,
     LaunchCancelledError,
     LaunchError,
@@ -57,6 +58,7 @@ def collect(
     Raises:
         LaunchError: if the ranks could not be started, or were lost with their executors.
         LaunchCancelledError: if somebody had Spark cancel the stage.
+        ClusterLostError: if Spark's application ended.
         RankError: if a rank failed; ``__cause__`` is its exception, with the causes of that.
         HangError: if the tasks found that a rank hangs.
     """
@@ -102,7 +104,7 @@ def _raise_for(
                 f"Spark was told to cancel the ranks' stage, and all ranks were ended: {_first_line(spark_error)}"
             ) from spark_error
         if _SHUT_DOWN in str(spark_error):
-            raise LaunchError(
+            raise ClusterLostError(
                 "Spark's application ended while the ranks ran: its cluster went away, or somebody ended it. "
                 f"{_first_line(spark_error)}"
             ) from spark_error

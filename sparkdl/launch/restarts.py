@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkdl.errors import LossError, RankError, SlotsMissingError
+from sparkdl.errors import ClusterLostError, LossError, RankError, SlotsMissingError
 from sparkdl.launch.preflight import wait_for_slots
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def run_with_restarts(
     while True:
         try:
             return run(ranks)
+        except ClusterLostError:
+            raise  # there is no application left that could start ranks
         except LossError as error:
             if num_restarts == restarts.max_restarts:
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.collective import current_communicator
 from sparkdl.launch import RankContext
 
 
@@ -57,6 +58,14 @@ def hang(context: RankContext, folder: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(folder, f"{context.rank}.pids").write_text(f"{os.getpid()} {child.pid}")
     context.report({"hanging": context.rank})
+    threading.Event().wait(600)
+
+
+def hang_on_rank(folder: str) -> None:
+    """Note the process number of a Runner's rank, and never return."""
+    communicator = current_communicator()
+    assert communicator is not None
+    Path(folder, f"{communicator.rank}.pids").write_text(str(os.getpid()))
     threading.Event().wait(600)
 
 

@@ -112,6 +112,7 @@ def test_ranks_that_have_returned_wait_for_the_last_one_as_long_as_it_takes(spar
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
+@pytest.mark.usefixtures("spark")  # which sets the variables that Spark needs
 def test_nothing_is_left_running_when_the_driver_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(

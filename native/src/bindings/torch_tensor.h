@@ -1,5 +1,5 @@
-// A torch tensor as it lies, in a tenth of the time that a DLPack capsule or a NumPy array of it
-// takes.
+// A torch tensor as it lies, without the DLPack capsule or the NumPy array of it that would take
+// longer to make than a small operation.
 #ifndef SPARKDL_BINDINGS_TORCH_TENSOR_H_
 #define SPARKDL_BINDINGS_TORCH_TENSOR_H_
 

@@ -56,3 +56,15 @@ def test_array_that_does_not_give_its_memory_away_is_refused_in_its_words() -> N
     torch = pytest.importorskip("torch", reason="its tensors with gradients do not")
     with pytest.raises(ParamError, match="Tensor cannot be used: .*gradient"):
         flatten(torch.ones(3, requires_grad=True))
+
+
+def test_array_elsewhere_is_refused_before_its_memory_is_asked_for() -> None:
+    class OnGpu:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+        def __dlpack__(self) -> object:
+            raise AssertionError("asked for")
+
+    with pytest.raises(ParamError, match=r"^OnGpu is not in CPU memory$"):
+        flatten(OnGpu())

@@ -4,7 +4,14 @@ import logging
 
 import pytest
 
-from sparkdl.errors import ExecutorsLostError, LaunchError, RankDiedError, RankError, SlotsMissingError
+from sparkdl.errors import (
+    ClusterLostError,
+    ExecutorsLostError,
+    LaunchError,
+    RankDiedError,
+    RankError,
+    SlotsMissingError,
+)
 from sparkdl.launch import Restarts, run_with_restarts
 
 LOST = RankDiedError("Rank 1 on there was lost.\nits last line", rank=1, host="there")
@@ -50,6 +57,10 @@ def test_one_loss_or_failure_too_many_is_raised():
 
 
 def test_what_keeps_ranks_from_starting_is_not_tried_again():
+    with pytest.raises(ClusterLostError):
+        run_through(
+            [ClusterLostError("the application ended")], Restarts(max_restarts=5, max_retries=5, min_ranks=3)
+        )
     with pytest.raises(LaunchError, match="no slots"):
         run_through([LaunchError("no slots")], Restarts(max_restarts=5, max_retries=5, min_ranks=3))
 

@@ -31,7 +31,7 @@ class Messages(Submission):
         handle = self._communicator.send_async(
             export(movable(tensor)), to=destination, tag=tag, timeout_s=self._timeout_s
         )
-        return CollectiveWork((), (handle,), (), completer=self._message_completer)
+        return CollectiveWork((), (handle,), self._message_completer)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> Any:
         """Receive into a tensor what a rank of the group sends with this tag; returns at once."""
@@ -45,8 +45,8 @@ class Messages(Submission):
         return CollectiveWork(
             tensors,
             (handle,),
+            self._message_completer,
             (lambda: restore(buffer, tensor),),
-            completer=self._message_completer,
             source_rank=source,
         )
 

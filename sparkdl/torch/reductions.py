@@ -10,6 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import Handle
 
-# By their numbers, as to look up c10d's own objects takes a tenth of an allreduce that is queued.
-_PLAIN_OPS = {int(kind): op for kind, op in PLAIN_OPS.items()}
+# By their hashes, which tell c10d's operations apart: to look up the objects, or ask them for their kinds, takes
+# a tenth of an allreduce that is queued.
+_PLAIN_OPS = {hash(dist.ReduceOp(kind)): op for kind, op in PLAIN_OPS.items()}
 
 
 class Reductions(Submission):
@@ -54,7 +56,7 @@ class Reductions(Submission):
 
     def _allreduce_plainly(self, tensor: torch.Tensor, opts: Any) -> CollectiveWork | CompletedWork | None:
         """What :meth:`allreduce` usually is asked for, in few instructions; None if it is something else."""
-        op = _PLAIN_OPS.get(int(opts.reduceOp.op))
+        op = _PLAIN_OPS.get(hash(opts.reduceOp))
         if (
             op is None
             or not tensor.is_cpu
@@ -68,7 +70,7 @@ class Reductions(Submission):
         timeout_s = seconds(opts.timeout) or self._timeout_s
         if opts.asyncOp:
             handle = self._communicator.allreduce_async(export(tensor), op=op, timeout_s=timeout_s)
-            return CollectiveWork((tensor,), (handle,), (), completer=self._completer)
+            return CollectiveWork((tensor,), (handle,), self._completer)
         self._communicator.allreduce(export(tensor), op=op, timeout_s=timeout_s)
         return CompletedWork((tensor,))
 

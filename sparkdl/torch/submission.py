@@ -62,7 +62,7 @@ class Submission:
             for finish in finishes:
                 finish()
             return CompletedWork(outputs)
-        work = CollectiveWork(outputs, handles, finishes, completer=self._completer)
+        work = CollectiveWork(outputs, handles, self._completer, finishes)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -99,7 +99,10 @@ def _parts(reduce_op: Any) -> tuple[Any, Any]:
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor in order, one-dimensional: a view where it lies so, else a copy."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # By its stride, too: a contiguous tensor of one element or none may have any, as a column of a one-row matrix has,
+    # and a view of it as bytes is refused then.
+    return flat.as_strided((flat.numel(),), (1,))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,7 @@ class HierarchicalTensors(StagedTensors):
         def communicate(stream: int, deadline: Deadline) -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
                 target = output.detach() if is_flat(output) else torch.empty_like(output).contiguous()
-                blocks = target.view(-1).view(torch.uint8).view(self._world_size, -1)
+                blocks = as_bytes(target).view(self._world_size, -1)
                 self._steps.allgather(as_bytes(tensor), blocks, stream=stream, deadline=deadline)
                 restore(target, output)
 

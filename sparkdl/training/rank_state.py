@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparkdl.collective.byte_exchange import broadcast_bytes, gather_bytes
+from sparkdl.torch.buffers import as_bytes
 from sparkdl.training.host_copy import copy_to_host
 from sparkdl.training.random_state import random_state
 
@@ -80,5 +81,4 @@ def _buffers_unlike_rank_0(module: nn.Module, communicator: Communicator) -> dic
 
 
 def _digest(tensor: Tensor) -> bytes:
-    dense = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.blake2b(dense.view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(as_bytes(tensor.cpu()).numpy().tobytes(), digest_size=16).digest()

@@ -140,7 +140,8 @@ def _place(item: tuple[str, Tensor]) -> tuple[bool, int, str]:
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    # A tensor of one element or none may have any stride, and then is refused as bytes.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def _fill(target: memoryview, file: IO[bytes], name: str) -> None:

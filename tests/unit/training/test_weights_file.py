@@ -57,6 +57,14 @@ def test_what_is_written_comes_back_and_is_read_by_safetensors_too(tensors: dict
     assert_equal(read_weights(io.BytesIO(content)), tensors)
 
 
+def test_a_column_of_one_row_is_written_whatever_its_stride() -> None:
+    tensors = {"one": torch.arange(10.0).view(1, 10)[:, 3], "none": torch.zeros(0, 10)[:, 0]}
+    file = io.BytesIO()
+    write_weights(tensors, file)
+    found = read_weights(io.BytesIO(file.getvalue()))
+    assert (found["one"].tolist(), found["none"].shape) == ([3], (0,))
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.builds(tensor_of, dtypes, shapes), max_size=4))
 def test_what_safetensors_writes_is_read(tensors: dict[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.torch.buffers import as_bytes as tensor_bytes
 
 REDUCED_DTYPES = frozenset(
     {
@@ -81,7 +82,7 @@ def as_array(buffer: torch.Tensor) -> Any:
 
 def as_bytes(buffer: torch.Tensor) -> Any:
     """A buffer's bytes as an array over the same memory: how any dtype is moved without being read."""
-    return buffer.reshape(-1).view(torch.uint8).numpy()
+    return tensor_bytes(buffer).numpy()
 
 
 def bytes_per_row(tensor: torch.Tensor) -> int:

@@ -155,6 +155,21 @@ def claim_sparse_gradients_are_averaged() -> None:
         torch.testing.assert_close((before - embedding.weight.detach())[5], torch.tensor([0.5, 0.5]))
 
 
+def claim_a_group_may_have_sparse_and_dense_gradients() -> None:
+    embedding, linear = torch.nn.Embedding(1, 1, sparse=True), torch.nn.Linear(2, 3, bias=False)
+    # Of one element and equal values, by which parameters must not be told apart.
+    factor = torch.nn.Parameter(torch.ones(1, 1))
+    parameters = [embedding.weight, factor, linear.weight]
+    for parameter in parameters:
+        torch.nn.init.ones_(parameter)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), groups=[parameters])
+    loss = embedding(torch.tensor([0])).sum() + factor.sum() + linear(torch.ones(2)).sum()
+    (loss * float(hvd.rank())).backward()
+    optimizer.step()
+    for parameter in parameters:
+        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 0.5))
+
+
 def claim_adasum_combines_the_steps_of_the_ranks() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), op=hvd.Adasum)

@@ -89,8 +89,9 @@ class GradientReduction:
                 parameter.grad = self._make_zeros(parameter)
         if self._sparse_as_dense:
             return self._start_dense(group)
-        sparse = [parameter for parameter in group if parameter.grad is not None and parameter.grad.is_sparse]
-        dense = [parameter for parameter in group if parameter not in sparse]
+        sparse = [parameter for parameter in group if _gradient(parameter).is_sparse]
+        # By its gradient: to look for a parameter among others would compare their values.
+        dense = [parameter for parameter in group if not _gradient(parameter).is_sparse]
         finishes = [self._start_sparse(parameter) for parameter in sparse]
         if dense:
             finishes.append(self._start_dense(dense))

@@ -196,11 +196,54 @@ def claim_reducescatter_gives_the_first_ranks_more_rows() -> None:
         hvd.reducescatter(own, op=hvd.Max)
 
 
+def claim_tensors_of_one_element_or_none_may_have_any_stride() -> None:
+    rank = hvd.rank()
+    column = torch.arange(10.0).view(1, 10)[:, rank]
+    assert (column.is_contiguous(), column.stride()) == (True, (10,))
+    # More than one operation runs before the next line, and none may end the session.
+    assert hvd.allgather(column).tolist() == [0, 1]
+    assert [each.tolist() for each in hvd.grouped_allgather([column, column])] == [[0, 1], [0, 1]]
+    assert hvd.broadcast(column, 1).tolist() == [1]
+    assert hvd.broadcast_(column.clone().view(1, 1)[:, 0], 1).tolist() == [1]
+    received, _ = hvd.alltoall(column, splits=[0, 1] if rank == 0 else [1, 0])
+    assert received.tolist() == [1 - rank]
+    assert hvd.allgather(torch.ones(()).expand(1)).tolist() == [1, 1]
+    assert hvd.allgather(torch.zeros(0, 10)[:, 0]).shape == (0,)
+    assert hvd.broadcast_(torch.zeros(0, 10)[:, 0], 0).shape == (0,)
+    assert hvd.allreduce(column, op=hvd.Sum).tolist() == [1]
+
+
+def claim_tensors_that_cannot_hold_a_result_are_refused_at_the_call() -> None:
+    shared = torch.ones(1).expand(4)
+    for call in (
+        lambda: hvd.broadcast_(shared, 0),
+        lambda: hvd.allreduce_(shared),
+        lambda: hvd.grouped_allreduce_([torch.ones(1), shared]),
+    ):
+        with pytest.raises(ValueError, match=r"shape \(4,\) and strides \(0,\).*contiguous"):
+            call()
+    with pytest.raises(ValueError, match="not supported"):
+        hvd.allreduce(torch.ones(2, device="meta"))
+    assert hvd.allreduce(shared, op=hvd.Sum).tolist() == [2] * 4
+
+
+def claim_an_operation_refused_on_one_rank_leaves_the_numbers_of_the_next_alike() -> None:
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="Number of entries"):
+            hvd.alltoall(torch.ones(2), splits=[1])
+        with pytest.raises(ValueError, match="invalid root rank 9"):
+            hvd.broadcast(torch.ones(2), 9)
+    assert hvd.alltoall(torch.full((2,), float(hvd.rank()))).tolist() == [0, 1]
+    assert hvd.broadcast(torch.tensor([hvd.rank()]), 1).item() == 1
+
+
 def claim_sparse_allreduce_equals_the_dense_one() -> None:
     dense = torch.zeros(6, 2)
     dense[hvd.rank() : hvd.rank() + 3] = 1.0 + hvd.rank()
     handle = hvd.sparse_allreduce_async(dense.to_sparse(1), name="sparse", op=hvd.Average)
     torch.testing.assert_close(handle().to_dense(), hvd.allreduce(dense))
+    one = torch.ones(1, 2).to_sparse(1)
+    assert hvd.sparse_allreduce_async(one, name="one", op=hvd.Sum)().to_dense().tolist() == [[2, 2]]
     nothing = torch.zeros(3, 2).to_sparse(1)
     assert hvd.sparse_allreduce_async(nothing, name="nothing", op=hvd.Sum)()._nnz() == 0
 

@@ -11,7 +11,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.adasum import check_adasum
-from sparkdl.horovod.torch.operations.target import check_reducible, find_target, new_output
+from sparkdl.horovod.torch.operations.target import check_outputs, check_reducible, find_target, new_output
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.reduce_ops import Adasum, choose
 from sparkdl.horovod.torch.requests.adasum import SingleAdasumRequest
@@ -127,6 +127,7 @@ def _request(
     postscale: float,
     process_set: ProcessSet,
 ) -> tuple[Engine, Request[torch.Tensor]]:
+    check_outputs([output])
     if op == Adasum:
         check_adasum([tensor], process_set)
         engine, full_name = find_target(process_set, "Allreduce", name)

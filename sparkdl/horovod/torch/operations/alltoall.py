@@ -10,7 +10,7 @@ import torch
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
-from sparkdl.horovod.torch.operations.target import check_tensors, find_target
+from sparkdl.horovod.torch.operations.target import check_tensors, find_engine, name_of
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.requests.alltoall import AlltoallRequest
 
@@ -77,12 +77,12 @@ def _request(
     tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
 ) -> tuple[Engine, Request[tuple[torch.Tensor, torch.Tensor]]]:
     check_tensors([tensor])
-    engine, full_name = find_target(process_set, "Alltoall", name)
+    engine = find_engine(process_set, "Alltoall")
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
     world_size = engine.communicator.world_size
     # A tensor without rows is refused once the ranks have met, so that none of them waits for this one.
     counts = _check_splits(splits, tensor.shape[0], world_size) if tensor.dim() else [0] * world_size
-    return engine, AlltoallRequest(full_name, tensor, counts, device)
+    return engine, AlltoallRequest(name_of(engine, "Alltoall", name), tensor, counts, device)
 
 
 def _check_splits(splits: Splits, num_rows: int, world_size: int) -> list[int]:

@@ -11,7 +11,13 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.allreduce import allreduce
-from sparkdl.horovod.torch.operations.target import check_tensors, find_target, new_output
+from sparkdl.horovod.torch.operations.target import (
+    check_outputs,
+    check_tensors,
+    find_engine,
+    name_of,
+    new_output,
+)
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.reduce_ops import Average
 from sparkdl.horovod.torch.requests.broadcast import BroadcastRequest
@@ -97,9 +103,11 @@ def _request(
     process_set: ProcessSet,
 ) -> tuple[Engine, Request[torch.Tensor]]:
     check_tensors([tensor])
-    engine, full_name = find_target(process_set, "Broadcast", name)
+    check_outputs([output])
+    engine = find_engine(process_set, "Broadcast")
     members = session().ranks_of[process_set.process_set_id or 0]
     if root_rank not in members:
         raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
     root = members.index(root_rank)
+    full_name = name_of(engine, "Broadcast", name)
     return engine, BroadcastRequest(full_name, tensor, output, root=root, root_rank=root_rank)

@@ -12,7 +12,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.adasum import check_adasum
-from sparkdl.horovod.torch.operations.target import check_reducible, find_target, new_output
+from sparkdl.horovod.torch.operations.target import check_outputs, check_reducible, find_target, new_output
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.torch.reduce_ops import Adasum, choose
 from sparkdl.horovod.torch.requests.adasum import GroupedAdasumRequest
@@ -125,6 +125,7 @@ def _request(
     process_set: ProcessSet,
 ) -> tuple[Engine, Request[tuple[torch.Tensor, ...]]]:
     tensors, outputs = list(tensors), list(outputs)
+    check_outputs(outputs)
     if op == Adasum:
         check_adasum(tensors, process_set)
         engine, full_name = find_target(process_set, "Grouped_allreduce", name)

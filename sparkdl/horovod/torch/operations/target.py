@@ -26,9 +26,22 @@ def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tu
         HorovodInternalError: if ``init`` has not been called.
         ValueError: if there is no such process set, or this rank is not in it.
     """
-    engine = engine_for(process_set.process_set_id, operation.removeprefix("Grouped_").capitalize())
+    engine = find_engine(process_set, operation)
+    return engine, name_of(engine, operation, name)
+
+
+def find_engine(process_set: ProcessSet, operation: str) -> Engine:
+    """The first half of :func:`find_target`, for who has something to check that needs the engine."""
+    return engine_for(process_set.process_set_id, operation.removeprefix("Grouped_").capitalize())
+
+
+def name_of(engine: Engine, operation: str, name: str | None) -> str:
+    """The second half of :func:`find_target`, after which the operation must be submitted.
+
+    A number that only this rank has taken would keep its next operation from meeting the others'.
+    """
     prefix = operation.lower()
-    return engine, f"{prefix}.{name or f'noname.{engine.next_number(prefix)}'}"
+    return f"{prefix}.{name or f'noname.{engine.next_number(prefix)}'}"
 
 
 def check_reducible(tensors: Sequence[torch.Tensor], op: int) -> None:
@@ -49,14 +62,29 @@ def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtyp
         dtypes: those allowed; any if None.
 
     Raises:
-        ValueError: if a tensor is sparse, or of another dtype.
+        ValueError: if a tensor is sparse, quantized or without memory, or of another dtype.
         HorovodInternalError: if they are not on one device.
     """
-    for tensor in tensors:
-        if tensor.layout is not torch.strided or (dtypes is not None and tensor.dtype not in dtypes):
-            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if len({tensor.device for tensor in tensors}) > 1:
         raise HorovodInternalError("Tensors in list must be on same device.")
+    for tensor in tensors:
+        has_values = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+        if not has_values or (dtypes is not None and tensor.dtype not in dtypes):
+            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+
+
+def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
+    """Check that results can be written to tensors.
+
+    Raises:
+        ValueError: if several elements of one lie at one place, as those of an expanded tensor do.
+    """
+    for output in outputs:
+        if any(extent > 1 and step == 0 for extent, step in zip(output.shape, output.stride(), strict=True)):
+            raise ValueError(
+                f"A result cannot be written to a tensor of shape {tuple(output.shape)} and strides "
+                f"{output.stride()}, several elements of which lie at one place; pass tensor.contiguous()."
+            )
 
 
 def new_output(tensor: torch.Tensor) -> torch.Tensor:

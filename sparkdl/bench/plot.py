@@ -67,7 +67,8 @@ def _draw(axes: Axes, points: Sequence[tuple[str, int, float]]) -> None:
         axes.plot(*zip(*own, strict=True), style, marker="o", label=_LABELS.get(contender, contender))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xticks(sizes, [format_size(size) for size in sizes])
+    # Sizes that lie one power of two apart would be written over each other.
+    axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45)
     axes.minorticks_off()
     axes.set_xlabel("size of the buffer on each rank")
     axes.grid(alpha=0.3)

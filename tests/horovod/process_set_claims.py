@@ -35,6 +35,24 @@ def claim_process_sets_can_be_added_and_removed() -> None:
         hvd.add_process_set([0, 7])
 
 
+def claim_ranks_that_ask_for_different_process_sets_are_told_who_asked_for_which() -> None:
+    sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2]), hvd.ProcessSet([1, 2])]
+    message = (
+        r"One rank asked to add process set \[0, 1\], but another rank asked to add process set \[1, 2\]\. "
+        r"\(rank 0: .*\[0, 1\]; rank 1: .*\[1, 2\]; rank 2: .*\[1, 2\]\)"
+    )
+    with pytest.raises(hvd.HorovodInternalError, match=message):
+        hvd.add_process_set(sets[hvd.rank()])
+    assert sets[hvd.rank()].process_set_id is None
+    pairs = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2])]
+    with pytest.raises(hvd.HorovodInternalError, match=r"asked to remove process set .* of ranks \[1, 2\]"):
+        hvd.remove_process_set(pairs[1 if hvd.rank() == 2 else 0])
+    for pair in pairs:
+        if pair.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2
+        assert hvd.remove_process_set(pair)
+
+
 def claim_ranks_outside_get_an_error_that_says_so() -> None:
     alone = hvd.add_process_set(hvd.ProcessSet([1]))
     if hvd.rank() != 1:

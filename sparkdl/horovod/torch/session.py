@@ -33,6 +33,8 @@ class Session:
         self.world = world
         self.ranks_of: dict[int, tuple[int, ...]] = {0: tuple(range(world.world_size))}
         self._lock = threading.Lock()
+        self._changing = threading.Lock()
+        """Held while a process set is added or removed: ranks meet for one change at a time."""
         self._next_id = 1
         self._marks_cycles = False
         for ranks in process_sets:
@@ -85,26 +87,34 @@ class Session:
 
         Raises:
             ValueError: if a rank does not exist.
+            HorovodInternalError: on all ranks, if they disagree about the members; nothing is opened then.
         """
         members = tuple(ranks)
         self._check(members)
-        if self.id_of(members) is not None:
-            return None
-        reserved: list[int] = []
-        self._meet(
-            f"process_set.add.{list(members)}", when_met=lambda: reserved.append(self._reserve(members))
-        )
-        self._open(reserved[0])
+        with self._changing:
+            if self.id_of(members) is not None:
+                return None
+            reserved: list[int] = []
+            self._meet(
+                f"add process set {list(members)}", when_met=lambda: reserved.append(self._reserve(members))
+            )
+            self._open(reserved[0])
         return reserved[0]
 
     def remove(self, process_set_id: int) -> bool:
-        """Close a process set; all ranks of the job do so. False if there is none of this number."""
-        if process_set_id == 0 or process_set_id not in self.ranks_of:
-            return False
-        self._meet(f"process_set.remove.{process_set_id}")
-        with self._lock:
-            del self.ranks_of[process_set_id]
-            engine = self._engines.pop(process_set_id, None)
+        """Close a process set; all ranks of the job do so. False if there is none of this number.
+
+        Raises:
+            HorovodInternalError: on all ranks, if they disagree about the process set; nothing is closed then.
+        """
+        with self._changing:
+            members = self.ranks_of.get(process_set_id)
+            if process_set_id == 0 or members is None:
+                return False
+            self._meet(f"remove process set {process_set_id} of ranks {list(members)}")
+            with self._lock:
+                del self.ranks_of[process_set_id]
+                engine = self._engines.pop(process_set_id, None)
         if engine is not None:
             engine.close()
         return True
@@ -120,8 +130,9 @@ class Session:
         for number in sorted(self._engines, reverse=True):
             self._engines[number].close()
 
-    def _meet(self, name: str, when_met: Callable[[], None] | None = None) -> None:
-        request = BarrierRequest(name, when_met)
+    def _meet(self, about: str, when_met: Callable[[], None] | None = None) -> None:
+        # One name for whatever is about to change, so that ranks that want different changes are told so.
+        request = BarrierRequest("process_set", when_met, about=about)
         self._engines[0].submit(request, will_wait=True)
         self._engines[0].wait(request)
 

@@ -49,6 +49,17 @@ def test_whatever_differs_is_a_mismatch(other: Description) -> None:
     assert "rank 3: " in message
 
 
+def test_ranks_that_meet_for_different_things_mismatch() -> None:
+    meeting = Description(kind=Kind.BARRIER, name="process_set", about="add process set [0, 1]")
+    assert parse_description(meeting.text) == meeting
+    message = find_mismatch({0: meeting, 1: replace(meeting, about="add process set [1]")})
+    assert message is not None
+    assert (
+        "One rank asked to add process set [0, 1], but another rank asked to add process set [1]." in message
+    )
+    assert "rank 1: process_set BARRIER add process set [1]" in message
+
+
 def test_equal_scales_of_another_type_are_no_mismatch() -> None:
     assert find_mismatch({0: replace(REDUCTION, prescale=2), 1: replace(REDUCTION, prescale=2.0)}) is None
 

@@ -39,6 +39,7 @@ class Description:
         postscale: factor after it.
         root: rank in the process set that data come from; -1 where there is none.
         root_rank: the same rank by its number among all ranks.
+        about: what else the ranks must agree on, in words, such as ``"add process set [0, 1]"``.
     """
 
     kind: Kind
@@ -50,6 +51,7 @@ class Description:
     postscale: float = 1.0
     root: int = -1
     root_rank: int = -1
+    about: str = ""
 
     @cached_property
     def label(self) -> str:
@@ -68,6 +70,8 @@ class Description:
             options.append(f"scales={float(self.prescale)!r},{float(self.postscale)!r}")
         if self.root >= 0:
             options.append(f"root={self.root}")
+        if self.about:
+            options.append(self.about)
         return " ".join([self.name, self.kind.value, *([shapes] if shapes else []), *options])
 
     @property

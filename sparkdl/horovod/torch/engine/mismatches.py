@@ -40,7 +40,7 @@ def refuse_join(kind: Kind, joined: list[int]) -> str | None:
 
 def _describe(one: Description, another: Description) -> str:
     kind = one.kind.value
-    for say in (_dtypes, _kinds, _counts, _shapes, _scales, _ops, _roots):
+    for say in (_dtypes, _kinds, _abouts, _counts, _shapes, _scales, _ops, _roots):
         sentence = say(one, another)
         if sentence is not None:
             return sentence
@@ -58,6 +58,12 @@ def _kinds(one: Description, another: Description) -> str | None:
     if one.kind == another.kind:
         return None
     return f"Mismatched operations: One rank did an {one.kind.value}, but another rank did an {another.kind.value}."
+
+
+def _abouts(one: Description, another: Description) -> str | None:
+    if one.about == another.about:
+        return None
+    return f"Mismatched calls: One rank asked to {one.about}, but another rank asked to {another.about}."
 
 
 def _counts(one: Description, another: Description) -> str | None:

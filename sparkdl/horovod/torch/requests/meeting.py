@@ -12,14 +12,15 @@ from sparkdl.horovod.torch.engine.request import Request
 class BarrierRequest(Request[None]):
     """Is done when all ranks have come to it."""
 
-    def __init__(self, name: str, when_met: Callable[[], None] | None = None) -> None:
+    def __init__(self, name: str, when_met: Callable[[], None] | None = None, *, about: str = "") -> None:
         """Make the request.
 
         Args:
             name: by which it is matched.
+            about: what the ranks meet for and must agree on, in words.
             when_met: called when all ranks are here, in the same place among the other requests on all of them.
         """
-        super().__init__(Description(kind=Kind.BARRIER, name=name))
+        super().__init__(Description(kind=Kind.BARRIER, name=name, about=about))
         self._when_met = when_met
 
     def match(self, communicator: Communicator) -> None:

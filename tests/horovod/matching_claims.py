@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.errors import CommunicatorTimeoutError
 from sparkdl.horovod.torch.current_session import session
 
 NUM_ROUNDS = 6
@@ -210,3 +212,39 @@ def claim_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
     hvd.init()
     assert session().world.timeout_s == before
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+
+
+def claim_a_stalled_request_is_given_up_alike_on_all_ranks_long_before_the_deadline() -> None:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
+        hvd.init()
+    began = time.monotonic()
+    message = (
+        "shut down. On '.*', allreduce.of 0 stalled for 1 s: rank 1 did not ask for it; "
+        "allreduce.of 1 stalled for 1 s: rank 0 did not ask for it. Look at what those ranks are doing"
+    )
+    with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
+        hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
+    assert 1.0 <= time.monotonic() - began < session().world.timeout_s / 2
+    assert type(caught.value.__cause__) is CommunicatorTimeoutError
+    with pytest.raises(hvd.HorovodInternalError, match="has been shut down"):
+        hvd.allreduce(torch.ones(1))
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+
+
+def claim_what_some_rank_asks_for_too_long_alone_is_given_up_though_others_go_on() -> None:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
+        hvd.init()
+    if hvd.rank() == 0:
+        hvd.allreduce_async(torch.ones(1), name="alone")
+    began = time.monotonic()
+    with pytest.raises(hvd.HorovodInternalError, match="allreduce.alone stalled for 1 s: rank 1 did not ask"):
+        while time.monotonic() - began < 60.0:
+            hvd.barrier()
+    hvd.shutdown()
+    hvd.init()

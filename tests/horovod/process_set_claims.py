@@ -166,3 +166,18 @@ def claim_the_last_of_three_to_join_is_returned() -> None:
         if hvd.rank() == 2:
             assert hvd.allreduce(torch.ones(1), name=f"{step} without 0 and 1", op=hvd.Sum).item() == 1
         assert hvd.join() == 2
+
+
+def claim_a_stall_ends_a_rank_that_has_joined_too() -> None:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
+        hvd.init()
+    with pytest.raises(hvd.HorovodInternalError, match="allreduce.of 0 stalled for 1 s: rank 1 did not ask"):
+        if hvd.rank() == 2:
+            hvd.join()
+        else:
+            hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3

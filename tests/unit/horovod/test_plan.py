@@ -49,6 +49,10 @@ def test_ranks_that_have_joined_are_not_waited_for() -> None:
     assert missing_ranks([None, [A, B], [B]]) == {"a": [2]}
 
 
+def test_nobody_is_missing_where_a_rank_has_joined() -> None:
+    assert missing_ranks([[A, JOIN], [B], [A]]) == {"a": [1], "b": [2]}
+
+
 def test_what_joining_ranks_still_have_runs_when_all_have_joined() -> None:
     assert names(plan_steps([[A, JOIN], None, [B, A, JOIN]])) == ["a", "b"]
 

@@ -1,4 +1,4 @@
-"""What some ranks are long waited for is warned of."""
+"""What some ranks are long waited for is warned of, and given up where that is wanted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,51 @@ import logging
 
 import pytest
 
-from sparkdl.horovod.torch.engine.stalls import StallWatch
+from sparkdl.horovod.torch.engine.report import Report
+from sparkdl.horovod.torch.engine.stalls import StallWatch, find_stall
 
 
 def test_only_what_stays_missing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    watch = StallWatch("world", warn_after_s=0.0)
+    watch = StallWatch("'world'", warn_after_s=1e-9)
     with caplog.at_level(logging.WARNING):
         watch.note({"allreduce.a": [1, 2]})
-    assert "allreduce.a has waited for ranks [1, 2]" in caplog.text
+        watch.note({"allreduce.a": [1, 2]})
+    assert "allreduce.a has waited" in caplog.text
+    assert "on 'world': ranks 1, 2 did not ask for it. Look at what those ranks are doing" in caplog.text
+    assert "other requests went on" not in caplog.text
     caplog.clear()
     for patient in (StallWatch("world", warn_after_s=60.0), StallWatch("world", warn_after_s=None)):
         with caplog.at_level(logging.WARNING):
             patient.note({"allreduce.a": [1]})
             patient.note({})
         assert not caplog.text
+
+
+def test_what_stays_missing_is_stalled_until_it_has_run() -> None:
+    watch = StallWatch("world", warn_after_s=None, abort_after_s=1e-9)
+    assert watch.stalled() == {}
+    missing = {"allreduce.a": [1], "allreduce.b": [0]}
+    watch.note(missing)
+    while set(watch.stalled()) != set(missing):
+        pass
+    assert watch.stalled() == {"allreduce.a": 1e-9, "allreduce.b": 1e-9}
+    watch.note_run("allreduce.a")  # no look at the ranks shows that it is missing no more
+    assert set(watch.stalled()) == {"allreduce.b"}
+    patient = StallWatch("world", warn_after_s=None)
+    patient.note(missing)
+    assert patient.stalled() == {}
+
+
+def test_all_ranks_give_up_what_one_of_them_takes_for_stalled() -> None:
+    missing = {"allreduce.a": [1, 2]}
+    reports = [
+        None,
+        Report(requests=(), stalled={"allreduce.a": 3.0, "allreduce.ran": 3.0}),
+        Report(requests=()),
+    ]
+    assert find_stall("'world'", reports, missing) == (
+        "On 'world', allreduce.a stalled for 3 s: ranks 1, 2 did not ask for it. Look at what those ranks are doing:"
+        " all ranks of a process set have to make the same requests, under the same names."
+    )
+    assert find_stall("'world'", reports, {}) is None
+    assert find_stall("'world'", [None, Report(requests=())], missing) is None

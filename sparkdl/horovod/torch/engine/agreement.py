@@ -8,18 +8,20 @@ they then exchange lists of what they have, and run what all of them have in the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkdl.collective import Communicator, Deadline
+from sparkdl.collective.stalls import numbered
 from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorTimeoutError, MismatchError
-from sparkdl.horovod.torch.engine.description import Description
-from sparkdl.horovod.torch.engine.exchange import exchange_outstanding
+from sparkdl.horovod.torch.engine.description import Description, Kind
+from sparkdl.horovod.torch.engine.exchange import exchange_reports
 from sparkdl.horovod.torch.engine.outstanding import Outstanding
 from sparkdl.horovod.torch.engine.plan import Step, missing_ranks, plan_steps
+from sparkdl.horovod.torch.engine.report import Report
 from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.engine.stalls import StallWatch
+from sparkdl.horovod.torch.engine.stalls import ADVICE, StallWatch, find_stall
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
 
 _PAUSE_S = 0.001
@@ -27,7 +29,11 @@ _PAUSE_S = 0.001
 
 
 class Agreement:
-    """What this rank does so that all ranks run the same; by one thread at a time."""
+    """What this rank does so that all ranks run the same; by one thread at a time.
+
+    Attributes:
+        ended_alike: whether all ranks have raised the same, by themselves, so that none has to be told.
+    """
 
     def __init__(
         self,
@@ -45,7 +51,12 @@ class Agreement:
         self._communicator = communicator
         self._outstanding = outstanding
         self._make_stand_in = make_stand_in
-        self._stalls = StallWatch(communicator.name, communicator.stall_check.warn_after_s)
+        self.ended_alike = False
+        self._process_set = numbered(communicator.name, communicator.world_ranks)
+        check = communicator.stall_check
+        self._stalls = StallWatch(
+            self._process_set, warn_after_s=check.warn_after_s, abort_after_s=check.abort_after_s
+        )
 
     def run_oldest(self) -> bool:
         """Run the oldest request, or what all ranks have; False if there is none.
@@ -76,20 +87,37 @@ class Agreement:
     def _steps_of_all(self) -> Sequence[Step]:
         deadline = Deadline(self._communicator.timeout_s)
         while True:
-            lists = exchange_outstanding(self._communicator, self._outstanding.describe)
-            steps = plan_steps(lists)
+            reports = exchange_reports(self._communicator, self._report)
+            lists = [None if report is None else report.requests for report in reports]
             missing = missing_ranks(lists)
             self._stalls.note(missing)
+            self._give_up_stalled(reports, missing)
+            steps = plan_steps(lists)
             if steps:
                 return steps
             if deadline.expired:
                 waiting = "; ".join(f"{name} for ranks {ranks}" for name, ranks in missing.items())
                 raise CommunicatorTimeoutError(
-                    f"No request was made by all ranks for {deadline.timeout_s:g} s: {waiting} still to come."
+                    f"No request was made by all ranks for {deadline.timeout_s:g} s: {waiting} still to come. {ADVICE}"
                 )
             time.sleep(_PAUSE_S)
 
+    def _report(self) -> Report:
+        return Report(
+            requests=tuple(request.description for request in self._outstanding.requests()),
+            stalled=self._stalls.stalled(),
+        )
+
+    def _give_up_stalled(
+        self, reports: Sequence[Report | None], missing: Mapping[str, Sequence[int]]
+    ) -> None:
+        stall = find_stall(self._process_set, reports, missing)
+        if stall is not None:
+            self.ended_alike = None not in reports  # who has joined has seen no reports
+            raise CommunicatorTimeoutError(stall)
+
     def _take(self, step: Step) -> None:
+        self._stalls.note_run(step.description.name)
         request = self._outstanding.find(step.description.name)
         if step.error is not None:
             if request is not None:
@@ -104,6 +132,9 @@ class Agreement:
         self._complete(request)
 
     def _complete(self, request: Request[Any]) -> None:
+        if request.description.kind is Kind.JOIN:
+            self._stalls.note({})  # it has not heard of what the others ran meanwhile
+        self._stalls.note_run(request.description.name)
         try:
             request.complete(self._communicator)
         except HorovodInternalError as error:

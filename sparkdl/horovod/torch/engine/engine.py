@@ -98,7 +98,7 @@ class Engine:
         """Fail what is outstanding, here and on the other ranks, and close the communicator."""
         shut_down = HorovodInternalError(_SHUT_DOWN)
         self._outstanding.refuse_more(shut_down)
-        names = [description.name for description in self._outstanding.describe()]
+        names = [request.description.name for request in self._outstanding.requests()]
         with self._submitted:
             self._closing.set()
             self._submitted.notify()
@@ -168,7 +168,7 @@ class Engine:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        if self.communicator.failure is None:
+        if self.communicator.failure is None and not self._agreement.ended_alike:
             self.communicator.abort(f"rank {self.communicator.rank} failed: {type(error).__name__}: {error}")
         failure = HorovodInternalError(f"{_SHUT_DOWN} {error}")
         failure.__cause__ = error

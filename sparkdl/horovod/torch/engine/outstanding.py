@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from sparkdl.horovod.torch.engine.description import Description, Kind
+from sparkdl.horovod.torch.engine.description import Kind
 from sparkdl.horovod.torch.engine.request import Request
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
 
@@ -68,10 +68,10 @@ class Outstanding:
         with self._completed:
             return self._requests.get(name)
 
-    def describe(self) -> list[Description]:
-        """The descriptions of all requests."""
+    def requests(self) -> list[Request[Any]]:
+        """All requests, in the order of submission."""
         with self._completed:
-            return [request.description for request in self._requests.values()]
+            return list(self._requests.values())
 
     def finish(self, request: Request[Any], error: BaseException | None = None) -> None:
         """Take note that a request is done, or has failed."""

@@ -37,7 +37,7 @@ def plan_steps(outstanding: Sequence[Outstanding | None]) -> list[Step]:
     """
     lists = {rank: requests for rank, requests in enumerate(outstanding) if requests is not None}
     by_name = {rank: {request.name: request for request in requests} for rank, requests in lists.items()}
-    active = [rank for rank, requests in lists.items() if not _joins(requests)]
+    active = [rank for rank, requests in lists.items() if not joins(requests)]
     leaders = [active[0]] if active else list(lists)
     steps: dict[str, Step] = {}
     for leader in leaders:
@@ -53,17 +53,23 @@ def plan_steps(outstanding: Sequence[Outstanding | None]) -> list[Step]:
 
 
 def missing_ranks(outstanding: Sequence[Outstanding | None]) -> dict[str, list[int]]:
-    """The names of requests that some rank has, and for each the ranks without it that have not joined."""
+    """The names of requests that some rank has, and for each the ranks without it that have not joined.
+
+    Who has asked to join waits for as long as the others have data, so that nobody is missing there.
+    """
     lists = {
-        rank: {request.name for request in requests} for rank, requests in enumerate(outstanding) if requests
+        rank: {request.name for request in requests if request.kind is not Kind.JOIN}
+        for rank, requests in enumerate(outstanding)
+        if requests
     }
     active = [
-        rank for rank, requests in enumerate(outstanding) if requests is not None and not _joins(requests)
+        rank for rank, requests in enumerate(outstanding) if requests is not None and not joins(requests)
     ]
     names = sorted(set().union(*lists.values()))
     missing = {name: [rank for rank in active if name not in lists.get(rank, ())] for name in names}
     return {name: ranks for name, ranks in missing.items() if ranks}
 
 
-def _joins(requests: Outstanding) -> bool:
+def joins(requests: Outstanding) -> bool:
+    """Whether a rank with these requests has asked to join."""
     return any(request.kind is Kind.JOIN for request in requests)

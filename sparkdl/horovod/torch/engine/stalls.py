@@ -1,28 +1,42 @@
-"""Warns of requests that some ranks have made and others have not, where the process set goes on without them."""
+"""Warns of requests that some ranks have made and others have not, and says which of them are to be given up."""
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 
+from sparkdl.horovod.torch.engine.ages import Ages
+from sparkdl.horovod.torch.engine.report import Report
+from sparkdl.topology import name_ranks
+
 logger = logging.getLogger(__name__)
+
+ADVICE = (
+    "Look at what those ranks are doing: all ranks of a process set have to make the same requests, under the same"
+    " names."
+)
+"""What to do about requests that wait for other ranks."""
 
 
 class StallWatch:
     """Remembers since when requests have been missing on some ranks."""
 
-    def __init__(self, process_set: str, warn_after_s: float | None) -> None:
+    def __init__(
+        self, process_set: str, *, warn_after_s: float | None, abort_after_s: float | None = None
+    ) -> None:
         """Begin to watch.
 
         Args:
             process_set: what it is called in warnings.
-            warn_after_s: how long a request may be missing; for ever when None.
+            warn_after_s: how long a request may be missing until a warning, and between warnings; for ever when None.
+            abort_after_s: how long a request may be missing at all; for ever when None.
         """
         self._process_set = process_set
         self._warn_after_s = math.inf if warn_after_s is None else warn_after_s
-        self._since: dict[str, float] = {}
+        self._abort_after_s = abort_after_s
+        self._ages = Ages()
+        self._warned_at: dict[str, float] = {}
 
     def note(self, missing: Mapping[str, Sequence[int]]) -> None:
         """Take note of what is missing now, and warn of what has been for long; again after the same time.
@@ -30,15 +44,51 @@ class StallWatch:
         Args:
             missing: the ranks that have not made a request, by its name.
         """
-        now = time.monotonic()
-        self._since = {name: self._since.get(name, now) for name in missing}
-        for name, since in self._since.items():
-            if now - since >= self._warn_after_s:
+        self._ages.note(missing)
+        self._warned_at = {name: age_s for name, age_s in self._warned_at.items() if name in missing}
+        for name, age_s in self._ages.tell().items():
+            if age_s >= self._warned_at.get(name, 0.0) + self._warn_after_s:
+                self._warned_at[name] = age_s
                 logger.warning(
-                    "%s: %s has waited for ranks %s for more than %.0f s, while other requests went on.",
-                    self._process_set,
+                    "%s has waited %.3g s on %s: %s did not ask for it. %s",
                     name,
-                    list(missing[name]),
-                    self._warn_after_s,
+                    age_s,
+                    self._process_set,
+                    name_ranks(missing[name]),
+                    ADVICE,
                 )
-                self._since[name] = now
+
+    def note_run(self, name: str) -> None:
+        """Take note that a request has run: it begins anew where another of its name is missing."""
+        self._ages.forget(name)
+        self._warned_at.pop(name, None)
+
+    def stalled(self) -> dict[str, float]:
+        """The requests that have been missing for too long, with the seconds that they may be."""
+        if self._abort_after_s is None:
+            return {}
+        return dict.fromkeys(self._ages.older_than(self._abort_after_s), self._abort_after_s)
+
+
+def find_stall(
+    process_set: str, reports: Sequence[Report | None], missing: Mapping[str, Sequence[int]]
+) -> str | None:
+    """Say which requests have to be given up; None if there are none. Pure, so that all ranks say the same.
+
+    Args:
+        process_set: what it is called in the sentence.
+        reports: of the ranks; what one of them takes for stalled is.
+        missing: the ranks that have not made a request, by its name.
+    """
+    allowed_s: dict[str, float] = {}
+    for report in reports:
+        for name, seconds in report.stalled.items() if report is not None else ():
+            allowed_s[name] = min(seconds, allowed_s.get(name, math.inf))
+    stalls = [
+        f"{name} stalled for {allowed_s[name]:g} s: {name_ranks(missing[name])} did not ask for it"
+        for name in sorted(allowed_s)
+        if name in missing
+    ]
+    if not stalls:
+        return None
+    return f"On {process_set}, {'; '.join(stalls)}. {ADVICE}"

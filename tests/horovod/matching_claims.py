@@ -189,6 +189,44 @@ def claim_every_mismatch_is_named_alike_on_all_ranks() -> None:
         assert texts[0] == texts[1]
 
 
+def claim_different_operations_under_one_name_fail_and_the_session_goes_on() -> None:
+    numbers = torch.ones(4)
+    calls = (
+        (lambda: hvd.allgather(numbers, name="m"), lambda: hvd.allreduce(numbers, name="m"), "ALLGATHER"),
+        (
+            lambda: hvd.synchronize(hvd.broadcast_async(numbers, 0, name="m")),
+            lambda: hvd.grouped_allreduce([numbers], name="m"),
+            "BROADCAST",
+        ),
+    )
+    for *by_rank, kind in calls:
+        message = (
+            f"One rank did an {kind}, but another rank did an ALLREDUCE.*rank 0: .*rank 1: .*allreduce.m"
+        )
+        began = time.monotonic()
+        with pytest.raises(hvd.HorovodInternalError, match=message) as caught:
+            by_rank[hvd.rank()]()
+        assert time.monotonic() - began < 20.0
+        texts = hvd.allgather_object(str(caught.value))
+        assert texts[0] == texts[1]
+
+
+def claim_threads_have_time_to_ask_for_the_other_operation_of_a_name() -> None:
+    def gather() -> list[float]:
+        return hvd.allgather(torch.ones(1), name="of two threads").tolist()
+
+    def reduce() -> list[float]:
+        return hvd.allreduce(torch.ones(1), name="of two threads", op=hvd.Sum).tolist()
+
+    first, second = (gather, reduce) if hvd.rank() == 0 else (reduce, gather)
+    late: list[list[float]] = []
+    timer = threading.Timer(0.3, lambda: late.append(second()))
+    timer.start()
+    results = [first()]
+    timer.join()
+    assert sorted(results + late) == [[1.0, 1.0], [2.0]]
+
+
 def claim_a_mismatch_leaves_what_is_in_place_untouched() -> None:
     tensor = torch.full((2 + hvd.rank(),), 7.0)
     with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):

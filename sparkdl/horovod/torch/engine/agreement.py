@@ -15,6 +15,8 @@ from sparkdl.collective import Communicator, Deadline
 from sparkdl.collective.stalls import numbered
 from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorTimeoutError, MismatchError
+from sparkdl.horovod.torch.engine.ages import Ages
+from sparkdl.horovod.torch.engine.clashes import find_clashes
 from sparkdl.horovod.torch.engine.description import Description, Kind
 from sparkdl.horovod.torch.engine.exchange import exchange_reports
 from sparkdl.horovod.torch.engine.outstanding import Outstanding
@@ -26,6 +28,9 @@ from sparkdl.horovod.torch.exceptions import HorovodInternalError
 
 _PAUSE_S = 0.001
 """Between two looks at what the ranks have, when nothing can run."""
+
+_GRACE_S = 2.0
+"""For other threads to make the requests that would end a clash."""
 
 
 class Agreement:
@@ -57,6 +62,7 @@ class Agreement:
         self._stalls = StallWatch(
             self._process_set, warn_after_s=check.warn_after_s, abort_after_s=check.abort_after_s
         )
+        self._clashes = Ages()
 
     def run_oldest(self) -> bool:
         """Run the oldest request, or what all ranks have; False if there is none.
@@ -86,13 +92,14 @@ class Agreement:
 
     def _steps_of_all(self) -> Sequence[Step]:
         deadline = Deadline(self._communicator.timeout_s)
+        self._clashes.note([])
         while True:
             reports = exchange_reports(self._communicator, self._report)
             lists = [None if report is None else report.requests for report in reports]
             missing = missing_ranks(lists)
             self._stalls.note(missing)
             self._give_up_stalled(reports, missing)
-            steps = plan_steps(lists)
+            steps = plan_steps(lists) or self._steps_of_clash(reports)
             if steps:
                 return steps
             if deadline.expired:
@@ -103,9 +110,12 @@ class Agreement:
             time.sleep(_PAUSE_S)
 
     def _report(self) -> Report:
+        requests = self._outstanding.requests()
         return Report(
-            requests=tuple(request.description for request in self._outstanding.requests()),
+            requests=tuple(request.description for request in requests),
+            awaited=frozenset(request.description.name for request in requests if request.blocks_caller),
             stalled=self._stalls.stalled(),
+            clashing=frozenset(self._clashes.older_than(_GRACE_S)),
         )
 
     def _give_up_stalled(
@@ -115,6 +125,13 @@ class Agreement:
         if stall is not None:
             self.ended_alike = None not in reports  # who has joined has seen no reports
             raise CommunicatorTimeoutError(stall)
+
+    def _steps_of_clash(self, reports: Sequence[Report | None]) -> Sequence[Step]:
+        """Fail what waits under one name for different operations, once some rank has seen it for long."""
+        clashes = find_clashes(reports)
+        self._clashes.note(clashes)
+        ripe = {name for report in reports if report is not None for name in report.clashing}
+        return next((steps for name, steps in clashes.items() if name in ripe), ())
 
     def _take(self, step: Step) -> None:
         self._stalls.note_run(step.description.name)

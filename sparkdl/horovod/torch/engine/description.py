@@ -75,6 +75,17 @@ class Description:
         return " ".join([self.name, self.kind.value, *([shapes] if shapes else []), *options])
 
     @property
+    def operation(self) -> str:
+        """What was called, as the name has it: ``"grouped_allreduce"``, of which there is no kind."""
+        return self.name.partition(".")[0]
+
+    @property
+    def given_name(self) -> str | None:
+        """What the caller called it; None if it was numbered, or goes without a name."""
+        given = self.name.partition(".")[2]
+        return given if given and not given.startswith("noname.") else None
+
+    @property
     def _fixed_shapes(self) -> list[list[Any]]:
         if self.kind not in (Kind.ALLGATHER, Kind.ALLTOALL):
             return [list(shape) for shape in self.shapes]

@@ -86,6 +86,7 @@ class Engine:
         Raises:
             HorovodInternalError: if the request failed.
         """
+        request.blocks_caller = True
         while self._take_turn(request):
             try:
                 self._drive(lambda: request.done)

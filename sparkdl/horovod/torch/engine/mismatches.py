@@ -40,6 +40,8 @@ def refuse_join(kind: Kind, joined: list[int]) -> str | None:
 
 def _describe(one: Description, another: Description) -> str:
     kind = one.kind.value
+    if one.name != another.name:
+        return _operations(one, another)
     for say in (_dtypes, _kinds, _abouts, _counts, _shapes, _scales, _ops, _roots):
         sentence = say(one, another)
         if sentence is not None:
@@ -54,10 +56,21 @@ def _dtypes(one: Description, another: Description) -> str | None:
     return None
 
 
+def _operations(one: Description, another: Description) -> str:
+    by_kind = _kinds(one, another)
+    if by_kind is not None:
+        return by_kind
+    return _did(one.operation.upper(), another.operation.upper())
+
+
 def _kinds(one: Description, another: Description) -> str | None:
     if one.kind == another.kind:
         return None
-    return f"Mismatched operations: One rank did an {one.kind.value}, but another rank did an {another.kind.value}."
+    return _did(one.kind.value, another.kind.value)
+
+
+def _did(mine: str, other: str) -> str:
+    return f"Mismatched operations: One rank did an {mine}, but another rank did an {other}."
 
 
 def _abouts(one: Description, another: Description) -> str | None:

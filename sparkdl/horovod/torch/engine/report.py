@@ -17,22 +17,30 @@ class Report:
 
     Attributes:
         requests: that have not run, in the order of submission.
+        awaited: the names of those for which a thread waits.
         stalled: the names of those that other ranks lack for too long, with the seconds that this rank allows.
+        clashing: what callers gave as names of different operations, for longer than a rank is given to submit more.
     """
 
     requests: tuple[Description, ...]
+    awaited: frozenset[str] = frozenset()
     stalled: Mapping[str, float] = field(default_factory=dict)
+    clashing: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
         """The attributes in lines, for :func:`parse_report`; never empty."""
-        return "\n".join([json.dumps(dict(self.stalled)), *(request.text for request in self.requests)])
+        notes = [sorted(self.awaited), dict(self.stalled), sorted(self.clashing)]
+        return "\n".join([json.dumps(notes), *(request.text for request in self.requests)])
 
 
 def parse_report(text: str) -> Report:
     """The report that a rank sent as its ``text``."""
     notes, *requests = text.split("\n")
+    awaited, stalled, clashing = json.loads(notes)
     return Report(
         requests=tuple(parse_description(request) for request in requests),
-        stalled=json.loads(notes),
+        awaited=frozenset(awaited),
+        stalled=stalled,
+        clashing=frozenset(clashing),
     )

@@ -19,6 +19,7 @@ class Request(ABC, Generic[Result]):
         label: the same in one line, which goes with the operation as its name.
         done: whether it has run or failed.
         is_awaited: whether a thread sleeps until it is done.
+        blocks_caller: whether a thread cannot go on before it is done, be it asleep or driving the engine.
         error: what it failed with.
     """
 
@@ -27,6 +28,7 @@ class Request(ABC, Generic[Result]):
         self.label = description.label
         self.done = False
         self.is_awaited = False
+        self.blocks_caller = False
         self.error: BaseException | None = None
 
     @abstractmethod

@@ -1,0 +1,70 @@
+"""Where ranks wait for different operations under one name, and where they only seem to."""
+
+from __future__ import annotations
+
+from sparkdl.horovod.torch.engine.clashes import find_clashes
+from sparkdl.horovod.torch.engine.description import Description, Kind
+from sparkdl.horovod.torch.engine.report import Report, parse_report
+
+JOIN = Description(kind=Kind.JOIN, name="join")
+BARRIER = Description(kind=Kind.BARRIER, name="barrier")
+
+
+def request(name: str) -> Description:
+    kind = Kind(name.partition(".")[0].removeprefix("grouped_").upper())
+    return Description(kind=kind, name=name, dtypes=("float32",), shapes=((2,),), op=1)
+
+
+REDUCED, GROUPED, GATHERED = (
+    request(f"{kind}.m") for kind in ("allreduce", "grouped_allreduce", "allgather")
+)
+
+
+def waiting(*requests: Description, behind: tuple[Description, ...] = ()) -> Report:
+    """A rank with threads that wait for ``requests``, and with what nobody waits for."""
+    return Report(requests=behind + requests, awaited=frozenset(each.name for each in requests))
+
+
+def test_reports_travel_as_text() -> None:
+    report = Report(
+        requests=(REDUCED, BARRIER),
+        awaited=frozenset(["barrier"]),
+        stalled={"a": 3.0},
+        clashing=frozenset("m"),
+    )
+    for each in (report, Report(requests=())):
+        assert parse_report(each.text) == each
+
+
+def test_all_that_clashes_under_a_name_fails_with_what_each_rank_asked_for() -> None:
+    clashes = find_clashes([waiting(GATHERED), waiting(BARRIER, REDUCED), waiting(GATHERED)])
+    assert [step.description for step in clashes["m"]] == [GATHERED, REDUCED]
+    [error] = {step.error for step in clashes["m"]}
+    assert error is not None
+    assert error.startswith(
+        "Mismatched operations: One rank did an ALLGATHER, but another rank did an ALLREDUCE. (rank 0: allgather.m"
+    )
+    assert "rank 1: allreduce.m" in error
+    assert "rank 2: allgather.m" in error
+
+
+def test_a_group_and_a_tensor_clash() -> None:
+    [step, _] = find_clashes([waiting(GROUPED), waiting(REDUCED)])["m"]
+    assert step.error is not None
+    assert "One rank did an GROUPED_ALLREDUCE, but another rank did an ALLREDUCE." in step.error
+
+
+def test_what_may_still_be_asked_for_is_no_clash() -> None:
+    assert find_clashes([waiting(GATHERED), waiting(request("allreduce.n"))]) == {}
+    assert find_clashes([waiting(GATHERED), waiting(BARRIER, behind=(REDUCED,))]) == {}
+    assert find_clashes([waiting(GATHERED), waiting(REDUCED), waiting(BARRIER)]) == {}
+    assert find_clashes([waiting(GATHERED), waiting(GATHERED)]) == {}
+    numbered = request("allreduce.noname.1"), request("allgather.noname.1")
+    assert find_clashes([waiting(each) for each in numbered]) == {}
+
+
+def test_ranks_that_have_joined_do_not_clash() -> None:
+    assert set(find_clashes([None, waiting(GATHERED), waiting(REDUCED)])) == {"m"}
+    assert set(find_clashes([waiting(JOIN, behind=(REDUCED,)), waiting(GATHERED), waiting(REDUCED)])) == {"m"}
+    assert find_clashes([None, waiting(REDUCED)]) == {}
+    assert find_clashes([None, waiting(JOIN, REDUCED)]) == {}

@@ -152,7 +152,10 @@ def run_on_ranks(
             _slot_holders.remove(spec.job)
             if job.running:
                 _leave_behind(job, channel, stack.pop_all())
-        return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
+        try:
+            return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
+        finally:
+            job.close()
 
 
 class Listener:

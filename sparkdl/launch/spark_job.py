@@ -139,6 +139,15 @@ class SparkJob:
             for row in _in_order(window.collect()):
                 into.write(row["body"])
 
+    def close(self) -> None:
+        """Let go of the rows, which Spark keeps for as long as somebody has their DataFrame.
+
+        On Spark Connect the last one to let go tells the server so, which waits for ever where the interpreter is
+        ending, as when an exception that nobody caught holds this job.
+        """
+        self._fetched = None
+        self._call.value = None
+
     def _job_ids(self) -> list[int]:
         context: Any = self._spark.sparkContext
         # The tracker of pyspark finds jobs by their group alone, and that is the caller's.

@@ -45,7 +45,7 @@ class TaggedCall(Generic[Value]):
     def __init__(self, spark: SparkSession, tag: str, function: Callable[[], Value]) -> None:
         self._spark = spark
         self.tag = tag
-        self._function = function
+        self._function: Callable[[], Value] | None = function
         self.value: Value | None = None
         self.error: Exception | None = None
         self.was_given_up = False
@@ -112,10 +112,13 @@ class TaggedCall(Generic[Value]):
         try:
             for tag in (self.tag, *self._callers_tags):
                 getattr(tagging, add)(tag)
+            assert self._function is not None
             self.value = self._function()
         except Exception as error:
             self.error = error
         finally:
+            # It may hold who holds this call: with it, the value would live until the garbage collector comes by.
+            self._function = None
             try:
                 getattr(tagging, remove)(self.tag)
             finally:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from sparkdl.errors import LaunchError, ParamError, RankError, SerializationErro
 from sparkdl.launch import run, run_on_ranks
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.launch_spec import installed_versions
+from tests.launchers import ROOT
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
 
@@ -30,6 +33,33 @@ def test_every_rank_returns_its_value_in_order(spark: SparkSession) -> None:
 
 def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_that_stops_no_session_ends_by_itself(spark_mode: str, fails: bool) -> None:
+    if spark_mode != "connect":
+        pytest.skip("only Spark Connect's client has something to tell its server in the end")
+    function = "fail_on, 1" if fails else "sum_of_ranks"
+    program = f"""
+from pyspark.sql import SparkSession
+from sparkdl.launch import run_on_ranks
+from tests.spark import rank_functions as functions
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+print(run_on_ranks(functions.{function}, num_ranks=2, spark=spark))
+"""
+    # Without what the session of these tests has set for its own server.
+    environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
+    environment |= {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ended.returncode == int(fails), ended.stderr
+    assert ("looked in vain" in ended.stderr) if fails else ("[3.0, 3.0]" in ended.stdout)
 
 
 @pytest.mark.any_spark_will_do

@@ -6,6 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError
+from sparkdl.estimators.validation_split import validation_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +22,14 @@ def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> No
     Raises:
         DataError: naming Param and column, and those there are.
     """
-    others = (params.weightCol, params.validationIndicatorCol)
+    others = (
+        (params.weightCol, params.weight_column()),
+        (params.validationIndicatorCol, validation_column(params)),
+    )
     named: list[tuple[Param[Any], Sequence[str]]] = [
         (params.featuresCol, params.getFeaturesCols()),
         (params.labelCol, params.label_names()),
-        *((param, [params.getOrDefault(param)]) for param in others if params.isSet(param)),
+        *((param, [name]) for param, name in others if name is not None),
     ]
     for param, names in named:
         for name in names:

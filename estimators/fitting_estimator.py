@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -96,7 +97,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         estimators = with_param_maps(self, paramMaps)
         return FittedModels(dataset, estimators, nested_runs(estimators))
 
-    def fit_on_parquet(self, path: str) -> M:
+    def fit_on_parquet(self, path: str | os.PathLike[str]) -> M:
         """Train on Parquet files where they lie, through the active Spark session.
 
         Args:
@@ -105,7 +106,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         Raises:
             As :meth:`fit`; LaunchError if there is no active session.
         """
-        return self.fit(active_session().read.parquet(path))
+        return self.fit(active_session().read.parquet(os.fspath(path)))
 
     def _fit(self, dataset: DataFrame) -> M:
         self.check_values()

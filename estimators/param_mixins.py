@@ -14,6 +14,7 @@ from torch import nn
 from sparkdl.collective import TRANSPORTS
 from sparkdl.data import Store
 from sparkdl.data.store import KEEP_FOR
+from sparkdl.errors import ParamError
 from sparkdl.training.losses import LossFunction
 from sparkdl.training.spec import OptimizerFactory
 
@@ -291,6 +292,19 @@ class HasPredictionBatchSize(Params):
     def getPredictionBatchSize(self) -> int:
         """Return the rows per forward pass of transform."""
         return self.getOrDefault(self.predictionBatchSize)
+
+    def checked_prediction_batch_size(self) -> int:
+        """Return the number of rows.
+
+        Raises:
+            ParamError: if it is not positive.
+        """
+        value = self.getPredictionBatchSize()
+        if value < 1:
+            raise ParamError(
+                f"Param predictionBatchSize must be at least 1, got {value}: {self.predictionBatchSize.doc}."
+            )
+        return value
 
     def setPredictionBatchSize(self: P, value: int) -> P:
         """Set the rows per forward pass of transform."""

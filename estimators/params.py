@@ -181,7 +181,7 @@ class _TorchEstimatorParams(
 
     def weight_column(self) -> str | None:
         """Return the column of row weights, if one is set."""
-        return self.getWeightCol() if self.isSet(self.weightCol) else None
+        return (self.getWeightCol() or None) if self.isSet(self.weightCol) else None
 
     def label_names(self) -> list[str]:
         """Return the label columns; with a trainStep those alone that were set, as it may need none."""
@@ -218,13 +218,13 @@ class _TorchEstimatorParams(
             (self.batchSize, 1),
             (self.epochs, 1),
             (self.numWorkers, 1),
-            (self.predictionBatchSize, 1),
             (self.gradientAccumulationSteps, 1),
             (self.warmupSteps, 0),
         ):
             value = self.getOrDefault(param)
             if value < least:
                 raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
+        self.checked_prediction_batch_size()
         self._check_checkpoints()
         max_grad_norm = self.getMaxGradNorm()
         if max_grad_norm is not None and not max_grad_norm > 0:

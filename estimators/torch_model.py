@@ -11,7 +11,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import functions as F
 
 from sparkdl.data.dataset import missing_column_error
-from sparkdl.data.spark_columns import check_like, is_vector
+from sparkdl.data.spark_columns import check_like, is_vector, quoted
 from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import packing_of
 from sparkdl.estimators.params import _TorchParams
@@ -121,7 +121,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         features = self._features(dataset)
         types = [dataset.schema[name].dataType for name in self.getFeaturesCols()]
         packing = packing_of(types, self._saved.signature.inputs)
-        scoring = self._scoring.for_session(dataset.sparkSession, self.getPredictionBatchSize())
+        scoring = self._scoring.for_session(dataset.sparkSession, self.checked_prediction_batch_size())
         scored = prediction_udf(scoring, columns, packing)(*features)
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)
@@ -150,5 +150,5 @@ def _feature(dataset: DataFrame, name: str, trained: FeedColumn) -> Column:
     if name not in dataset.columns:
         raise missing_column_error(name, dataset.columns)
     check_like(dataset.schema[name], trained)
-    column = dataset[name]
+    column = dataset[quoted(name)]
     return vector_to_array(column) if is_vector(dataset.schema[name].dataType) else column

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchModel
 from tests.spark.estimator_examples import make_estimator
 
@@ -93,6 +93,18 @@ def test_arrays_of_different_lengths_want_a_padding_value(rows, tmp_path):
 def test_parquet_is_fitted_on_where_it_lies(frame, tmp_path):
     frame.select("image", "digit").write.parquet(str(tmp_path / "rows"))
     estimator = make_estimator(tmp_path, epochs=1, keepRowsSeconds=3600)
-    model = estimator.fit_on_parquet(str(tmp_path / "rows"))
+    model = estimator.fit_on_parquet(tmp_path / "rows")
     assert model.history[0].rows == frame.count()
     assert not list((tmp_path / "store").glob("*/*.parquet"))
+
+
+@pytest.mark.any_spark_will_do
+def test_names_of_columns_are_taken_as_they_are(frame, tmp_path):
+    name = "image.raw `a`"
+    named = frame.withColumnRenamed("image", name)
+    # As Spark ML has it, an empty weightCol is none.
+    model = make_estimator(tmp_path, featuresCol=name, weightCol="", epochs=1).fit(named)
+    expected = model.copy({model.featuresCol: "image"}).transform(frame).select("prediction").collect()
+    assert model.transform(named).select("prediction").collect() == expected
+    with pytest.raises(ParamError, match="predictionBatchSize must be at least 1, got 0"):
+        model.copy({model.predictionBatchSize: 0}).transform(named)

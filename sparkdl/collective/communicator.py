@@ -8,6 +8,11 @@ accumulated in float32 and rounded once; the average of integers is rounded towa
 of bools are their "or" and "and". ``prescale`` multiplies what goes in, ``postscale`` what comes out; integers are
 multiplied as float64 and rounded toward zero.
 
+A NaN on any rank is both the minimum and the maximum, and makes every sum, average and product NaN. Of 0.0 and -0.0
+the native transport takes the one that comes later in its order of the ranks; over MPI, -0.0 is below 0.0. The ranks
+end with the same bits but for one case: the sign and the payload of a NaN that is a sum, an average or a product over
+MPI.
+
 ``name`` says what is communicated. It stands in messages and reports, and the ranks must agree on it, as they must
 on operation, dtype, sizes, reduction, scales and root: otherwise all of them raise the same :class:`MismatchError`,
 nothing is written, and the communicator can be used further.

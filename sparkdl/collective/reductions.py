@@ -6,11 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.collective.ordered_bits import from_ordered, to_ordered
 from sparkdl.errors import ParamError
 
 OPS = ("sum", "avg", "min", "max", "product")
 
 Data = np.ndarray[Any, Any]
+
+_EXTREMES = ("min", "max")
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 _OF_BOOLS = {"sum": "max", "min": "min", "max": "max", "product": "min"}
 """How the numbers 0 and 1 are reduced that stand for bools."""
@@ -43,8 +48,9 @@ def elementary_op(op: str, dtype: str) -> str:
 def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
     """The array in which to reduce ``data``: itself, or a wider or scaled copy.
 
-    bfloat16 (given as uint16) and float16 are reduced in float32; averages of integers in 64 bits, lest their
-    sum overflows; sums of integers of 8 and 16 bits in 32 bits.
+    bfloat16 (given as uint16) and float16 are reduced in float32; averages of integers in 64 bits, lest the sum
+    of narrower ones overflows; sums of integers of 8 and 16 bits in 32 bits; the least and the greatest of floats
+    as integers of their order, among which NaN and the sign of zero count, too (see ``ordered_bits``).
     """
     wide = data
     if dtype == "bfloat16":
@@ -57,6 +63,8 @@ def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
         wide = wide.astype(np.uint64 if dtype == "uint64" else np.int64)
     elif op == "sum" and dtype in _SATURATED:
         wide = wide.astype(np.int32)
+    elif op in _EXTREMES and wide.dtype.kind == "f":
+        wide = to_ordered(wide, op)
     return wide
 
 
@@ -66,6 +74,8 @@ def narrow_into(
     """Write the reduced array of :func:`widen` to ``out``: divided by ``world_size`` for an average, then scaled."""
     if op == "avg":
         reduced = _divide(reduced, world_size)
+    elif op in _EXTREMES and dtype in _FLOATS:
+        reduced = from_ordered(reduced)
     elif dtype in _SATURATED:
         # Sums wrap around before they are scaled, as those of wider integers do.
         reduced = reduced.astype(out.dtype, copy=False)

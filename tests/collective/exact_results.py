@@ -5,6 +5,9 @@ Ranks of one host are folded from the left in the order of their ranks, in the t
 first one: in ``reduce`` it is the one after the root's, in ``reduce_scatter`` the one after that of the block's rank;
 in ``allreduce`` it depends on where in the array an element lies.
 
+MPI leaves the order open: of three ranks, any two may come first. With infinities, zeros and numbers near them that
+is more than a matter of rounding: a product may be infinite in one order and NaN in another.
+
 Scales: what goes in is rounded to the dtype when it was multiplied, what comes out is multiplied before it is
 rounded. Integers are multiplied as float64 and rounded toward zero; what does not fit becomes the nearest that does.
 """
@@ -12,6 +15,7 @@ rounded. Integers are multiplied as float64 and rounded toward zero; what does n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -27,6 +31,7 @@ def reduced(
     postscale: float = 1.0,
     host_of_rank: Sequence[int],
     first_host: int | None = None,
+    is_order_fixed: bool = True,
     rounds_prescaled: bool = True,
 ) -> list[Array]:
     """Reduce the arrays of all ranks.
@@ -39,10 +44,11 @@ def reduced(
         postscale: factor of what comes out.
         host_of_rank: the hosts, as the core sees them.
         first_host: where folding over hosts begins; any when None.
+        is_order_fixed: whether it is the one above; any of the ranks otherwise.
         rounds_prescaled: whether what goes in is rounded to the dtype when it was multiplied, as the core does.
 
     Returns:
-        The results that are right; one if ``first_host`` is given.
+        The results that are right; one if ``first_host`` is given and the order is fixed.
     """
     given = next(array for array in arrays if array is not None)
     zeros = np.zeros(given.shape, counted_type(dtype))
@@ -55,21 +61,12 @@ def reduced(
             numbers = [
                 number.astype(np.int64 if number.dtype.kind == "i" else np.uint64) for number in numbers
             ]
-        num_hosts = max(host_of_rank) + 1
-        of_host = [
-            _folded([numbers[rank] for rank, host in enumerate(host_of_rank) if host == wanted], op, dtype)
-            for wanted in range(num_hosts)
-        ]
-        firsts = range(num_hosts) if first_host is None else [first_host]
-        return [
-            _finished(
-                _folded([of_host[(first + step) % num_hosts] for step in range(num_hosts)], op, dtype),
-                dtype,
-                divisor=len(arrays) if op == "avg" else 1,
-                postscale=postscale,
-            )
-            for first in firsts
-        ]
+        if is_order_fixed:
+            totals = _folded_over_hosts(numbers, op, dtype, host_of_rank, first_host)
+        else:
+            totals = [_folded(order, op, dtype) for order in permutations(numbers)]
+        divisor = len(arrays) if op == "avg" else 1
+        return [_finished(total, dtype, divisor=divisor, postscale=postscale) for total in totals]
 
 
 def _prescaled(array: Array, dtype: str, factor: float, *, rounds: bool) -> Array:
@@ -78,6 +75,21 @@ def _prescaled(array: Array, dtype: str, factor: float, *, rounds: bool) -> Arra
         return numbers
     scaled = _scaled(numbers, dtype, factor)
     return decode(encode(scaled, dtype), dtype) if rounds or dtype not in FLOATS else scaled
+
+
+def _folded_over_hosts(
+    numbers: Sequence[Array], op: str, dtype: str, host_of_rank: Sequence[int], first_host: int | None
+) -> list[Array]:
+    num_hosts = max(host_of_rank) + 1
+    of_host = [
+        _folded([numbers[rank] for rank, host in enumerate(host_of_rank) if host == wanted], op, dtype)
+        for wanted in range(num_hosts)
+    ]
+    firsts = range(num_hosts) if first_host is None else [first_host]
+    return [
+        _folded([of_host[(first + step) % num_hosts] for step in range(num_hosts)], op, dtype)
+        for first in firsts
+    ]
 
 
 def _folded(parts: Sequence[Array], op: str, dtype: str) -> Array:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkdl.collective import Communicator
+    from tests.collective.references import Array
 
 NUM_LARGE = 3_000_001
 SCALES = ((0.5, 1.0), (1.0, 3.0), (2.0, 0.25))
@@ -168,6 +169,53 @@ def _shapes(communicator: Communicator) -> None:
     assert scalar == 2.0
 
 
+def _extremes(dtype: str) -> Callable[[Communicator], None]:
+    """Whoever has it, NaN is both the least and the greatest; every rank gets the same bits."""
+
+    def check(communicator: Communicator) -> None:
+        world_size, rank = communicator.world_size, communicator.rank
+        block = [
+            np.nan if rank == 0 else 1.0,
+            -np.nan if rank == world_size - 1 else np.inf,
+            -0.0 if rank == 0 else 0.0,
+            -1.0 - rank,
+        ]
+        own = np.tile(np.array(block, np.float32 if dtype == "bfloat16" else dtype), world_size)
+        for op in ("min", "max"):
+            expected = np.array([np.nan, np.nan, 0.0, -1.0 if op == "max" else -world_size])
+            array, read = wrap(own, dtype)
+            communicator.allreduce(array, op=op, prescale=2.0, postscale=0.5)
+            np.testing.assert_array_equal(read(), np.tile(expected, world_size), err_msg=op)
+            _compare_bits(communicator, read(), op)
+            group = [wrap(own[:0], dtype), wrap(own, dtype)]
+            communicator.allreduce_group([member for member, _ in group], op=op)
+            np.testing.assert_array_equal(group[1][1](), np.tile(expected, world_size), err_msg=op)
+            _compare_bits(communicator, group[1][1](), op)
+            array, read = wrap(own, dtype)
+            communicator.reduce(array, root=world_size - 1, op=op)
+            wanted = np.tile(expected, world_size) if rank == world_size - 1 else own
+            np.testing.assert_array_equal(read(), wanted, err_msg=op)
+            array, read_array = wrap(own, dtype)
+            out, read = wrap(own[:4], dtype)
+            communicator.reduce_scatter(array, out, op=op)
+            np.testing.assert_array_equal(read(), expected, err_msg=op)
+            np.testing.assert_array_equal(read_array(), own, err_msg="the input was changed")
+        array = own.copy()
+        if dtype != "bfloat16":
+            out = array[rank * 4 :][:4]
+            communicator.reduce_scatter(array, out, op="max")
+            np.testing.assert_array_equal(out, [np.nan, np.nan, 0.0, -1.0])
+
+    return check
+
+
+def _compare_bits(communicator: Communicator, array: Array, what: str) -> None:
+    own = array.view(np.uint8)
+    everyone = np.empty((communicator.world_size, own.size), np.uint8)
+    communicator.allgather(own, everyone)
+    np.testing.assert_array_equal(everyone, np.broadcast_to(own, everyone.shape), err_msg=what)
+
+
 REDUCTION_CHECKS: dict[str, Callable[[Communicator], None]] = {
     **{f"allreduce {dtype}": _allreduce(dtype) for dtype in DTYPES},
     **{f"scaled {dtype}": _scaled(dtype) for dtype in DTYPES if dtype != "bool"},
@@ -177,6 +225,7 @@ REDUCTION_CHECKS: dict[str, Callable[[Communicator], None]] = {
     "allreduce_group": _allreduce_group,
     "large group": _large_group,
     "reduce": _reduce,
+    **{f"extremes {dtype}": _extremes(dtype) for dtype in ("float64", "float32", "float16", "bfloat16")},
     "large allreduce": _large,
     "averages of integers do not overflow": _averages_of_integers_do_not_overflow,
     "same bits everywhere": _same_bits_everywhere,

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import RankError
-from tests.collective.element_types import SMALL, WIDE
 from tests.collective.program_runner import Outcome, run_program
 from tests.collective.programs import Program, Scope, programs
 from tests.lasting_ranks import LastingRanks
@@ -40,11 +39,6 @@ class World:
     @property
     def is_order_fixed(self) -> bool:
         return self.transport != "mpi"
-
-    @property
-    def scope(self) -> Scope:
-        # What becomes of NaN, MPI leaves open.
-        return Scope() if self.is_order_fixed else Scope(numbers=(SMALL, WIDE))
 
 
 WORLDS = {
@@ -147,7 +141,7 @@ def check_programs(world: World, runner: Programs, *, num_examples: int, is_rand
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
     )
-    @given(programs(world.size, world.scope))
+    @given(programs(world.size, Scope()))
     def check(program: Program) -> None:
         runner.check(program)
 

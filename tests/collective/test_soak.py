@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.collective.element_types import SMALL, SPECIAL, WIDE
 from tests.collective.programs import Scope
 from tests.collective.soak import SIZES, Soaked, soak
 from tests.run_ranks import run_ranks
 
-NATIVE = Scope(sizes=SIZES, numbers=(SMALL, WIDE, SPECIAL))
-MPI = Scope(sizes=SIZES, numbers=(SMALL, WIDE))
+SCOPE = Scope(sizes=SIZES)
 SEED = 20
 
 
@@ -25,7 +23,7 @@ def check(soaked: list[Soaked], *, bytes_per_operation: float) -> None:
 
 @pytest.mark.slow
 def test_five_thousand_operations_leave_nothing_behind() -> None:
-    soaked = run_ranks(2, soak, (0, 0), 5000, NATIVE, SEED, transport="shm", timeout_s=170.0)
+    soaked = run_ranks(2, soak, (0, 0), 5000, SCOPE, SEED, transport="shm", timeout_s=170.0)
     check(soaked, bytes_per_operation=2000.0)
     assert soaked[0].num_process_sets >= 200
     assert soaked[0].num_mismatches >= 100
@@ -41,9 +39,8 @@ def test_five_thousand_operations_leave_nothing_behind() -> None:
 def test_hundred_thousand_operations_leave_nothing_behind(
     transport: str, host_of_rank: tuple[int, ...]
 ) -> None:
-    scope = MPI if transport == "mpi" else NATIVE
     soaked = run_ranks(
-        len(host_of_rank), soak, host_of_rank, 100_000, scope, SEED, transport=transport, timeout_s=7000.0
+        len(host_of_rank), soak, host_of_rank, 100_000, SCOPE, SEED, transport=transport, timeout_s=7000.0
     )
     # NumPy keeps freed blocks of every size that the tests' arrays had, a few MiB of them in the end. Once MPICH is
     # loaded, every thread that has been started costs 300 bytes for good; a process set has two.

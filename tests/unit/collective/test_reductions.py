@@ -132,3 +132,35 @@ def test_sums_of_small_integers_wrap_around_before_they_are_scaled(dtype: str, h
 
 def test_average_of_bytes_does_not_overflow() -> None:
     assert widen(np.array([250], np.uint8), "uint8", "avg").dtype == np.int64
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_extremes_of_floats_are_those_of_integers_in_their_order(dtype: str) -> None:
+    numbers = [-np.inf, -2.0, -(2.0**-14), -0.0, 0.0, 2.0**-14, 1.0, np.inf]
+    values = np.array([*numbers, np.nan, -np.nan], np.float64 if dtype == "float64" else np.float32)
+    stored = Bfloat16Array(values).bits if dtype == "bfloat16" else values.astype(dtype)
+    for op in ("min", "max"):
+        wide = widen(stored, dtype, op)
+        assert wide.dtype.kind == "i"
+        assert (np.diff(wide[: len(numbers)]) > 0).all()
+        assert set(wide[-2:]) == {wide.min() if op == "min" else wide.max()}
+        assert wide[-1] not in wide[: len(numbers)]
+        out = np.empty_like(stored)
+        narrow_into(out, wide, dtype, op, 1)
+        assert out[: len(numbers)].tobytes() == stored[: len(numbers)].tobytes()
+        assert np.isnan(Bfloat16Array.of_bits(out).values if dtype == "bfloat16" else out)[-2:].all()
+
+
+def test_extremes_of_floats_are_scaled_as_floats() -> None:
+    values = np.array([1.5, -3.0, np.nan], np.float32)
+    out = np.empty_like(values)
+    for op in ("min", "max"):
+        narrow_into(out, widen(values, "float32", op, prescale=-2.0), "float32", op, 2, postscale=0.5)
+        np.testing.assert_array_equal(out, [-1.5, 3.0, np.nan])
+    assert values[0] == 1.5
+
+
+@pytest.mark.parametrize("op", ["sum", "product", "avg"])
+def test_what_needs_no_wider_type_is_not_copied(op: str) -> None:
+    values = np.ones(3, np.float32)
+    assert widen(values, "float32", op) is values

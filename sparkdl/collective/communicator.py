@@ -4,9 +4,12 @@ Arrays are C-contiguous buffers in CPU memory: NumPy arrays, or anything with ``
 tensors. Their elements are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool.
 
 Reductions: ``op`` is ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``. float16 and bfloat16 are
-accumulated in float32 and rounded once; the average of integers is rounded toward zero; the sum and the product
-of bools are their "or" and "and". ``prescale`` multiplies what goes in, ``postscale`` what comes out; integers are
-multiplied as float64 and rounded toward zero.
+accumulated in float32 and rounded once; the sum and the product of bools are their "or" and "and". ``prescale``
+multiplies what goes in, ``postscale`` what comes out; integers are multiplied as float64 and rounded toward zero.
+
+Sums and products of integers wrap around. Averages of integers are rounded toward zero. Those of 8 to 32 bits are added
+up in a wider type; for int64 and uint64 there is none: where the sum does not fit, the average is that of the sum that
+wrapped around. Convert such numbers to float64 first.
 
 A NaN on any rank is both the minimum and the maximum, and makes every sum, average and product NaN. Of 0.0 and -0.0
 the native transport takes the one that comes later in its order of the ranks; over MPI, -0.0 is below 0.0. The ranks

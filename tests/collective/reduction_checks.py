@@ -147,6 +147,17 @@ def _averages_of_integers_do_not_overflow(communicator: Communicator) -> None:
         assert array.tolist() == [value] * 5
 
 
+def _averages_of_64_bits_are_of_the_sum_that_wrapped_around(communicator: Communicator) -> None:
+    world_size = communicator.world_size
+    for dtype, value in (("uint64", 2**63), ("int64", 2**62)):
+        array = np.full(5, value, dtype)
+        communicator.allreduce(array, op="avg")
+        total = value * world_size % 2**64
+        if dtype == "int64" and total >= 2**63:
+            total -= 2**64
+        assert array.tolist() == [abs(total) // world_size * (-1 if total < 0 else 1)] * 5
+
+
 def _same_bits_everywhere(communicator: Communicator) -> None:
     world_size = communicator.world_size
     for size in (5, 1000, 300_000):
@@ -228,6 +239,7 @@ REDUCTION_CHECKS: dict[str, Callable[[Communicator], None]] = {
     **{f"extremes {dtype}": _extremes(dtype) for dtype in ("float64", "float32", "float16", "bfloat16")},
     "large allreduce": _large,
     "averages of integers do not overflow": _averages_of_integers_do_not_overflow,
+    "averages of 64 bits": _averages_of_64_bits_are_of_the_sum_that_wrapped_around,
     "same bits everywhere": _same_bits_everywhere,
     "shapes": _shapes,
 }

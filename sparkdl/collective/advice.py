@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
@@ -95,6 +97,7 @@ def advise(
     unknown = set(rates or {}) - {"link", "tcp", "memory"}
     if unknown:
         raise ParamError(f"rates has {sorted(unknown)}; it may have 'link', 'tcp' and 'memory'")
+    _check_numbers(gpus_per_host, num_bytes, rates or {})
     host_of_rank = number_hosts(hosts)
     by_host = [
         tuple(rank for rank, other in enumerate(host_of_rank) if other == host)
@@ -118,6 +121,28 @@ def advise(
     return Advice(
         transport=transport, process_sets=_process_sets(by_host), seconds=seconds, reasons=tuple(reasons)
     )
+
+
+def _check_numbers(gpus_per_host: int, num_bytes: int, rates: Mapping[str, float]) -> None:
+    if not _is_finite(gpus_per_host) or gpus_per_host < 0 or gpus_per_host != int(gpus_per_host):
+        raise ParamError(
+            f"gpus_per_host={gpus_per_host!r} is no count; give how many GPUs the ranks of a host may use, 0 for none"
+        )
+    if not _is_finite(num_bytes) or num_bytes <= 0:
+        raise ParamError(
+            f"num_bytes={num_bytes!r} is no size; give the bytes of one step's gradients, more than 0 and finite"
+        )
+    for name, rate in rates.items():
+        if not _is_finite(rate) or rate <= 0:
+            raise ParamError(
+                f"rates[{name!r}]={rate!r} is no rate; give bytes per second, more than 0 and finite, or leave"
+                f" {name!r} out to assume a typical one"
+            )
+
+
+def _is_finite(value: object) -> bool:
+    """Whether it is a number of Python or NumPy, and neither infinite nor NaN."""
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def _estimate(

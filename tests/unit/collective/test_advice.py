@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from sparkdl.collective import TRANSPORTS, advise
@@ -131,8 +134,30 @@ def test_advice_can_be_read() -> None:
         ({"hosts": []}, "hosts is empty"),
         ({"hosts": ["a"], "fabric": "token ring"}, "'token ring' is unknown"),
         ({"hosts": ["a"], "rates": {"disk": 1.0}}, "may have 'link', 'tcp' and 'memory'"),
+        ({"rates": {"link": 0}}, r"rates\['link'\]=0 is no rate; give bytes per second, more than 0"),
+        ({"rates": {"link": -1e9}}, r"rates\['link'\]=-1000000000.0 is no rate"),
+        ({"rates": {"link": 1e9, "tcp": math.inf}}, r"rates\['tcp'\]=inf is no rate"),
+        ({"rates": {"memory": math.nan}}, r"rates\['memory'\]=nan is no rate"),
+        ({"rates": {"tcp": "1e9"}}, r"rates\['tcp'\]='1e9' is no rate"),
+        ({"num_bytes": -5}, "num_bytes=-5 is no size; give the bytes of one step's gradients"),
+        ({"num_bytes": 0}, "num_bytes=0 is no size"),
+        ({"num_bytes": math.nan}, "num_bytes=nan is no size"),
+        ({"gpus_per_host": -1}, "gpus_per_host=-1 is no count; give how many GPUs"),
+        ({"gpus_per_host": 1.5}, "gpus_per_host=1.5 is no count"),
+        ({"gpus_per_host": None}, "gpus_per_host=None is no count"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ParamError, match=message):
-        advise(**arguments)  # type: ignore[arg-type]  # that is what is tested
+        advise(**{"hosts": TWO_BY_TWO, **arguments})  # type: ignore[arg-type]  # that is what is tested
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    arguments = {"gpus_per_host": 2, "fabric": "infiniband", "num_bytes": 1000, "rates": {"link": 1e9}}
+    own = {
+        **arguments,
+        "gpus_per_host": np.int64(2),
+        "num_bytes": np.int64(1000),
+        "rates": {"link": np.float32(1e9)},
+    }
+    assert advise(TWO_BY_TWO, **own).seconds == advise(TWO_BY_TWO, **arguments).seconds  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from weakref import WeakMethod
 import torch
 from torch import nn
 
+from sparkdl.errors import ParamError
 from sparkdl.torch.gradient_arena import Bucket, make_buckets
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class DataParallel(nn.Module):
         broadcast_buffers: whether rank 0's buffers are sent before each forward pass in training.
 
     Raises:
-        ParamError: if a parameter is not on the CPU.
+        ParamError: if a parameter is not on the CPU; from a backward pass, if it makes a gradient that is sparse, as
+            ``nn.Embedding(sparse=True)`` does.
         CommunicatorError: if the memory for the gradients cannot be had.
     """
 
@@ -122,8 +124,25 @@ class DataParallel(nn.Module):
         # In order, which is the same on all ranks, whatever the order of the gradients. Not the last one, as nothing is
         # left then to compute meanwhile: _finish reduces it in its own thread, and spares waking another one.
         while len(self._handles) < len(self._buckets) - 1 and self._num_missing[len(self._handles)] <= 0:
-            _settle(self._buckets[len(self._handles)])
+            self._settle(self._buckets[len(self._handles)])
             self._start_next()
+
+    def _settle(self, bucket: Bucket) -> bool:
+        try:
+            return _settle(bucket)
+        except RuntimeError:
+            # Sparse tensors have no memory of their own. To look for them beforehand would cost every gradient.
+            self._refuse_sparse(bucket)
+            raise
+
+    def _refuse_sparse(self, bucket: Bucket) -> None:
+        for name, parameter in self.module.named_parameters():
+            gradient = parameter.grad
+            if parameter in bucket.gradients and gradient is not None and gradient.layout != torch.strided:
+                raise ParamError(
+                    f"the gradient of parameter {name!r} is sparse ({gradient.layout}), which DataParallel cannot"
+                    " average where gradients lie. Make its module without sparse=True."
+                ) from None
 
     def _start_next(self) -> None:
         bucket = self._buckets[len(self._handles)]
@@ -134,7 +153,7 @@ class DataParallel(nn.Module):
         lacking: list[Bucket] = []
         for index in range(len(self._handles), len(self._buckets)):
             bucket = self._buckets[index]
-            if not _settle(bucket):
+            if not self._settle(bucket):
                 lacking.append(bucket)
             if index < len(self._buckets) - 1:
                 self._start_next()

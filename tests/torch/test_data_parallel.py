@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparkdl.collective import current_communicator
-from sparkdl.errors import RankLostError
+from sparkdl.errors import ParamError, RankLostError
 from sparkdl.torch import DataParallel
 from tests.claims import claims_in
 from tests.run_ranks import RankEnvironment, run_ranks
@@ -162,6 +162,23 @@ def claim_a_backward_pass_that_failed_leaves_no_trace() -> None:
         module[1:](output).sum().backward()
     module.zero_grad()
     loss_of(wrapped, batch(rank(), 0)).backward()
+    check_gradients(module, reference_gradients(world_size()))
+
+
+def claim_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
+    for bucket_bytes in (1, 1 << 20):  # in a bucket that begins while the pass runs, and in the last one
+        module = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
+        wrapped = wrap(nn.ModuleDict({"words": module}), bucket_bytes=bucket_bytes)
+        with pytest.raises(ParamError, match=r"'words\.0\.weight' is sparse .* without sparse=True"):
+            module(torch.tensor([rank(), 3])).sum().backward()
+        wrapped.close()
+    first = nn.Embedding(5, 3, sparse=True)
+    wrapped = wrap(nn.Sequential(nn.Linear(3, 3), first), bucket_bytes=1)
+    with pytest.raises(ParamError, match=r"'1\.weight' is sparse"):
+        wrapped.module[0](first(torch.tensor([rank()]))).sum().backward()
+    wrapped.close()
+    module = model()
+    loss_of(wrap(module), batch(rank(), 0)).backward()
     check_gradients(module, reference_gradients(world_size()))
 
 

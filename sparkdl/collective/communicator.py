@@ -349,7 +349,8 @@ class Communicator(Observed, ABC):
             stall_check: when ranks that do not join are reported; as in this communicator when None.
 
         Returns:
-            The process set, to be closed by the caller; None on a rank that is not in it.
+            The process set, to be closed by the caller; None on a rank that is not in it, which takes no part in
+            its operations and therefore has nothing to call them on: ask ``is None`` before.
 
         Raises:
             ParamError: if ``ranks`` is empty, has duplicates, or names a rank that does not exist.

@@ -75,6 +75,15 @@ def test_a_classifier_gives_what_evaluators_take(people, classified):
     assert MulticlassClassificationEvaluator(metricName="logLoss").evaluate(scored) < 0.2
 
 
+def test_a_table_of_categories_alone_is_fitted_and_saved(people, tmp_path):
+    model = TorchClassifier(featuresCol=["colour"], epochs=2, **common(tmp_path)).fit(people)
+    model.write().overwrite().save(str(tmp_path / "model"))
+    loaded = type(model).load(str(tmp_path / "model"))
+    assert loaded.transform(people).select("prediction").collect() == (
+        model.transform(people).select("prediction").collect()
+    )
+
+
 def test_a_row_alone_is_told_what_it_is_told_in_a_frame(people, classified):
     _, model = classified
     assert (model.numClasses, model.numFeatures) == (2, 7)

@@ -19,7 +19,7 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
     """Return ``factory(module.parameters())``.
 
     Raises:
-        ParamError: if the factory raises, or returns something else than an optimizer.
+        ParamError: if the factory raises, or returns something else than an optimizer, or one of other parameters.
     """
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ParamError("Param model has no parameter that requires a gradient; there is nothing to train.")
@@ -41,5 +41,11 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
             "Param optimizer must be a function that takes the model's parameters and returns a "
             "torch.optim.Optimizer; "
             f"it returned {type(optimizer).__name__}."
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ParamError(
+            f"Param optimizer returned {type(optimizer).__name__} of other parameters than those that it was called "
+            "with; it would train nothing. Each rank has a copy of the model: use the function's argument."
         )
     return optimizer

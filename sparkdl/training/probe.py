@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.training.columns import candidate_dtypes, dtype_name, parameter_dtype, to_tensor
+from sparkdl.training.crossed_rows import crosses_rows
 from sparkdl.training.gradients import Gradients, TrialGradients, try_optimizer
 from sparkdl.training.heads import Head, first_output, output_of_each
 from sparkdl.training.losses import (
@@ -253,6 +254,12 @@ def _try_labels(
         except Exception as error:
             failures.append(error)
             continue
+        if not is_torch_loss(loss) and crosses_rows(loss, outputs[:1], targets[:1]):
+            raise ParamError(
+                f"Param loss compares outputs of shape (N, 1) with the labels of column {name!r}, of shape (N,), which "
+                "torch takes for every row with every other one. Give both one shape, as loss(outputs.squeeze(1), "
+                "labels) does."
+            )
         return _with_dtype(head, dtype)
     raise DataError(
         f"The model's outputs or the labels of column {name!r} do not fit the loss: labels of shape {labels.shape} "

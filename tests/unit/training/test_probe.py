@@ -171,9 +171,38 @@ def test_nll_of_outputs_that_are_no_logs_of_probabilities_names_the_log_softmax(
     probe_one(scores(*values, head=[nn.LogSoftmax(dim=1)]), nn.NLLLoss(), [1.0, 2.0], 2)
 
 
+def root_of_mean(outputs, labels):
+    return torch.sqrt(((labels - outputs) ** 2).mean())
+
+
+class OwnLoss(nn.Module):
+    def forward(self, outputs, labels):
+        return (outputs - labels).abs()
+
+
+@pytest.mark.parametrize(
+    ("loss", "weighted"),
+    [
+        (lambda outputs, labels: (outputs - labels) ** 2, False),
+        (lambda outputs, labels: (outputs - labels) ** 2, True),
+        (OwnLoss(), True),
+        (root_of_mean, False),
+    ],
+)
+def test_a_loss_that_compares_every_row_with_every_other_one_is_refused(loss, weighted):
+    with pytest.raises(ParamError, match=r"Param loss compares outputs of shape \(N, 1\).*squeeze"):
+        probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted=weighted)
+    probe_one(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), loss, [1.0, 2.0], 1.0, weighted=weighted)
+    probe_one(nn.Linear(2, 1), lambda outputs, labels: loss(outputs[:, 0], labels), [1.0, 2.0], 1.0)
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
-    [(lambda parameters: 3, "it returned int"), (lambda: None, "failed when called.*TypeError")],
+    [
+        (lambda parameters: 3, "it returned int"),
+        (lambda: None, "failed when called.*TypeError"),
+        (lambda _: torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1), "SGD of other parameters"),
+    ],
 )
 def test_an_optimizer_that_is_none_is_named(factory, message):
     with pytest.raises(ParamError, match=f"Param optimizer.*{message}"):

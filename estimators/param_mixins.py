@@ -293,19 +293,20 @@ class HasPredictionBatchSize(Params):
         """Return the rows per forward pass of transform."""
         return self.getOrDefault(self.predictionBatchSize)
 
-    def checked_prediction_batch_size(self) -> int:
-        """Return the number of rows.
-
-        Raises:
-            ParamError: if it is not positive.
-        """
-        value = self.getPredictionBatchSize()
-        if value < 1:
-            raise ParamError(
-                f"Param predictionBatchSize must be at least 1, got {value}: {self.predictionBatchSize.doc}."
-            )
-        return value
-
     def setPredictionBatchSize(self: P, value: int) -> P:
         """Set the rows per forward pass of transform."""
         return self._set(predictionBatchSize=value)
+
+
+def prediction_batch_size_of(params: HasPredictionBatchSize) -> int:
+    """Return how many rows a forward pass of ``transform`` takes.
+
+    Raises:
+        ParamError: if the number is not positive.
+    """
+    value = params.getPredictionBatchSize()
+    if value < 1:
+        raise ParamError(
+            f"Param predictionBatchSize must be at least 1, got {value}: {params.predictionBatchSize.doc}."
+        )
+    return value

@@ -43,6 +43,7 @@ from sparkdl.estimators.param_mixins import (
     HasStore,
     HasTransport,
     P,
+    prediction_batch_size_of,
 )
 from sparkdl.estimators.scored_mixins import HasScoredColumns, scored_columns_of
 from sparkdl.estimators.tracking_mixins import HasLogCheckpoints, HasRegistration, HasTracking
@@ -224,7 +225,7 @@ class _TorchEstimatorParams(
             value = self.getOrDefault(param)
             if value < least:
                 raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
-        self.checked_prediction_batch_size()
+        prediction_batch_size_of(self)
         self._check_checkpoints()
         max_grad_norm = self.getMaxGradNorm()
         if max_grad_norm is not None and not max_grad_norm > 0:

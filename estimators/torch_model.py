@@ -14,6 +14,7 @@ from sparkdl.data.dataset import missing_column_error
 from sparkdl.data.spark_columns import check_like, is_vector, quoted
 from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import packing_of
+from sparkdl.estimators.param_mixins import prediction_batch_size_of
 from sparkdl.estimators.params import _TorchParams
 from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
 from sparkdl.estimators.scored_mixins import scored_columns_of
@@ -121,7 +122,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         features = self._features(dataset)
         types = [dataset.schema[name].dataType for name in self.getFeaturesCols()]
         packing = packing_of(types, self._saved.signature.inputs)
-        scoring = self._scoring.for_session(dataset.sparkSession, self.checked_prediction_batch_size())
+        scoring = self._scoring.for_session(dataset.sparkSession, prediction_batch_size_of(self))
         scored = prediction_udf(scoring, columns, packing)(*features)
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)

@@ -95,9 +95,9 @@ void Communicator::SleepUntilNews() {
   if (polled[0].revents != 0) {
     uint64_t count = 0;
     static_cast<void>(!::read(wake_fd_.get(), &count, sizeof(count)));
-    // Who submits one operation mostly submits more. Where every core is taken, the caller's is what
-    // this thread was put on: it may go on, as two half-submitted queues make ranks wait for each
-    // other. Where a core is free this returns at once.
+    // Who submits one operation mostly submits more. Where every core is taken, the caller's is
+    // what this thread was put on: it may go on, as two half-submitted queues make ranks wait for
+    // each other. Where a core is free this returns at once.
     ::sched_yield();
   }
   if (polled[1].revents != 0 || polled[2].revents != 0) lifeline_.Service();

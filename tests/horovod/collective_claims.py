@@ -222,8 +222,14 @@ def claim_tensors_that_cannot_hold_a_result_are_refused_at_the_call() -> None:
     ):
         with pytest.raises(ValueError, match=r"shape \(4,\) and strides \(0,\).*contiguous"):
             call()
-    with pytest.raises(ValueError, match="not supported"):
-        hvd.allreduce(torch.ones(2, device="meta"))
+    for call in (
+        lambda: hvd.allreduce(torch.ones(2, device="meta")),
+        lambda: hvd.allreduce_(torch.eye(2).to_sparse()),
+        lambda: hvd.grouped_allreduce_([torch.eye(2).to_sparse()]),
+        lambda: hvd.broadcast_(torch.eye(2).to_sparse(), 0),
+    ):
+        with pytest.raises(ValueError, match="not supported"):
+            call()
     assert hvd.allreduce(shared, op=hvd.Sum).tolist() == [2] * 4
 
 

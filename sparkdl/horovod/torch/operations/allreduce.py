@@ -127,14 +127,15 @@ def _request(
     postscale: float,
     process_set: ProcessSet,
 ) -> tuple[Engine, Request[torch.Tensor]]:
-    check_outputs([output])
     if op == Adasum:
         check_adasum([tensor], process_set)
+        check_outputs([output])
         engine, full_name = find_target(process_set, "Allreduce", name)
         return engine, SingleAdasumRequest(
             full_name, [tensor], [output], prescale=prescale, postscale=postscale
         )
     check_reducible([tensor], op)
+    check_outputs([output])
     engine, full_name = find_target(process_set, "Allreduce", name)
     return engine, SingleAllreduceRequest(
         full_name, [tensor], [output], op=op, prescale=prescale, postscale=postscale

@@ -125,14 +125,15 @@ def _request(
     process_set: ProcessSet,
 ) -> tuple[Engine, Request[tuple[torch.Tensor, ...]]]:
     tensors, outputs = list(tensors), list(outputs)
-    check_outputs(outputs)
     if op == Adasum:
         check_adasum(tensors, process_set)
+        check_outputs(outputs)
         engine, full_name = find_target(process_set, "Grouped_allreduce", name)
         return engine, GroupedAdasumRequest(
             full_name, tensors, outputs, prescale=prescale, postscale=postscale
         )
     check_reducible(tensors, op)
+    check_outputs(outputs)
     engine, full_name = find_target(process_set, "Grouped_allreduce", name)
     return engine, GroupedAllreduceRequest(
         full_name, tensors, outputs, op=op, prescale=prescale, postscale=postscale

@@ -74,7 +74,7 @@ def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtyp
 
 
 def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
-    """Check that results can be written to tensors.
+    """Check that results can be written to tensors, which :func:`check_tensors` takes.
 
     Raises:
         ValueError: if several elements of one lie at one place, as those of an expanded tensor do.

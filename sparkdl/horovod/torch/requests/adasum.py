@@ -19,8 +19,9 @@ from sparkdl.horovod.torch.engine.description import Kind
 from sparkdl.horovod.torch.engine.request import Request, Result
 from sparkdl.horovod.torch.reduce_ops import Adasum
 from sparkdl.horovod.torch.requests.describing import describe
-from sparkdl.horovod.torch.requests.host_memory import Arrival, as_array, as_buffer, copy_back
+from sparkdl.horovod.torch.requests.host_memory import Arrival, as_buffer, copy_back
 from sparkdl.horovod.torch.requests.reducescatter import split_rows
+from sparkdl.torch.buffers import export
 
 ADASUM_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -72,8 +73,8 @@ class AdasumRequest(Request[Result]):
         own = counts[communicator.rank]
         received = torch.empty((communicator.world_size, own), dtype=tensor.dtype)
         communicator.alltoall(
-            as_array(as_buffer(tensor)),
-            as_array(received),
+            export(as_buffer(tensor)),
+            export(received),
             send_counts=counts,
             receive_counts=[own] * communicator.world_size,
             name=self.label,
@@ -83,11 +84,11 @@ class AdasumRequest(Request[Result]):
             communicator.allreduce(products.numpy(), name=self.label)
 
         combined = self._combine(received, add_up)
-        communicator.allgather(as_array(combined), as_array(output), counts=counts, name=self.label)
+        communicator.allgather(export(combined), export(output), counts=counts, name=self.label)
 
     def _combine_whole(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
         received = torch.empty((communicator.world_size, tensor.numel()), dtype=tensor.dtype)
-        communicator.allgather(as_array(as_buffer(tensor)), as_array(received), name=self.label)
+        communicator.allgather(export(as_buffer(tensor)), export(received), name=self.label)
         output.copy_(self._combine(received, lambda _: None).view(output.shape))
 
     def _combine(self, received: torch.Tensor, add_up: Callable[[torch.Tensor], None]) -> torch.Tensor:

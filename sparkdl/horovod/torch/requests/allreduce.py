@@ -12,7 +12,8 @@ from sparkdl.horovod.torch.engine.description import Kind
 from sparkdl.horovod.torch.engine.request import Request, Result
 from sparkdl.horovod.torch.reduce_ops import name_of
 from sparkdl.horovod.torch.requests.describing import describe
-from sparkdl.horovod.torch.requests.host_memory import Arrival, as_array, copy_back, is_buffer
+from sparkdl.horovod.torch.requests.host_memory import Arrival, copy_back, is_buffer
+from sparkdl.torch.buffers import export
 
 
 class AllreduceRequest(Request[Result]):
@@ -59,7 +60,7 @@ class AllreduceRequest(Request[Result]):
         self._buffers = []
 
     def _reduce(self, communicator: Communicator, dtype: torch.dtype) -> None:
-        arrays = [as_array(buffer) for buffer in self._buffers if buffer.dtype == dtype]
+        arrays = [export(buffer) for buffer in self._buffers if buffer.dtype == dtype]
         description = self.description
         options: dict[str, Any] = {
             "op": name_of(description.op),

@@ -75,11 +75,6 @@ def copy_back(buffer: torch.Tensor, output: torch.Tensor) -> None:
         torch.cuda.current_stream(output.device).synchronize()
 
 
-def as_array(buffer: torch.Tensor) -> Any:
-    """A buffer as the array that a communicator takes up fastest, over the same memory."""
-    return buffer if buffer.dtype == torch.bfloat16 else buffer.numpy()
-
-
 def as_bytes(buffer: torch.Tensor) -> Any:
     """A buffer's bytes as an array over the same memory: how any dtype is moved without being read."""
     return tensor_bytes(buffer).numpy()

@@ -13,7 +13,8 @@ from sparkdl.horovod.torch.engine.request import Request, Result
 from sparkdl.horovod.torch.reduce_ops import name_of
 from sparkdl.horovod.torch.requests.allgather import refuse_ranks_that_joined
 from sparkdl.horovod.torch.requests.describing import describe
-from sparkdl.horovod.torch.requests.host_memory import Arrival, as_array, as_buffer
+from sparkdl.horovod.torch.requests.host_memory import Arrival, as_buffer
+from sparkdl.torch.buffers import export
 
 
 class ReducescatterRequest(Request[Result]):
@@ -52,8 +53,8 @@ class ReducescatterRequest(Request[Result]):
         output = torch.empty((rows[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype)
         width = tensor[:1].numel()
         communicator.reduce_scatter(
-            as_array(as_buffer(tensor)),
-            as_array(output),
+            export(as_buffer(tensor)),
+            export(output),
             counts=[count * width for count in rows],
             op=name_of(self.description.op),
             prescale=self.description.prescale,

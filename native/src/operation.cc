@@ -101,7 +101,11 @@ uint64_t DetailsOf(const Operation& operation) {
   }
   if (!operation.group.empty()) {
     hash = Mix(hash, operation.group.size());  // a zero mixed into zero leaves no trace
-    for (const Piece& piece : operation.group) hash = Mix(hash, piece.bytes);
+    if (operation.group_counts.empty()) {
+      for (const Piece& piece : operation.group) hash = Mix(hash, piece.bytes);
+    } else {
+      for (const uint64_t count : operation.group_counts) hash = Mix(hash, count);
+    }
     hash = Mix(hash, 3);
   }
   if (operation.arena != nullptr) {
@@ -131,6 +135,26 @@ std::string JoinNumbers(const std::vector<uint64_t>& numbers) {
   for (const uint64_t number : numbers) {
     if (!text.empty()) text += ", ";
     text += std::to_string(number);
+  }
+  return text;
+}
+
+// "in arrays of 3, 4", or, where ranks have blocks, "in arrays of blocks (1, 2), (2, 2)".
+std::string DescribeGroup(const Operation& operation) {
+  if (operation.group_counts.empty()) {
+    std::vector<uint64_t> counts;
+    for (const Piece& piece : operation.group) {
+      counts.push_back(piece.bytes / BytesOf(operation.dtype));
+    }
+    return "in arrays of " + JoinNumbers(counts);
+  }
+  const auto num_ranks =
+      static_cast<std::ptrdiff_t>(operation.group_counts.size() / operation.group.size());
+  std::string text;
+  for (auto next = operation.group_counts.begin(); next != operation.group_counts.end();) {
+    text += text.empty() ? "in arrays of blocks (" : ", (";
+    text += JoinNumbers({next, next + num_ranks}) + ")";
+    next += num_ranks;
   }
   return text;
 }
@@ -175,17 +199,13 @@ std::string Summarize(const Operation& operation) {
 std::string Describe(const Operation& operation) {
   std::string text = Summarize(operation);
   if (operation.kind == OpKind::kBarrier || operation.kind == OpKind::kJoin) return text;
-  if (!operation.counts.empty()) text += " in blocks of " + JoinNumbers(operation.counts);
+  if (!operation.counts.empty() && operation.group.empty()) {
+    text += " in blocks of " + JoinNumbers(operation.counts);
+  }
   if (!operation.receive_counts.empty()) {
     text += " for blocks of " + JoinNumbers(operation.receive_counts);
   }
-  if (!operation.group.empty()) {
-    std::vector<uint64_t> counts;
-    for (const Piece& piece : operation.group) {
-      counts.push_back(piece.bytes / BytesOf(operation.dtype));
-    }
-    text += " in arrays of " + JoinNumbers(counts);
-  }
+  if (!operation.group.empty()) text += " " + DescribeGroup(operation);
   if (!operation.shape.empty()) {
     text += HasBlocks(operation.kind) ? " in rows of " : " of shape ";
     text.append("(").append(JoinNumbers(operation.shape)).append(")");

@@ -105,6 +105,27 @@ TEST(BlocksThatDifferAreNamed) {
   }
 }
 
+TEST(BlocksOfGroupsThatDifferAreNamed) {
+  World world({0, 0, 1});
+  world.OpenAll();
+  // Ten elements for each rank, however they are divided.
+  const auto in_arrays_of = [&](size_t first) {
+    return [first](Saying& saying) {
+      const size_t second = 10 - first;
+      Operation operation = saying.Of(OpKind::kReduceScatter, 10);
+      operation.group = {{saying.output(), 4 * first}, {saying.output() + 4 * first, 4 * second}};
+      operation.group_input = {{saying.output(), 12 * first},
+                               {saying.output() + 12 * first, 12 * second}};
+      operation.group_counts = {first, first, first, second, second, second};
+      return operation;
+    };
+  };
+  const std::string text = Disagree(world, 2, in_arrays_of(4), in_arrays_of(7));
+  CHECK_CONTAINS(text, "reduce_scatter of 10 float32 in arrays of blocks (4, 4, 4), (6, 6, 6) by");
+  CHECK_CONTAINS(text,
+                 "rank 2 said reduce_scatter of 10 float32 in arrays of blocks (7, 7, 7), (3");
+}
+
 // The claims that are exchanged have an end; what differs only beyond it is told apart all the
 // same.
 TEST(DifferencesBeyondTheTextAreToldApart) {

@@ -1,4 +1,7 @@
-// allreduce of several arrays as one operation.
+// allreduce, reduce_scatter and allgather of several arrays as one operation.
+#include <algorithm>
+#include <vector>
+
 #include "check.h"
 #include "trial.h"
 #include "world.h"
@@ -36,6 +39,52 @@ TEST(GroupsMayBeSmallOrEmptyOrLongerThanATile) {
       RunTrial(communicator, trials.AllReduceGroup({}, {200'003, 1, 200'003}));
       RunTrial(communicator, trials.AllReduceGroup({Dtype::kBfloat16}, {5, 300'001}));
       RunTrial(communicator, trials.AllReduceGroup({}, std::vector<size_t>(300, 17)));
+    });
+  }
+}
+
+// Arrays whose blocks are equal, or not, or not there at all; some longer than a tile.
+std::vector<std::vector<Counts>> BlocksOfSeveral(int world_size) {
+  const auto ranks = static_cast<size_t>(world_size);
+  Counts falling = UnevenCounts(world_size, 500);
+  std::ranges::reverse(falling);
+  return {{Counts(ranks, 33), Counts(ranks, 0), Counts(ranks, 1031)},
+          {UnevenCounts(world_size, 700), Counts(ranks, 5), UnevenCounts(world_size, 3)},
+          // All ranks have as much in the end, but not of one array.
+          {UnevenCounts(world_size, 500), falling},
+          {Counts(ranks, 0)},
+          {Counts(ranks, 200'003), UnevenCounts(world_size, 90'001), Counts(ranks, 1)},
+          std::vector<Counts>(300, Counts(ranks, 17))};
+}
+
+TEST(GroupsOfBlocksAreReducedAndScattered) {
+  for (const auto& hosts : Topologies()) {
+    World world(hosts);
+    world.OpenAll();
+    world.Run([](Communicator& communicator, int) {
+      const Trials trials(communicator);
+      for (const auto& counts : BlocksOfSeveral(communicator.world_size())) {
+        for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kInt8}) {
+          RunTrial(communicator, trials.ReduceScatterGroup({dtype, ReduceOp::kSum}, counts));
+          RunTrial(communicator, trials.ReduceScatterGroup(
+                                     {dtype, ReduceOp::kAvg, {.before = 0.5, .after = 4}}, counts));
+        }
+      }
+    });
+  }
+}
+
+TEST(GroupsOfBlocksAreGathered) {
+  for (const auto& hosts : Topologies()) {
+    World world(hosts);
+    world.OpenAll();
+    world.Run([](Communicator& communicator, int) {
+      const Trials trials(communicator);
+      for (const auto& counts : BlocksOfSeveral(communicator.world_size())) {
+        for (const Dtype dtype : {Dtype::kUint8, Dtype::kFloat64}) {
+          RunTrial(communicator, trials.AllGatherGroup(dtype, counts));
+        }
+      }
     });
   }
 }

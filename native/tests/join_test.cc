@@ -87,6 +87,39 @@ TEST(JoinedRanksContributeZerosToReduceScatterAndAllGather) {
   });
 }
 
+TEST(JoinedRanksContributeZerosToGroupsOfBlocks) {
+  OnTopologiesOfSeveral([](Communicator& communicator, int rank) {
+    const auto world_size = static_cast<size_t>(communicator.world_size());
+    if (rank != 1) {
+      std::vector<int32_t> blocks(30'011 * world_size, 3);
+      std::vector<int32_t> block(30'011);
+      Operation operation;
+      operation.kind = OpKind::kReduceScatter;
+      operation.dtype = Dtype::kInt32;
+      operation.count = block.size();
+      operation.group_counts = Counts(world_size, 11);
+      operation.group_counts.resize(2 * world_size, 30'000);
+      auto* const whole = reinterpret_cast<std::byte*>(blocks.data());
+      auto* const own = reinterpret_cast<std::byte*>(block.data());
+      operation.group_input = {{whole, 44 * world_size},
+                               {whole + 44 * world_size, 120'000 * world_size}};
+      operation.group = {{own, 44}, {own + 44, 120'000}};
+      CHECK_OK(communicator.Run(operation, kTimeout, nullptr));
+      CHECK_EQ(block.front(), 3 * (communicator.world_size() - 1));
+      CHECK_EQ(block.back(), block.front());
+      operation.kind = OpKind::kAllGather;
+      operation.group_input = {{own, 44}, {own + 44, 120'000}};
+      operation.group = {{whole, 44 * world_size}, {whole + 44 * world_size, 120'000 * world_size}};
+      CHECK_OK(communicator.Run(operation, kTimeout, nullptr));
+      for (size_t i = 0; i < 11 * world_size; ++i) {
+        CHECK_EQ(blocks[i], i / 11 == 1 ? 0 : block[0]);
+      }
+      CHECK_EQ(blocks[11 * world_size + 45'000], 0);
+    }
+    static_cast<void>(Join(communicator));
+  });
+}
+
 TEST(JoinedRanksTakePartInBarriers) {
   OnTopologiesOfSeveral([](Communicator& communicator, int rank) {
     for (int i = 0; i < 3 * rank; ++i) {

@@ -14,6 +14,10 @@
 namespace sparkdl::tests {
 namespace {
 
+std::vector<Counts> GroupCounts(int world_size, size_t count) {
+  return {UnevenCounts(world_size, count), Counts(static_cast<size_t>(world_size), count / 3)};
+}
+
 // Some operation, with sizes from nothing to several tiles; the same on every rank.
 Trial SomeTrial(std::mt19937& random, const Trials& trials, int world_size) {
   const auto below = [&](size_t end) { return static_cast<size_t>(random() % end); };
@@ -22,7 +26,7 @@ Trial SomeTrial(std::mt19937& random, const Trials& trials, int world_size) {
   const size_t count = below(4) == 0 ? below(90'000) : below(700);
   const auto root = static_cast<int>(below(static_cast<size_t>(world_size)));
   const Counts counts = below(2) == 0 ? Counts{} : UnevenCounts(world_size, count);
-  switch (below(9)) {
+  switch (below(11)) {
     case 0:
       return trials.AllReduce(numbers, count);
     case 1:
@@ -41,6 +45,10 @@ Trial SomeTrial(std::mt19937& random, const Trials& trials, int world_size) {
       return trials.AllToAll(dtype, [&](int from, int to) {
         return count * static_cast<size_t>((from + 2 * to) % 3) / 2;
       });
+    case 8:
+      return trials.ReduceScatterGroup(numbers, GroupCounts(world_size, count));
+    case 9:
+      return trials.AllGatherGroup(dtype, GroupCounts(world_size, count));
     default:
       return trials.Broadcast(dtype, count, root);
   }

@@ -1,6 +1,8 @@
 #include "trial.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "check.h"
@@ -11,6 +13,9 @@ namespace {
 
 // Stands where nothing has been written yet.
 constexpr std::byte kUntouched{0x5a};
+
+// Bytes between the arrays of a group, which lie at odd addresses then.
+constexpr size_t kGap = 3;
 
 void CheckBytes(const Bytes& got, const Bytes& expected, const std::string& what) {
   if (AreSame(got, expected)) return;
@@ -76,7 +81,6 @@ Trial Trials::AllReduce(const Numbers& numbers, size_t count) const {
 }
 
 Trial Trials::AllReduceGroup(const Numbers& numbers, const std::vector<size_t>& counts) const {
-  constexpr size_t kGap = 3;  // bytes between the arrays, which lie at odd addresses then
   Bytes before;
   Bytes afterwards;
   size_t total = 0;
@@ -145,6 +149,79 @@ Trial Trials::AllGather(Dtype dtype, size_t count, const Counts& counts, Place p
   std::ranges::copy(mine, before.data() + blocks.begin(rank_));
   Trial trial = InOne(std::move(operation), std::move(before), std::move(afterwards));
   trial.operation.input += blocks.begin(rank_);
+  return trial;
+}
+
+// An operation on blocks of several arrays, which lie nowhere yet.
+Operation Trials::GroupOf(Operation operation, const std::vector<Counts>& counts) const {
+  Counts sums(static_cast<size_t>(world_size_));
+  for (const Counts& of_array : counts) {
+    operation.group_counts.insert(operation.group_counts.end(), of_array.begin(), of_array.end());
+    std::ranges::transform(sums, of_array, sums.begin(), std::plus());
+  }
+  operation.count = std::accumulate(sums.begin(), sums.end(), uint64_t{0});
+  if (std::ranges::count(sums, sums[0]) == world_size_) {
+    operation.count = sums[0];
+  } else {
+    operation.counts = sums;
+  }
+  return operation;
+}
+
+Trial Trials::ReduceScatterGroup(const Numbers& numbers, const std::vector<Counts>& counts) const {
+  const size_t size = BytesOf(numbers.dtype);
+  Bytes input;
+  Bytes output;
+  size_t first = 0;
+  for (const Counts& of_array : counts) {
+    const Blocks blocks(of_array, 0, size, world_size_);
+    Append(input, Elements(numbers.dtype, rank_, first, blocks.total() / size));
+    Append(output,
+           Reduced(numbers.dtype, numbers.op, world_size_, first + blocks.begin(rank_) / size,
+                   blocks.bytes(rank_) / size, numbers.scales));
+    input.resize(input.size() + kGap, kUntouched);
+    output.resize(output.size() + kGap, kUntouched);
+    first += blocks.total() / size;
+  }
+  Trial trial = FromTo(GroupOf(ReductionOf(OpKind::kReduceScatter, numbers, 0), counts),
+                       std::move(input), std::move(output));
+  const std::byte* from = trial.input.data();
+  std::byte* to = trial.output.data();
+  for (const Counts& of_array : counts) {
+    const Blocks blocks(of_array, 0, size, world_size_);
+    trial.operation.group_input.push_back({from, blocks.total()});
+    trial.operation.group.push_back({to, blocks.bytes(rank_)});
+    from += blocks.total() + kGap;
+    to += blocks.bytes(rank_) + kGap;
+  }
+  return trial;
+}
+
+Trial Trials::AllGatherGroup(Dtype dtype, const std::vector<Counts>& counts) const {
+  const size_t size = BytesOf(dtype);
+  Bytes input;
+  Bytes output;
+  size_t first = 0;  // so that no two arrays begin alike
+  for (const Counts& of_array : counts) {
+    Append(input, Elements(dtype, rank_, first, of_array[static_cast<size_t>(rank_)]));
+    for (int rank = 0; rank < world_size_; ++rank) {
+      Append(output, Elements(dtype, rank, first, of_array[static_cast<size_t>(rank)]));
+    }
+    input.resize(input.size() + kGap, kUntouched);
+    output.resize(output.size() + kGap, kUntouched);
+    first += 5;
+  }
+  Trial trial = FromTo(GroupOf(BlocksOf(OpKind::kAllGather, dtype, 0, {}), counts),
+                       std::move(input), std::move(output));
+  const std::byte* from = trial.input.data();
+  std::byte* to = trial.output.data();
+  for (const Counts& of_array : counts) {
+    const Blocks blocks(of_array, 0, size, world_size_);
+    trial.operation.group_input.push_back({from, blocks.bytes(rank_)});
+    trial.operation.group.push_back({to, blocks.total()});
+    from += blocks.bytes(rank_) + kGap;
+    to += blocks.total() + kGap;
+  }
   return trial;
 }
 

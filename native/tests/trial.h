@@ -55,6 +55,9 @@ class Trials {
                       Place place = Place::kApart) const;
   Trial AllGather(Dtype dtype, size_t count, const Counts& counts = {},
                   Place place = Place::kApart) const;
+  // Of arrays that lie apart, each with blocks of so many elements.
+  Trial ReduceScatterGroup(const Numbers& numbers, const std::vector<Counts>& counts) const;
+  Trial AllGatherGroup(Dtype dtype, const std::vector<Counts>& counts) const;
   Trial Gather(Dtype dtype, size_t count, int root, const Counts& counts = {}) const;
   Trial Scatter(Dtype dtype, size_t count, int root, const Counts& counts = {}) const;
   Trial Broadcast(Dtype dtype, size_t count, int root) const;
@@ -63,6 +66,7 @@ class Trials {
   Trial AllToAll(Dtype dtype, const std::function<size_t(int from, int to)>& count_between) const;
 
  private:
+  Operation GroupOf(Operation operation, const std::vector<Counts>& counts) const;
   Bytes AllBlocks(Dtype dtype, size_t count, const Counts& counts) const;
   Trial AllToAllOf(Dtype dtype, const std::function<size_t(int, int)>& count_between) const;
 

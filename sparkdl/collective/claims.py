@@ -46,6 +46,7 @@ class Claim:
         shape: of a named array that has more than one dimension; of rows, where the ranks have blocks.
         arrays: elements of each array of a group.
         blocks: elements of each rank's block, where they differ.
+        array_blocks: elements of each rank's block of each array of a group of arrays with blocks.
         op: how to reduce.
         prescale: factor of what goes in.
         postscale: factor of what comes out.
@@ -62,6 +63,7 @@ class Claim:
     shape: tuple[int, ...] = ()
     arrays: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
+    array_blocks: tuple[tuple[int, ...], ...] = ()
     op: str = ""
     prescale: float = 1.0
     postscale: float = 1.0
@@ -77,6 +79,10 @@ class Claim:
             text += f" of {self.size} {self.dtype} in arrays of {_list(self.arrays)}"
         elif self.sends and len({*self.sends, *self.receives}) > 1:
             text += f" of {self.dtype} in blocks of {_list(self.sends)} for blocks of {_list(self.receives)}"
+        elif self.array_blocks:
+            size = "" if self.blocks else f"{self.size} "
+            arrays = ", ".join(f"({_list(blocks)})" for blocks in self.array_blocks[:_SHOWN])
+            text += f" of {size}{self.dtype} in arrays of blocks {arrays}"
         elif self.blocks:
             text += f" of {self.dtype} in blocks of {_list(self.blocks)}"
         elif self.dtype:
@@ -127,7 +133,7 @@ class Claim:
         values: dict[str, Any] = json.loads(data)
         for name, value in values.items():
             if isinstance(value, list):
-                values[name] = tuple(value)
+                values[name] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
         return cls(**values)
 
 

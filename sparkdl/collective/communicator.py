@@ -143,6 +143,32 @@ class Communicator(Splittable, ABC):
         """
 
     @abstractmethod
+    def reduce_scatter_group_async(
+        self,
+        arrays: Sequence[Array],
+        outs: Sequence[Array],
+        *,
+        counts: Sequence[Sequence[int]] | None = None,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """:meth:`reduce_scatter` of several arrays of one dtype as one operation, which costs about what one would.
+
+        Args:
+            arrays: each the blocks of all ranks one after another.
+            outs: for each of them, the block of this rank.
+            counts: for each of them, the elements of each rank's block; all blocks equal when None.
+            op: how to reduce.
+            prescale: factor of what goes in.
+            postscale: factor of what comes out.
+            name: what it is.
+            timeout_s: deadline.
+        """
+
+    @abstractmethod
     def allgather_async(
         self,
         array: Array,
@@ -158,6 +184,26 @@ class Communicator(Splittable, ABC):
             array: the block of this rank; may be its own place in ``out``.
             out: as many elements as all blocks together; same dtype.
             counts: elements of each rank's block, the same on every rank; equal blocks when None.
+            name: what it is.
+            timeout_s: deadline.
+        """
+
+    @abstractmethod
+    def allgather_group_async(
+        self,
+        arrays: Sequence[Array],
+        outs: Sequence[Array],
+        *,
+        counts: Sequence[Sequence[int]] | None = None,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """:meth:`allgather` of several arrays of one dtype as one operation, which costs about what one array would.
+
+        Args:
+            arrays: the blocks of this rank.
+            outs: for each of them, what all ranks' blocks go to.
+            counts: for each of them, the elements of each rank's block; all blocks equal when None.
             name: what it is.
             timeout_s: deadline.
         """
@@ -262,7 +308,9 @@ class Communicator(Splittable, ABC):
     allreduce = _blocking(allreduce_async)
     allreduce_group = _blocking(allreduce_group_async)
     reduce_scatter = _blocking(reduce_scatter_async)
+    reduce_scatter_group = _blocking(reduce_scatter_group_async)
     allgather = _blocking(allgather_async)
+    allgather_group = _blocking(allgather_group_async)
     broadcast = _blocking(broadcast_async)
     reduce = _blocking(reduce_async)
     gather = _blocking(gather_async)

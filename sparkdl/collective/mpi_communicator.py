@@ -18,6 +18,7 @@ from sparkdl.collective.claims import JOIN, Claim, last_joined
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.message_monitor import BothMonitors
 from sparkdl.collective.mpi_agreement import MpiAgreement
+from sparkdl.collective.mpi_groups import MpiGroups
 from sparkdl.collective.mpi_library import (
     check_places,
     create_group,
@@ -26,8 +27,6 @@ from sparkdl.collective.mpi_library import (
     unfinished,
 )
 from sparkdl.collective.mpi_messages import MpiMessages
-from sparkdl.collective.mpi_movements import MpiMovements
-from sparkdl.collective.mpi_reductions import MpiReductions
 from sparkdl.collective.operation_monitor import OperationMonitor, OperationTiming
 from sparkdl.collective.peer_watch import PeerWatch
 from sparkdl.collective.rendezvous import all_gather_bytes
@@ -54,7 +53,7 @@ _NEWS_S = 0.5
 """How long the news may take that a rank has died, where MPI says no more than that something failed."""
 
 
-class MpiCommunicator(MpiReductions, MpiMovements):
+class MpiCommunicator(MpiGroups):
     """See :class:`~sparkdl.collective.communicator.Communicator`; made by :func:`open_mpi_communicator`."""
 
     def __init__(self, comm: MPI.Intracomm, opening: Opening, topology: Topology) -> None:

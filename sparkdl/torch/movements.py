@@ -49,6 +49,7 @@ class Movements(Submission):
         world_size = self._communicator.world_size
         handles: list[Handle] = []
         finishes: list[Finish] = []
+        groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for output, tensor in zip(outputs, inputs, strict=True):
             if output.numel() != tensor.numel() * world_size or output.dtype != tensor.dtype:
                 raise ParamError(
@@ -57,8 +58,15 @@ class Movements(Submission):
                     f"{output.dtype}."
                 )
             target = movable(output)
-            handles += self._call("allgather", opts, movable(tensor), target)
+            sources, targets = groups.setdefault(target.dtype, ([], []))
+            sources.append(movable(tensor))
+            targets.append(target)
             finishes.append(restoring(target, output))
+        for sources, targets in groups.values():
+            if len(sources) == 1:
+                handles += self._call("allgather", opts, sources[0], targets[0])
+            else:
+                handles += self._call("allgather_group", opts, sources, targets)
         return self._work(outputs, handles, finishes)
 
     def allgather(

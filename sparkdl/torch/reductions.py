@@ -159,16 +159,14 @@ class Reductions(Submission):
     ) -> Any:
         opts = ReduceScatterOptions() if opts is None else opts
         world_size = self._communicator.world_size
-        handles: list[Handle] = []
-        finishes: list[Finish] = []
         for output, tensor in zip(outputs, inputs, strict=True):
             if tensor.numel() != output.numel() * world_size or output.dtype != tensor.dtype:
                 raise ParamError(
                     f"reduce_scatter of {tuple(tensor.shape)} {tensor.dtype} over {world_size} ranks cannot "
                     f"fill an output of {tuple(output.shape)} {output.dtype}: every rank gets one equal block."
                 )
-            finishes.append(self._reduce_scatter_one(output, tensor, None, opts, handles))
-        return self._work(outputs, handles, finishes)
+        counts = [[output.numel()] * world_size for output in outputs]
+        return self._scatter_blocks(outputs, inputs, counts, opts)
 
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
@@ -177,51 +175,58 @@ class Reductions(Submission):
         if (other := self._group_of(outputs[0])) is not None:
             return other.reduce_scatter(outputs, input_lists, opts)
         opts = ReduceScatterOptions() if opts is None else opts
-        handles: list[Handle] = []
-        finishes: list[Finish] = []
-        for output, inputs in zip(outputs, input_lists, strict=True):
-            counts = [tensor.numel() for tensor in inputs]
-            rank, world_size = self._communicator.rank, self._communicator.world_size
-            if len(counts) != world_size or counts[rank] != output.numel():
+        rank, world_size = self._communicator.rank, self._communicator.world_size
+        counts = [[tensor.numel() for tensor in inputs] for inputs in input_lists]
+        for output, of_ranks in zip(outputs, counts, strict=True):
+            if len(of_ranks) != world_size or of_ranks[rank] != output.numel():
                 raise ParamError(
-                    f"reduce_scatter of entries of {counts} elements does not fit {world_size} ranks and an "
+                    f"reduce_scatter of entries of {of_ranks} elements does not fit {world_size} ranks and an "
                     f"output of {output.numel()} elements on rank {rank}."
                 )
-            joined = torch.cat([flatten(tensor) for tensor in inputs])
-            finishes.append(self._reduce_scatter_one(output, joined, counts, opts, handles))
-        return self._work(outputs, handles, finishes)
+        joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
+        return self._scatter_blocks(outputs, joined, counts, opts)
 
-    def _reduce_scatter_one(
+    def _scatter_blocks(
         self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        counts: list[int] | None,
+        outputs: Sequence[torch.Tensor],
+        wholes: Sequence[torch.Tensor],
+        counts: Sequence[Sequence[int]],
         opts: Any,
-        handles: list[Handle],
-    ) -> Finish:
+    ) -> Any:
+        """Reduce tensors, of each of which every rank gets a block of so many elements: one operation per dtype."""
         reduction = reduction_of(opts.reduceOp)
-        if reduction.op is None:
-            return self._scatter_bitwise(output, tensor, counts, reduction, opts, handles)
-        source, block = reducible(tensor, reduction.op), reducible(output, reduction.op)
-        if output.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            block = torch.empty_like(block)
-        per_element = source.numel() // max(1, tensor.numel())
-        handles += self._call(
-            "reduce_scatter",
-            opts,
-            source,
-            block,
-            counts=None if counts is None else [count * per_element for count in counts],
-            op=reduction.op,
-            prescale=reduction.prescale,
-        )
-        return restoring(block, output)
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        groups: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor, list[int]]]] = {}
+        for output, tensor, of_ranks in zip(outputs, wholes, counts, strict=True):
+            if reduction.op is None:
+                finishes.append(self._scatter_bitwise(output, tensor, of_ranks, reduction, opts, handles))
+                continue
+            source, block = reducible(tensor, reduction.op), reducible(output, reduction.op)
+            if output.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                block = torch.empty_like(block)
+            per_element = source.numel() // max(1, tensor.numel())
+            sizes = [count * per_element for count in of_ranks]
+            groups.setdefault(source.dtype, []).append((source, block, sizes))
+            finishes.append(restoring(block, output))
+        for group in groups.values():
+            sources, blocks, blocks_of_ranks = (list(part) for part in zip(*group, strict=True))
+            options: dict[str, Any] = {"op": reduction.op, "prescale": reduction.prescale}
+            if len(group) == 1:
+                handles += self._call(
+                    "reduce_scatter", opts, sources[0], blocks[0], counts=blocks_of_ranks[0], **options
+                )
+            else:
+                handles += self._call(
+                    "reduce_scatter_group", opts, sources, blocks, counts=blocks_of_ranks, **options
+                )
+        return self._work(outputs, handles, finishes)
 
     def _scatter_bitwise(
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        counts: list[int] | None,
+        counts: Sequence[int],
         reduction: Reduction,
         opts: Any,
         handles: list[Handle],
@@ -229,7 +234,7 @@ class Reductions(Submission):
         whole = torch.empty(tensor.numel(), dtype=tensor.dtype)
         combine = self._combine_bitwise(tensor, whole, reduction, opts, handles)
         rank = self._communicator.rank
-        start = rank * output.numel() if counts is None else sum(counts[:rank])
+        start = sum(counts[:rank])
 
         def finish() -> None:
             combine()

@@ -81,6 +81,12 @@ DISAGREEMENTS: dict[str, Disagreement] = {
         "4",
         "5",
     ),
+    "group of blocks": Disagreement(
+        lambda c, a: _halves(c, a, 4),
+        lambda c, a: _halves(c, a, 7),
+        "allgather of 10 float32 in arrays of blocks (4",
+        "(7",
+    ),
     "shape": Disagreement(
         lambda c, a: c.allreduce(a.reshape(5, 2), name="weights"),
         lambda c, a: c.allreduce(a.reshape(2, 5), name="weights"),
@@ -101,6 +107,14 @@ DISAGREEMENTS: dict[str, Disagreement] = {
     ),
     "blocks": Disagreement(lambda c, a: _uneven(c, a, 1), lambda c, a: _uneven(c, a, 2), "11", "12"),
 }
+
+
+def _halves(communicator: Communicator, array: np.ndarray[Any, Any], first: int) -> None:
+    """Gather ten elements of each rank in two arrays."""
+    parts = [array[:first], array[first:]]
+    communicator.allgather_group(
+        parts, [np.zeros(part.size * communicator.world_size, part.dtype) for part in parts]
+    )
 
 
 def _disagree(case: Disagreement) -> Callable[[Communicator], None]:

@@ -40,6 +40,17 @@ def _bad_arguments(communicator: Communicator) -> None:
         ),
         lambda: communicator.alltoall(np.ones(world_size), np.ones(world_size, np.float32)),
         lambda: communicator.allreduce_group([three, np.ones(3, np.float32)]),
+        lambda: communicator.allgather_group([], []),
+        lambda: communicator.allgather_group([three], [np.ones(3 * world_size), three]),
+        lambda: communicator.allgather_group(
+            [three, np.ones(3, np.float32)], [np.ones(3 * world_size), np.ones(3 * world_size, np.float32)]
+        ),
+        lambda: communicator.reduce_scatter_group(
+            [np.ones(3 * world_size)] * 2, [three, three], counts=[[3] * world_size]
+        ),
+        lambda: communicator.reduce_scatter_group(
+            [np.ones(3 * world_size)] * 2, [three, np.ones(4)], counts=[[3] * world_size] * 2
+        ),
     ]
     for timeout_s in (0, -1.0, math.nan, math.inf):
         bad += [
@@ -68,6 +79,7 @@ def _read_only(communicator: Communicator) -> None:
         lambda: communicator.allreduce(fixed),
         lambda: communicator.allreduce_async(fixed),
         lambda: communicator.allreduce_group([np.ones(3), fixed]),
+        lambda: communicator.allgather_group([np.ones(3)], [all_fixed]),
         lambda: communicator.reduce(fixed, root=0),
         lambda: communicator.allgather(np.ones(3), all_fixed),
         lambda: communicator.reduce_scatter(np.ones(3 * world_size), fixed),

@@ -17,6 +17,7 @@ from tests.collective.element_types import (
     stored_type,
 )
 from tests.collective.exact_results import reduced
+from tests.collective.programs import GROUPS_OF_BLOCKS, REDUCING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,6 +108,12 @@ class PreparedOperation:
         if self._output_name == "arrays" or operation.kind in ("allreduce", "reduce", "broadcast"):
             self.arrays[self._output_name] = own
             return
+        if self._output_name == "outs":
+            self.arrays["arrays"] = own
+            gathers = operation.kind == "allgather_group"
+            sizes = [sum(blocks) if gathers else blocks[rank] for blocks in operation.array_sizes]
+            self.arrays["outs"] = [self._untouched(size) for size in sizes]
+            return
         if operation.kind == "scatter":
             self.arrays["array"] = own if rank == operation.root else []
         else:
@@ -114,8 +121,7 @@ class PreparedOperation:
         out_size = self._out_size()
         if out_size is None:
             return
-        out = self._place(np.full(out_size, 0, stored_type(operation.dtype)))
-        out.view(np.uint8)[...] = _UNTOUCHED if operation.dtype != "bool" else 0
+        out = self._untouched(out_size)
         if operation.in_place:
             whole, block = (out, own[0]) if operation.kind == "allgather" else (own[0], out)
             start = sum(operation.sizes[:rank])
@@ -127,8 +133,15 @@ class PreparedOperation:
                 out = inside
         self.arrays["out"] = [out]
 
+    def _untouched(self, size: int) -> Array:
+        out = self._place(np.full(size, 0, stored_type(self.operation.dtype)))
+        out.view(np.uint8)[...] = _UNTOUCHED if self.operation.dtype != "bool" else 0
+        return out
+
     @property
     def _output_name(self) -> str:
+        if self.operation.kind in GROUPS_OF_BLOCKS:
+            return "outs"
         if self.operation.kind == "allreduce_group":
             return "arrays"
         return "array" if self.operation.kind in ("allreduce", "reduce", "broadcast") else "out"
@@ -146,6 +159,10 @@ class PreparedOperation:
         operation, sizes = self.operation, self.operation.sizes
         if operation.kind == "allreduce_group":
             wanted: Sequence[int] = sizes
+        elif operation.kind == "allgather_group":
+            wanted = [blocks[rank] for blocks in operation.array_sizes]
+        elif operation.kind == "reduce_scatter_group":
+            wanted = [sum(blocks) for blocks in operation.array_sizes]
         elif operation.kind in ("allgather", "gather"):
             wanted = [sizes[rank]]
         elif operation.kind in ("reduce_scatter", "scatter"):
@@ -183,20 +200,22 @@ class PreparedOperation:
         arguments: dict[str, Any] = {}
         for name, arrays in self.arrays.items():
             wrapped = [as_argument(array, operation.dtype) for array in arrays]
-            arguments[name] = wrapped if name == "arrays" else next(iter(wrapped), None)
+            arguments[name] = wrapped if name in ("arrays", "outs") else next(iter(wrapped), None)
         if operation.kind == "gather":
             arguments.setdefault("out", None)
         if operation.name:
             arguments["name"] = operation.name
         if operation.kind in ("broadcast", "reduce", "gather", "scatter"):
             arguments["root"] = operation.root
-        if operation.kind in ("allreduce", "allreduce_group", "reduce", "reduce_scatter"):
+        if operation.kind in REDUCING:
             arguments["op"] = operation.op
             arguments["prescale"], arguments["postscale"] = operation.prescale, operation.postscale
         if operation.uneven and operation.kind == "alltoall":
             first = self.rank * self.world_size
             arguments["send_counts"] = list(operation.sizes[first : first + self.world_size])
             arguments["receive_counts"] = list(operation.sizes[self.rank :: self.world_size])
+        elif operation.uneven and operation.kind in GROUPS_OF_BLOCKS:
+            arguments["counts"] = [list(blocks) for blocks in operation.array_sizes]
         elif operation.uneven:
             arguments["counts"] = list(operation.sizes)
         return arguments
@@ -213,6 +232,13 @@ class PreparedOperation:
                 )
                 for position in range(len(operation.sizes))
             ]
+        if operation.kind in GROUPS_OF_BLOCKS:
+            return [
+                self._expected_of_blocks(
+                    [None if arrays is None else arrays[position] for arrays in brought], sizes, host_of_rank
+                )
+                for position, sizes in enumerate(operation.array_sizes)
+            ]
         arrays = [None if arrays is None else arrays[0] for arrays in brought] if operation.sizes else []
         if operation.kind == "reduce":
             return [self._reduced(arrays, host_of_rank, operation.root) if rank == operation.root else None]
@@ -221,21 +247,31 @@ class PreparedOperation:
             assert root_array is not None
             return [[root_array]]
         if operation.kind == "reduce_scatter":
-            blocks = [None if array is None else self._block(array, rank) for array in arrays]
-            return [self._reduced(blocks, host_of_rank, rank)]
+            return [self._expected_of_blocks(arrays, operation.sizes, host_of_rank)]
         if operation.kind == "scatter":
             whole = arrays[operation.root]
             assert whole is not None
-            return [[self._block(whole, rank)]]
+            return [[_block(whole, operation.sizes, rank)]]
         if operation.kind == "alltoall":
             return [[np.concatenate([self._sent(array, other) for other, array in enumerate(arrays)])]]
-        zeros = [np.zeros(size, stored_type(operation.dtype)) for size in operation.sizes]
-        parts = [zeros[other] if array is None else array for other, array in enumerate(arrays)]
-        return [[np.concatenate(parts)]] if parts else []
+        return [self._expected_of_blocks(arrays, operation.sizes, host_of_rank)] if arrays else []
 
-    def _block(self, whole: Array, rank: int) -> Array:
-        start = sum(self.operation.sizes[:rank])
-        return whole[start : start + self.operation.sizes[rank]]
+    def _expected_of_blocks(
+        self, arrays: Sequence[Array | None], sizes: Sequence[int], host_of_rank: Sequence[int]
+    ) -> list[Array]:
+        """What may come out of a reduce_scatter or an allgather of one array, with blocks of so many elements."""
+        if self.operation.kind.startswith("reduce_scatter"):
+            blocks = [None if array is None else _block(array, sizes, self.rank) for array in arrays]
+            return self._reduced(blocks, host_of_rank, self.rank)
+        dtype = stored_type(self.operation.dtype)
+        return [
+            np.concatenate(
+                [
+                    np.zeros(size, dtype) if array is None else array
+                    for array, size in zip(arrays, sizes, strict=True)
+                ]
+            )
+        ]
 
     def _sent(self, whole: Array | None, source: int) -> Array:
         """What another rank sends to this one in an alltoall."""
@@ -269,7 +305,7 @@ class PreparedOperation:
         same = np.zeros(array.shape, bool)
         for candidate in candidates:
             same |= same_elements(array, candidate, dtype)
-        if not is_order_fixed and dtype in FLOATS and self.operation.kind in _REDUCING:
+        if not is_order_fixed and dtype in FLOATS and self.operation.kind in REDUCING:
             same |= self._is_close(array, candidates[0])
         if same.all():
             return
@@ -294,4 +330,7 @@ class PreparedOperation:
             return np.abs(got - wanted) <= 4 * self.world_size * (rounding * size + least)
 
 
-_REDUCING = ("allreduce", "allreduce_group", "reduce", "reduce_scatter")
+def _block(whole: Array, sizes: Sequence[int], rank: int) -> Array:
+    """A rank's block of an array with blocks of so many elements."""
+    start = sum(sizes[:rank])
+    return whole[start : start + sizes[rank]]

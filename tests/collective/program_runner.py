@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from tests.collective.programs import Operation, Program, Step, Strand
 
 _PAGE = 4096
-_TAKE_PART_WHEN_JOINED = ("allreduce", "allreduce_group", "reduce_scatter", "allgather", "barrier")
+_TAKE_PART_WHEN_JOINED = (
+    *("allreduce", "allreduce_group", "reduce_scatter", "reduce_scatter_group"),
+    *("allgather", "allgather_group", "barrier"),
+)
 
 
 @dataclass

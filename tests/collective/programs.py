@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from random import Random
 
 OPS = ("sum", "avg", "min", "max", "product")
-REDUCING = ("allreduce", "allreduce_group", "reduce", "reduce_scatter")
+REDUCING = ("allreduce", "allreduce_group", "reduce", "reduce_scatter", "reduce_scatter_group")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 IN_PLACE = ("allreduce", "reduce", "broadcast")
 BLOCKS = ("reduce_scatter", "allgather", "gather", "scatter")
-KINDS = ("barrier", *IN_PLACE, "allreduce_group", *BLOCKS, "alltoall", "messages")
+GROUPS_OF_BLOCKS = ("reduce_scatter_group", "allgather_group")
+KINDS = ("barrier", *IN_PLACE, "allreduce_group", *BLOCKS, *GROUPS_OF_BLOCKS, "alltoall", "messages")
 
 SIZES = (0, 1, 2, 3, 17, 64, 1000, 5000, 16_384, 40_000)
 LARGE_SIZES = (131_072, 300_001)
@@ -50,9 +51,10 @@ class Operation(_Shown):
 
     Attributes:
         kind: name of the communicator's method, or ``"messages"``: every rank sends one and receives one.
-        sizes: elements of each array of an ``allreduce_group``, of each rank's block where there are blocks, of what
-            every rank sends to every other in an ``alltoall``, rank by rank, of each rank's message; of the array
-            otherwise.
+        sizes: elements of each array of an ``allreduce_group``, of each rank's block where there are blocks, array by
+            array, of what every rank sends to every other in an ``alltoall``, rank by rank, of each rank's message; of
+            the array otherwise.
+        num_arrays: in a group of arrays with blocks.
         uneven: whether ``counts`` are given.
         in_place: whether the one block lies in the array of all.
         misaligned: whether the arrays begin at odd addresses.
@@ -65,6 +67,7 @@ class Operation(_Shown):
     kind: str = "barrier"
     dtype: str = "uint8"
     sizes: tuple[int, ...] = ()
+    num_arrays: int = 1
     uneven: bool = False
     op: str = "sum"
     prescale: float = 1.0
@@ -82,7 +85,17 @@ class Operation(_Shown):
     @property
     def has_uneven_blocks(self) -> bool:
         """Whether the ranks' blocks differ; ``counts`` may also say that they do not."""
+        if self.kind in GROUPS_OF_BLOCKS:
+            return len({sum(sizes) for sizes in zip(*self.array_sizes, strict=True)}) > 1
         return self.kind in BLOCKS and len(set(self.sizes)) > 1
+
+    @property
+    def array_sizes(self) -> list[tuple[int, ...]]:
+        """Elements of each rank's block, of each array."""
+        world_size = len(self.sizes) // self.num_arrays
+        return [
+            self.sizes[start : start + world_size] for start in range(0, len(self.sizes), world_size or 1)
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,13 +205,15 @@ def draw_operation(random: Random, world_size: int, scope: Scope) -> Operation:
     if kind == "barrier":
         return Operation(kind, name=_draw_name(random))
     dtype = random.choice(DTYPES)
-    uneven = kind in (*BLOCKS, "alltoall") and random.randint(0, 1) == 1
-    sizes = _draw_sizes(random, kind, world_size, uneven, scope)
+    uneven = kind in (*BLOCKS, *GROUPS_OF_BLOCKS, "alltoall") and random.randint(0, 1) == 1
+    num_arrays = random.randint(1, 5) if kind in GROUPS_OF_BLOCKS else 1
+    sizes = sum((_draw_sizes(random, kind, world_size, uneven, scope) for _ in range(num_arrays)), ())
     reduces = kind in REDUCING
     return Operation(
         kind,
         dtype=dtype,
         sizes=sizes,
+        num_arrays=num_arrays,
         uneven=uneven,
         # Bools have no average.
         op=random.choice([op for op in OPS if op != "avg" or dtype != "bool"]) if reduces else "sum",
@@ -266,7 +281,7 @@ def _draw_sizes(random: Random, kind: str, world_size: int, uneven: bool, scope:
         most = min(random.choice(scope.sizes), 40_000)
         return tuple(random.randint(0, most) for _ in range(random.randint(1, 9)))
     size = random.choice(scope.sizes)
-    if kind not in (*BLOCKS, "alltoall", "messages"):
+    if kind not in (*BLOCKS, *GROUPS_OF_BLOCKS, "alltoall", "messages"):
         return (size,)
     size = size if size < 10 else size // world_size
     num_blocks = world_size * world_size if kind == "alltoall" else world_size

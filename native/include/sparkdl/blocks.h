@@ -1,10 +1,12 @@
-// Where each rank's block lies in a buffer that holds the blocks of all ranks.
+// Where each rank's block lies in buffers that hold the blocks of all ranks.
 #ifndef SPARKDL_BLOCKS_H_
 #define SPARKDL_BLOCKS_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "sparkdl/pieces.h"
 
 namespace sparkdl {
 
@@ -27,6 +29,25 @@ class Blocks {
  private:
   std::vector<size_t> begins_;
 };
+
+// By rank the stream of its blocks of several arrays. counts: elements of each rank's block of the
+// first array, then of the second and so on.
+template <typename Byte>
+std::vector<std::vector<BasicPiece<Byte>>> BlocksOfGroup(
+    const std::vector<BasicPiece<Byte>>& arrays, const std::vector<uint64_t>& counts,
+    size_t element_bytes, int world_size) {
+  std::vector<std::vector<BasicPiece<Byte>>> streams(static_cast<size_t>(world_size));
+  auto count = counts.begin();
+  for (const BasicPiece<Byte>& array : arrays) {
+    Byte* next = array.data;
+    for (std::vector<BasicPiece<Byte>>& stream : streams) {
+      const size_t bytes = *count++ * element_bytes;
+      stream.push_back({next, bytes});
+      if (next != nullptr) next += bytes;
+    }
+  }
+  return streams;
+}
 
 }  // namespace sparkdl
 

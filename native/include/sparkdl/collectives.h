@@ -60,10 +60,8 @@ class Collectives {
   Status AllReduceOnLane(const LaneChunk& chunk, const Reduction& reduction, OperationGuard& guard);
   Status ReduceChunk(const Operation& operation, const Part& range, const Reduction& reduction,
                      OperationGuard& guard);
-  Status ReduceScatterInside(const Operation& operation, const Reduction& reduction,
-                             OperationGuard& guard);
-  Status ReduceScatterChunk(const Operation& operation, const Part& range,
-                            const Reduction& reduction, OperationGuard& guard);
+  Status ReduceScatterChunk(const std::vector<ConstPieces>& blocks, const Pieces& output,
+                            const Part& range, const Reduction& reduction, OperationGuard& guard);
   Status AllToAllInside(const Operation& operation, const Exchanges& exchanges,
                         OperationGuard& guard);
   Status AllToAllAcross(const Operation& operation, const Exchanges& exchanges,
@@ -80,6 +78,21 @@ class Collectives {
   Reduction ReductionOf(const Operation& operation) const;
   Blocks BlocksOf(const Operation& operation) const {
     return {operation.counts, operation.count, BytesOf(operation.dtype), topology_.world_size()};
+  }
+  // By rank the stream of its block: of `whole`, or of the arrays of a group.
+  template <typename Byte>
+  std::vector<std::vector<BasicPiece<Byte>>> StreamsOf(
+      const Operation& operation, Byte* whole, const std::vector<BasicPiece<Byte>>& arrays) const {
+    if (!operation.group.empty()) {
+      return BlocksOfGroup(arrays, operation.group_counts, BytesOf(operation.dtype),
+                           topology_.world_size());
+    }
+    const Blocks blocks = BlocksOf(operation);
+    std::vector<std::vector<BasicPiece<Byte>>> streams;
+    for (int rank = 0; rank < topology_.world_size(); ++rank) {
+      streams.push_back({{whole + blocks.begin(rank), blocks.bytes(rank)}});
+    }
+    return streams;
   }
   bool owns_lane(size_t lane) const {
     return lane_.has_value() && static_cast<size_t>(topology_.local_rank()) == lane;

@@ -68,8 +68,14 @@ struct Operation {
   std::vector<uint64_t> counts;
   // For alltoall with counts: elements of the blocks that this rank receives.
   std::vector<uint64_t> receive_counts;
-  // For allreduce of several arrays: all of them, instead of input and output; count is their sum.
+  // For several arrays as one operation, instead of input and output: where the results go. Each
+  // rank's block is then what it has in the first array, the second and so on; count or counts are
+  // sums over the arrays.
   Pieces group;
+  // For reduce_scatter and allgather of several arrays: what goes in.
+  ConstPieces group_input;
+  // For these: elements of each rank's block of the first array, then of the second and so on.
+  std::vector<uint64_t> group_counts;
   // For allreduce: where all of its arrays lie, if ranks of this host can reach them there. Not a
   // matter to agree about, but the ranks have to do it the same way.
   std::shared_ptr<const Arena> arena;

@@ -84,6 +84,9 @@ std::vector<BasicPiece<Byte>> Slice(const std::vector<BasicPiece<Byte>>& pieces,
 inline void Append(ConstPieces& stream, const Pieces& pieces) {
   for (const Piece& piece : pieces) stream.push_back({piece.data, piece.bytes});
 }
+inline void Append(ConstPieces& stream, const ConstPieces& pieces) {
+  stream.insert(stream.end(), pieces.begin(), pieces.end());
+}
 inline void Append(Pieces& stream, const Pieces& pieces) {
   stream.insert(stream.end(), pieces.begin(), pieces.end());
 }

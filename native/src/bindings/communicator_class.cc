@@ -206,6 +206,15 @@ void DefineReductions(nb::class_<Self>& type) {
       "Reduce array, the blocks of all ranks, over all ranks; block r goes to rank r's out, which "
       "may be that block of array.",
       "array"_a, "out"_a, counts, op, prescale, postscale);
+  Define(
+      type, "reduce_scatter_group", "reduce_scatter_group_async",
+      +[](const Self& self, std::vector<nb::handle> arrays, std::vector<nb::handle> outs,
+          GroupCounts counts, std::string_view op, double prescale, double postscale) {
+        return ReduceScatterGroupRequest(arrays, outs, counts, {op, prescale, postscale},
+                                         self.rank(), self.world_size());
+      },
+      "reduce_scatter of several arrays of one dtype as one operation.", "arrays"_a, "outs"_a,
+      counts, op, prescale, postscale);
 }
 
 void DefineMovements(nb::class_<Self>& type) {
@@ -219,6 +228,13 @@ void DefineMovements(nb::class_<Self>& type) {
       "Gather every rank's array into out, in order of ranks. array may be this rank's block of "
       "out.",
       "array"_a, "out"_a, counts);
+  Define(
+      type, "allgather_group", "allgather_group_async",
+      +[](const Self& self, std::vector<nb::handle> arrays, std::vector<nb::handle> outs,
+          GroupCounts counts) {
+        return AllGatherGroupRequest(arrays, outs, counts, self.rank(), self.world_size());
+      },
+      "allgather of several arrays of one dtype as one operation.", "arrays"_a, "outs"_a, counts);
   Define(
       type, "broadcast", "broadcast_async",
       +[](const Self& self, nb::handle array, int root) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -109,10 +111,17 @@ void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, con
   operation.count = block.array->count;
 }
 
+// What the caller calls the two arrays of an operation.
+struct PairNames {
+  std::string array = "array";
+  std::string out = "out";
+};
+
 // One array goes in, another comes out.
-Request Between(OpKind kind, nb::handle array_object, nb::handle out_object) {
-  ArrayArgument array = ToArray("array", array_object, Access::kRead);
-  ArrayArgument out = ToArray("out", out_object, Access::kWrite);
+Request Between(OpKind kind, nb::handle array_object, nb::handle out_object,
+                const PairNames& names = {}) {
+  ArrayArgument array = ToArray(names.array.c_str(), array_object, Access::kRead);
+  ArrayArgument out = ToArray(names.out.c_str(), out_object, Access::kWrite);
   CheckDtypes(array, out);
   Request request;
   request.operation.kind = kind;
@@ -122,6 +131,70 @@ Request Between(OpKind kind, nb::handle array_object, nb::handle out_object) {
   request.arguments.push_back(std::move(array));
   request.arguments.push_back(std::move(out));
   return request;
+}
+
+// Between, of which the one array holds blocks of all ranks, and the other one is this rank's.
+Request OfBlocks(OpKind kind, nb::handle array, nb::handle out, const Counts& counts, int rank,
+                 int world_size, const PairNames& names = {}) {
+  Request request = Between(kind, array, out, names);
+  const Sized first{names.array.c_str(), request.arguments.data()};
+  const Sized second{names.out.c_str(), &request.arguments[1]};
+  const bool gathers = kind == OpKind::kAllGather;
+  SetBlocks(request.operation, gathers ? first : second, gathers ? second : first, counts, rank,
+            world_size);
+  return request;
+}
+
+void CheckNotEmpty(const std::vector<nb::handle>& arrays) {
+  if (arrays.empty()) RaiseInvalid("arrays must have one at least");
+}
+
+void CheckLengths(size_t num_arrays, size_t other, const char* what) {
+  if (num_arrays == other) return;
+  RaiseInvalid("there must be as many " + std::string(what) + " as arrays, which are " +
+               std::to_string(num_arrays) + ", got " + std::to_string(other));
+}
+
+void CheckGroupDtype(const Request& request, Dtype dtype) {
+  if (request.arguments.empty() || request.operation.dtype == dtype) return;
+  RaiseInvalid("the arrays of a group must be of one dtype, got " +
+               std::string(NameOf(request.operation.dtype)) + " and " + std::string(NameOf(dtype)));
+}
+
+// OfBlocks of several pairs as one operation.
+Request GroupOfBlocks(OpKind kind, const std::vector<nb::handle>& arrays,
+                      const std::vector<nb::handle>& outs, const GroupCounts& counts, int rank,
+                      int world_size) {
+  CheckNotEmpty(arrays);
+  CheckLengths(arrays.size(), outs.size(), "outs");
+  if (counts.has_value()) CheckLengths(arrays.size(), counts->size(), "counts");
+  Request group;
+  Operation& operation = group.operation;
+  operation.kind = kind;
+  std::vector<uint64_t> sums(static_cast<size_t>(world_size));
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const std::string index = "[" + std::to_string(i) + "]";
+    Request one = OfBlocks(kind, arrays[i], outs[i], counts ? Counts((*counts)[i]) : std::nullopt,
+                           rank, world_size, {.array = "arrays" + index, .out = "outs" + index});
+    CheckGroupDtype(group, one.operation.dtype);
+    operation.dtype = one.operation.dtype;
+    const std::vector<uint64_t> blocks =
+        one.operation.counts.empty() ? std::vector<uint64_t>(sums.size(), one.operation.count)
+                                     : one.operation.counts;
+    std::ranges::transform(sums, blocks, sums.begin(), std::plus());
+    operation.group_counts.insert(operation.group_counts.end(), blocks.begin(), blocks.end());
+    const size_t element_bytes = BytesOf(operation.dtype);
+    operation.group_input.push_back({one.operation.input, one.arguments[0].count * element_bytes});
+    operation.group.push_back({one.operation.output, one.arguments[1].count * element_bytes});
+    std::ranges::move(one.arguments, std::back_inserter(group.arguments));
+  }
+  if (std::ranges::count(sums, sums.front()) == world_size) {
+    operation.count = sums.front();
+  } else {
+    operation.count = Total(sums);
+    operation.counts = std::move(sums);
+  }
+  return group;
 }
 
 void CheckPresence(const char* name, nb::handle object, bool is_root) {
@@ -155,18 +228,13 @@ Request AllReduceRequest(nb::handle object, const ReductionArguments& reduction)
 
 Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
                               const ReductionArguments& reduction) {
-  if (arrays.empty()) RaiseInvalid("arrays must have one at least");
+  CheckNotEmpty(arrays);
   Request request;
   request.operation.kind = OpKind::kAllReduce;
   for (const nb::handle object : arrays) {
     ArrayArgument array = ToArray("array", object, Access::kWrite);
-    if (request.arguments.empty()) {
-      request.operation.dtype = array.dtype;
-    } else if (array.dtype != request.operation.dtype) {
-      RaiseInvalid("the arrays of a group must be of one dtype, got " +
-                   std::string(NameOf(request.operation.dtype)) + " and " +
-                   std::string(NameOf(array.dtype)));
-    }
+    CheckGroupDtype(request, array.dtype);
+    request.operation.dtype = array.dtype;
     request.operation.count += array.count;
     request.operation.group.push_back({array.data, array.count * BytesOf(array.dtype)});
     request.arguments.push_back(std::move(array));
@@ -191,19 +259,28 @@ Request BroadcastRequest(nb::handle object, int root, int rank) {
 
 Request ReduceScatterRequest(nb::handle array, nb::handle out, const Counts& counts,
                              const ReductionArguments& reduction, int rank, int world_size) {
-  Request request = Between(OpKind::kReduceScatter, array, out);
-  SetBlocks(request.operation, {"out", &request.arguments[1]}, {"array", request.arguments.data()},
-            counts, rank, world_size);
+  Request request = OfBlocks(OpKind::kReduceScatter, array, out, counts, rank, world_size);
+  SetReduction(request, reduction);
+  return request;
+}
+
+Request ReduceScatterGroupRequest(const std::vector<nb::handle>& arrays,
+                                  const std::vector<nb::handle>& outs, const GroupCounts& counts,
+                                  const ReductionArguments& reduction, int rank, int world_size) {
+  Request request = GroupOfBlocks(OpKind::kReduceScatter, arrays, outs, counts, rank, world_size);
   SetReduction(request, reduction);
   return request;
 }
 
 Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts, int rank,
                          int world_size) {
-  Request request = Between(OpKind::kAllGather, array, out);
-  SetBlocks(request.operation, {"array", request.arguments.data()}, {"out", &request.arguments[1]},
-            counts, rank, world_size);
-  return request;
+  return OfBlocks(OpKind::kAllGather, array, out, counts, rank, world_size);
+}
+
+Request AllGatherGroupRequest(const std::vector<nb::handle>& arrays,
+                              const std::vector<nb::handle>& outs, const GroupCounts& counts,
+                              int rank, int world_size) {
+  return GroupOfBlocks(OpKind::kAllGather, arrays, outs, counts, rank, world_size);
 }
 
 Request GatherRequest(nb::handle array, nb::handle out, int root, const Counts& counts, int rank,
@@ -256,9 +333,9 @@ void SetName(Request& request, std::string_view name) {
   operation.name = name;
   // Only a root has the arrays of gather and scatter that would tell, and exchanged blocks and
   // arrays of a group have sizes of their own.
-  const bool has_whole = operation.group.empty() && (operation.kind == OpKind::kAllReduce ||
-                                                     operation.kind == OpKind::kReduce ||
-                                                     operation.kind == OpKind::kBroadcast);
+  if (!operation.group.empty()) return;
+  const bool has_whole = operation.kind == OpKind::kAllReduce ||
+                         operation.kind == OpKind::kReduce || operation.kind == OpKind::kBroadcast;
   const bool has_rows =
       operation.kind == OpKind::kAllGather || operation.kind == OpKind::kReduceScatter;
   if (name.empty() || !(has_whole || has_rows)) return;

@@ -30,6 +30,9 @@ struct ReductionArguments {
 // Elements of each rank's block; None if all are equal.
 using Counts = std::optional<std::vector<int64_t>>;
 
+// The same for each array of a group; None if all blocks of an array are equal.
+using GroupCounts = std::optional<std::vector<std::vector<int64_t>>>;
+
 // All raise ParamError if the arguments cannot be used.
 Request AllReduceRequest(nb::handle array, const ReductionArguments& reduction);
 Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
@@ -37,6 +40,12 @@ Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
 Request ReduceRequest(nb::handle array, int root, const ReductionArguments& reduction);
 Request ReduceScatterRequest(nb::handle array, nb::handle out, const Counts& counts,
                              const ReductionArguments& reduction, int rank, int world_size);
+Request ReduceScatterGroupRequest(const std::vector<nb::handle>& arrays,
+                                  const std::vector<nb::handle>& outs, const GroupCounts& counts,
+                                  const ReductionArguments& reduction, int rank, int world_size);
+Request AllGatherGroupRequest(const std::vector<nb::handle>& arrays,
+                              const std::vector<nb::handle>& outs, const GroupCounts& counts,
+                              int rank, int world_size);
 Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts, int rank,
                          int world_size);
 // The root's array is only read.

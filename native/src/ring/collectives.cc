@@ -71,26 +71,27 @@ Status Collectives::GatherLanes(const Pieces& data, size_t unit, OperationGuard&
 }
 
 Status Collectives::AllGather(const Operation& operation, OperationGuard& guard) {
-  const Blocks blocks = BlocksOf(operation);
-  const auto block = [&](int rank) {
-    return Piece{operation.output + blocks.begin(rank), blocks.bytes(rank)};
-  };
-  const Piece own = block(topology_.rank());
+  const std::vector<Pieces> blocks = StreamsOf(operation, operation.output, operation.group);
+  const Pieces& own = blocks[static_cast<size_t>(topology_.rank())];
+  const ConstPieces input = operation.group.empty() ? ConstPieces{{operation.input, own[0].bytes}}
+                                                    : operation.group_input;
   std::vector<Pieces> inside_blocks;
-  for (const int rank : topology_.local_ranks()) inside_blocks.push_back({block(rank)});
-  SPARKDL_RETURN_IF_ERROR(inside_.Gather({{operation.input, own.bytes}}, inside_blocks, guard));
+  for (const int rank : topology_.local_ranks()) {
+    inside_blocks.push_back(blocks[static_cast<size_t>(rank)]);
+  }
+  SPARKDL_RETURN_IF_ERROR(inside_.Gather(input, inside_blocks, guard));
   // Only now is it sure that the ranks agree.
   SPARKDL_RETURN_IF_ERROR(inside_.board().SyncIfNotYet(guard));
-  CopyBytes(own.data, operation.input, own.bytes);
+  for (size_t i = 0; i < own.size(); ++i) CopyBytes(own[i].data, input[i].data, own[i].bytes);
   if (!spans_hosts()) return {};
 
   // Lane i carries part i of every rank's block.
   const auto lane_stream = [&](size_t lane, int host) {
     Pieces stream;
     for (const int rank : topology_.ranks_on(host)) {
-      const Piece whole = block(rank);
-      const Part part = PartOf(whole.bytes, num_lanes(), lane);
-      stream.push_back({whole.data + part.begin, part.size});
+      const Pieces& whole = blocks[static_cast<size_t>(rank)];
+      const Part part = PartOf(TotalBytes(whole), num_lanes(), lane);
+      Append(stream, Slice(whole, part.begin, part.size));
     }
     return stream;
   };

@@ -9,43 +9,38 @@ namespace sparkdl {
 
 Status Collectives::ReduceScatter(const Operation& operation, OperationGuard& guard) {
   const Reduction reduction = ReductionOf(operation);
-  if (!spans_hosts()) return ReduceScatterInside(operation, reduction, guard);
-  const Blocks blocks = BlocksOf(operation);
+  const std::vector<ConstPieces> blocks =
+      StreamsOf(operation, operation.input, operation.group_input);
+  const size_t own_bytes = TotalBytes(blocks[static_cast<size_t>(topology_.rank())]);
+  const Pieces output =
+      operation.group.empty() ? Pieces{{operation.output, own_bytes}} : operation.group;
+  if (!spans_hosts()) {
+    return inside_.ReduceScatter(blocks, {.output = output, .to_accumulators = false}, reduction,
+                                 guard);
+  }
   size_t longest = 0;
-  for (int rank = 0; rank < topology_.world_size(); ++rank) {
-    longest = std::max(longest, blocks.bytes(rank) / reduction.kernels.element_bytes);
+  for (const ConstPieces& block : blocks) {
+    longest = std::max(longest, TotalBytes(block) / reduction.kernels.element_bytes);
   }
   const size_t per_block = kLaneChunkBytes / reduction.kernels.accumulator_bytes /
                            static_cast<size_t>(topology_.world_size());
   const size_t chunk = std::max(per_block, kUnitElements) * num_lanes();
   for (size_t done = 0; done < longest; done += chunk) {
-    SPARKDL_RETURN_IF_ERROR(ReduceScatterChunk(operation, {done, chunk}, reduction, guard));
+    SPARKDL_RETURN_IF_ERROR(ReduceScatterChunk(blocks, output, {done, chunk}, reduction, guard));
   }
   return {};
 }
 
-Status Collectives::ReduceScatterInside(const Operation& operation, const Reduction& reduction,
-                                        OperationGuard& guard) {
-  const Blocks blocks = BlocksOf(operation);
-  std::vector<ConstPieces> streams;
-  for (int rank = 0; rank < topology_.world_size(); ++rank) {
-    streams.push_back({{operation.input + blocks.begin(rank), blocks.bytes(rank)}});
-  }
-  const ShmGroup::ReduceTarget target{
-      .output = {{operation.output, blocks.bytes(topology_.rank())}}, .to_accumulators = false};
-  return inside_.ReduceScatter(streams, target, reduction, guard);
-}
-
 // Takes the elements of `range` of every rank's block, as far as it has them. Lane i carries part i
 // of each, host by host.
-Status Collectives::ReduceScatterChunk(const Operation& operation, const Part& range,
-                                       const Reduction& reduction, OperationGuard& guard) {
+Status Collectives::ReduceScatterChunk(const std::vector<ConstPieces>& blocks, const Pieces& output,
+                                       const Part& range, const Reduction& reduction,
+                                       OperationGuard& guard) {
   const ReduceKernels& kernels = reduction.kernels;
   const size_t element_bytes = kernels.element_bytes;
-  const Blocks blocks = BlocksOf(operation);
   // In elements of the rank's block.
   const auto part_of = [&](size_t lane, int rank) {
-    const size_t count = blocks.bytes(rank) / element_bytes;
+    const size_t count = TotalBytes(blocks[static_cast<size_t>(rank)]) / element_bytes;
     const size_t begin = std::min(range.begin, count);
     Part part = PartOf(std::min(range.size, count - begin), num_lanes(), lane, kUnitElements);
     part.begin += begin;
@@ -56,8 +51,8 @@ Status Collectives::ReduceScatterChunk(const Operation& operation, const Part& r
     for (int host = 0; host < topology_.num_hosts(); ++host) {
       for (const int rank : topology_.ranks_on(host)) {
         const Part part = part_of(lane, rank);
-        streams[lane].push_back({operation.input + blocks.begin(rank) + part.begin * element_bytes,
-                                 part.size * element_bytes});
+        Append(streams[lane], Slice(blocks[static_cast<size_t>(rank)], part.begin * element_bytes,
+                                    part.size * element_bytes));
       }
     }
   }
@@ -91,13 +86,17 @@ Status Collectives::ReduceScatterChunk(const Operation& operation, const Part& r
     size_t offset = 0;
     for (const int rank : topology_.local_ranks()) {
       const Part part = part_of(lane, rank);
-      std::byte* const place = operation.output + part.begin * element_bytes;
       const size_t bytes = part.size * element_bytes;
-      destinations[lane].push_back({rank == topology_.rank() ? place : nullptr, bytes});
-      if (owns_lane(lane) && rank == topology_.rank()) {
-        CopyBytes(place, reduced.data() + offset, bytes);
+      if (rank != topology_.rank()) {
+        destinations[lane].push_back({nullptr, bytes});
+        offset += bytes;
+        continue;
       }
-      offset += bytes;
+      for (const Piece& place : Slice(output, part.begin * element_bytes, bytes)) {
+        destinations[lane].push_back(place);
+        if (owns_lane(lane)) CopyBytes(place.data, reduced.data() + offset, place.bytes);
+        offset += place.bytes;
+      }
     }
   }
   return inside_.Gather({{reduced.data(), reduced.size()}}, destinations, guard);

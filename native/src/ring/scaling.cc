@@ -30,7 +30,19 @@ Status Collectives::Prescale(const Operation& operation, Operation& scaled, Oper
   const size_t bytes =
       operation.kind == OpKind::kReduceScatter ? BlocksOf(operation).total() : operation.bytes();
   if (scaled_.size() < bytes) scaled_ = std::vector<std::byte>(bytes);
-  kernels.scale(scaled_.data(), operation.input, bytes / kernels.element_bytes, operation.prescale);
+  const auto scale = [&](std::byte* to, const ConstPiece& from) {
+    kernels.scale(to, from.data, from.bytes / kernels.element_bytes, operation.prescale);
+  };
+  if (!operation.group.empty()) {
+    std::byte* next = scaled_.data();
+    for (ConstPiece& array : scaled.group_input) {
+      scale(next, array);
+      array.data = next;
+      next += array.bytes;
+    }
+    return {};
+  }
+  scale(scaled_.data(), {operation.input, bytes});
   if (operation.kind == OpKind::kReduce && operation.root == topology_.rank()) {
     CopyBytes(operation.output, scaled_.data(), bytes);
     return {};

@@ -33,7 +33,9 @@ Status AgreedCollectives::ExchangeClaims(const Operation& operation, std::vector
   Claim mine{};
   mine.signature = SignatureOf(operation, guard.signature().sequence);
   mine.postscale = operation.postscale;
-  mine.num_arrays = static_cast<uint32_t>(operation.group.size());
+  // Of an allreduce. Blocks are streams, which break where each rank likes.
+  const bool is_allreduce = operation.kind == OpKind::kAllReduce;
+  mine.num_arrays = is_allreduce ? static_cast<uint32_t>(operation.group.size()) : 0;
   mine.has_counts = operation.counts.empty() ? 0 : 1;
   const std::string text = Describe(operation);
   std::memcpy(mine.text, text.data(), std::min(text.size(), sizeof(mine.text) - 1));
@@ -59,8 +61,8 @@ Status AgreedCollectives::Settle(const Operation& operation, OperationGuard& gua
   if (speaker >= 0 && WorksWithZeros(claims[speaker].signature.kind) &&
       claims[speaker].has_counts == 0) {
     if (has_joined) return Contribute(claims[speaker], speaker, guard);
-    Pieces group = operation.group;
-    if (!group.empty()) {
+    if (claims[speaker].num_arrays > 0) {
+      Pieces group = operation.group;
       SPARKDL_RETURN_IF_ERROR(ShareGroup(claims[speaker], speaker, group, guard));
     }
     return collectives_.Perform(operation, guard);

@@ -44,22 +44,24 @@ class AllgatherRequest(Request[Result]):
         refuse_ranks_that_joined(Kind.ALLGATHER, self._rows)
         refuse_scalars("ALLGATHER", self._tensors)
         self._arrival.wait()
-        self._outputs = [
-            self._gather(communicator, tensor, self._rows[:, 1 + position].tolist())
-            for position, tensor in enumerate(self._tensors)
+        gathered = [
+            torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype)
+            for tensor, rows in zip(self._tensors, self._rows[:, 1:].T, strict=True)
         ]
-
-    def _gather(self, communicator: Communicator, tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        gathered = torch.empty((sum(rows), *tensor.shape[1:]), dtype=tensor.dtype)
-        if gathered.numel():
-            width = bytes_per_row(tensor)
-            communicator.allgather(
-                as_bytes(as_buffer(tensor)),
-                as_bytes(gathered),
-                counts=None if len(set(rows)) == 1 else [count * width for count in rows],
-                name=self.label,
-            )
-        return gathered.to(tensor.device)
+        some = [position for position, whole in enumerate(gathered) if whole.numel()]
+        arrays = [as_bytes(as_buffer(self._tensors[position])) for position in some]
+        outs = [as_bytes(gathered[position]) for position in some]
+        counts = [
+            (self._rows[:, 1 + position] * bytes_per_row(self._tensors[position])).tolist()
+            for position in some
+        ]
+        if len(some) == 1:
+            communicator.allgather(arrays[0], outs[0], counts=counts[0], name=self.label)
+        elif some:
+            communicator.allgather_group(arrays, outs, counts=counts, name=self.label)
+        self._outputs = [
+            whole.to(tensor.device) for whole, tensor in zip(gathered, self._tensors, strict=True)
+        ]
 
 
 class SingleAllgatherRequest(AllgatherRequest[torch.Tensor]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,22 +47,41 @@ class ReducescatterRequest(Request[Result]):
         """Reduce the tensors."""
         refuse_ranks_that_joined(Kind.REDUCESCATTER, self._given)
         self._arrival.wait()
-        self._outputs = [self._reduce(communicator, tensor) for tensor in self._tensors]
+        rows = [split_rows(tensor.shape[0], communicator.world_size) for tensor in self._tensors]
+        reduced = [
+            torch.empty((of_ranks[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype)
+            for tensor, of_ranks in zip(self._tensors, rows, strict=True)
+        ]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in self._tensors):
+            self._reduce(
+                communicator,
+                [
+                    (as_buffer(tensor), output, [count * tensor[:1].numel() for count in of_ranks])
+                    for tensor, output, of_ranks in zip(self._tensors, reduced, rows, strict=True)
+                    if tensor.dtype == dtype
+                ],
+            )
+        self._outputs = [
+            output.to(tensor.device) for output, tensor in zip(reduced, self._tensors, strict=True)
+        ]
 
-    def _reduce(self, communicator: Communicator, tensor: torch.Tensor) -> torch.Tensor:
-        rows = split_rows(tensor.shape[0], communicator.world_size)
-        output = torch.empty((rows[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype)
-        width = tensor[:1].numel()
-        communicator.reduce_scatter(
-            export(as_buffer(tensor)),
-            export(output),
-            counts=[count * width for count in rows],
-            op=name_of(self.description.op),
-            prescale=self.description.prescale,
-            postscale=self.description.postscale,
-            name=self.label,
-        )
-        return output.to(tensor.device)
+    def _reduce(
+        self, communicator: Communicator, group: Sequence[tuple[torch.Tensor, torch.Tensor, list[int]]]
+    ) -> None:
+        """Reduce tensors of one dtype into outputs, by the numbers of elements that the ranks get."""
+        arrays = [export(tensor) for tensor, _, _ in group]
+        outs = [export(output) for _, output, _ in group]
+        counts = [counts for _, _, counts in group]
+        options: dict[str, Any] = {
+            "op": name_of(self.description.op),
+            "prescale": self.description.prescale,
+            "postscale": self.description.postscale,
+            "name": self.label,
+        }
+        if len(group) == 1:
+            communicator.reduce_scatter(arrays[0], outs[0], counts=counts[0], **options)
+        else:
+            communicator.reduce_scatter_group(arrays, outs, counts=counts, **options)
 
 
 class SingleReducescatterRequest(ReducescatterRequest[torch.Tensor]):

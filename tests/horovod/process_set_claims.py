@@ -53,6 +53,22 @@ def claim_ranks_that_ask_for_different_process_sets_are_told_who_asked_for_which
         assert hvd.remove_process_set(pair)
 
 
+def claim_process_sets_do_not_change_while_a_rank_has_joined() -> None:
+    pair = hvd.add_process_set([0, 1])
+    if hvd.rank() != 0:
+        message = r"process sets is not supported with Join at this time\. \(joined: rank 0\)"
+        with pytest.raises(hvd.HorovodInternalError, match=message):
+            hvd.add_process_set([0, 2])
+        with pytest.raises(hvd.HorovodInternalError, match=message):
+            hvd.remove_process_set(pair)
+    hvd.join()
+    other = hvd.add_process_set([0, 2])
+    if other.included():
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=other).item() == 2
+    assert hvd.remove_process_set(other)
+    assert hvd.remove_process_set(pair)
+
+
 def claim_ranks_outside_get_an_error_that_says_so() -> None:
     alone = hvd.add_process_set(hvd.ProcessSet([1]))
     if hvd.rank() != 1:

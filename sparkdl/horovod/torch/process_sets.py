@@ -93,7 +93,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
     Raises:
         ValueError: if there is a process set of these ranks, or a rank does not exist.
-        HorovodInternalError: on all ranks, if they did not all give these ranks. They can go on.
+        HorovodInternalError: on all ranks, if they did not all give these ranks, or some have joined. They can go on.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -113,7 +113,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         Whether it was removed: False if it is not usable, or is that of all ranks.
 
     Raises:
-        HorovodInternalError: on all ranks, if they did not all give this process set. They can go on.
+        HorovodInternalError: on all ranks, if they did not all give this process set, or some have joined. They can go
+            on.
     """
     number = process_set.process_set_id
     if number is None or number == 0:

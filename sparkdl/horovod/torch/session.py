@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from sparkdl.collective import Communicator
 from sparkdl.errors import MismatchError
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.requests.meeting import BarrierRequest
+from sparkdl.horovod.torch.requests.meeting import ProcessSetsRequest
 from sparkdl.horovod.torch.requests.stand_in import make_stand_in
 
 
@@ -87,7 +87,8 @@ class Session:
 
         Raises:
             ValueError: if a rank does not exist.
-            HorovodInternalError: on all ranks, if they disagree about the members; nothing is opened then.
+            HorovodInternalError: on all ranks, if they disagree about the members, or some have joined; nothing is
+                opened then.
         """
         members = tuple(ranks)
         self._check(members)
@@ -105,16 +106,18 @@ class Session:
         """Close a process set; all ranks of the job do so. False if there is none of this number.
 
         Raises:
-            HorovodInternalError: on all ranks, if they disagree about the process set; nothing is closed then.
+            HorovodInternalError: on all ranks, if they disagree about the process set, or some have joined; nothing
+                is closed then.
         """
         with self._changing:
             members = self.ranks_of.get(process_set_id)
             if process_set_id == 0 or members is None:
                 return False
-            self._meet(f"remove process set {process_set_id} of ranks {list(members)}")
-            with self._lock:
-                del self.ranks_of[process_set_id]
-                engine = self._engines.pop(process_set_id, None)
+            self._meet(
+                f"remove process set {process_set_id} of ranks {list(members)}",
+                when_met=lambda: self._forget(process_set_id),
+            )
+            engine = self._engines.pop(process_set_id, None)
         if engine is not None:
             engine.close()
         return True
@@ -130,9 +133,8 @@ class Session:
         for number in sorted(self._engines, reverse=True):
             self._engines[number].close()
 
-    def _meet(self, about: str, when_met: Callable[[], None] | None = None) -> None:
-        # One name for whatever is about to change, so that ranks that want different changes are told so.
-        request = BarrierRequest("process_set", when_met, about=about)
+    def _meet(self, about: str, when_met: Callable[[], None]) -> None:
+        request = ProcessSetsRequest(about, when_met)
         self._engines[0].submit(request, will_wait=True)
         self._engines[0].wait(request)
 
@@ -151,6 +153,10 @@ class Session:
             self._next_id += 1
             self.ranks_of[number] = members
         return number
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            del self.ranks_of[number]
 
     def _open(self, number: int) -> None:
         members = self.ranks_of[number]

@@ -23,6 +23,7 @@ class Kind(str, Enum):
     REDUCESCATTER = "REDUCESCATTER"
     BARRIER = "BARRIER"
     JOIN = "JOIN"
+    PROCESS_SETS = "PROCESS_SETS"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ _WITHOUT_JOIN = {
     Kind.ALLTOALL: "Alltoall is not supported with Join at this time.",
     Kind.BROADCAST: "Broadcast is not supported with Join at this time.",
     Kind.REDUCESCATTER: "Reducescatter is not supported with Join at this time.",
+    Kind.PROCESS_SETS: "Adding and removing process sets is not supported with Join at this time.",
 }
 
 

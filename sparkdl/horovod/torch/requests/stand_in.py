@@ -33,4 +33,4 @@ def make_stand_in(description: Description) -> Request[Any]:
             description.name, zeros, zeros, prescale=description.prescale, postscale=description.postscale
         )
     assert description.kind is Kind.BARRIER
-    return BarrierRequest(description.name, about=description.about)
+    return BarrierRequest(description.name)

@@ -55,7 +55,8 @@ class TorchEstimator(
         predictionType: its type: ``"auto"`` (default) as :class:`TorchModel` says; ``"double"`` and ``"long"``, where
             strings are given by their number in ascending order; ``"array"``; or ``"vector"``, of Spark ML.
         probabilityCol: column that the model adds, a vector of Spark ML with the probability of each class in ascending
-            order, for CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss and BCELoss; default "", no such column.
+            order, for CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss and BCELoss; with several label columns a struct of
+            those that have such a loss; default "", no such column.
         rawPredictionCol: likewise, with the module's score of each class, -z and z for a logit z of two classes;
             default "", no such column.
         weightCol: column of non-negative row weights.

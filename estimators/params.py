@@ -8,6 +8,7 @@ from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import HasPredictionCol, HasSeed, HasWeightCol
 from torch import nn
 
+from sparkdl.collective import check_transport
 from sparkdl.errors import ParamError
 from sparkdl.estimators.callables import check_callable, check_optimizer
 from sparkdl.estimators.checked_params import CheckedParams
@@ -42,6 +43,7 @@ from sparkdl.estimators.param_mixins import (
     HasShuffle,
     HasStore,
     HasTransport,
+    HasWire,
     P,
     prediction_batch_size_of,
 )
@@ -94,6 +96,7 @@ DEFAULTS: dict[str, Any] = {
     "keepCheckpoints": 2,
     "maxRestarts": 0,
     "transport": "auto",
+    "wire": "float32",
     "tracking": "auto",
     "trackingTimeoutSeconds": 30.0,
     "logCheckpoints": False,
@@ -115,6 +118,7 @@ class _SharedParams(
     HasShuffle,
     HasCache,
     HasTransport,
+    HasWire,
     HasStore,
     HasTracking,
     HasRegistration,
@@ -226,6 +230,7 @@ class _TorchEstimatorParams(
             if value < least:
                 raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
         prediction_batch_size_of(self)
+        check_transport(self.getTransport(), self.getWire())
         self._check_checkpoints()
         max_grad_norm = self.getMaxGradNorm()
         if max_grad_norm is not None and not max_grad_norm > 0:

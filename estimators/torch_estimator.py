@@ -121,6 +121,9 @@ class TorchEstimator(
         transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``; on
             several hosts with GPUs also ``"hierarchical"`` and ``"hierarchical-mpi"``: NCCL inside a host, and TCP or
             MPI across.
+        wire: how sums of float32, the gradients, travel between hosts: ``"float32"`` (default), or rounded to
+            ``"bfloat16"`` or ``"float16"`` (which ends at 65504), half the bytes; added up in float32. Inside a host
+            nothing is rounded; MPI sends float32 alone.
         tracking: MLflow: ``"auto"`` (default: on when it is installed), ``"on"`` or ``"off"``.
         experiment: MLflow experiment; default: the active one.
         runName: name of the MLflow run.
@@ -189,6 +192,7 @@ class TorchEstimator(
         minWorkers: int | None = None,
         hangTimeoutSeconds: float | None = None,
         transport: str | None = None,
+        wire: str | None = None,
         tracking: str | None = None,
         experiment: str | None = None,
         runName: str | None = None,

@@ -66,6 +66,8 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         TorchEstimator(batchsize=3)
     with pytest.raises(TypeError, match="'fast' is none of 'auto', 'native'"):
         make_estimator(transport="fast")
+    with pytest.raises(TypeError, match="'float8' is none of 'float32', 'bfloat16', 'float16'"):
+        make_estimator(wire="float8")
     with pytest.raises(TypeError, match="'yes' is none of 'off', 'memory', 'disk'"):
         make_estimator(cache="yes")
     with pytest.raises(TypeError, match="'most' is none of 'min', 'max'"):
@@ -111,6 +113,10 @@ class OwnLoss(nn.Module):
         (
             {"registeredModelAlias": "best"},
             "Param registeredModelAlias is 'best': .*needs a registeredModelName",
+        ),
+        (
+            {"transport": "mpi", "wire": "bfloat16"},
+            "transport='mpi' sends float32 as it is; wire='bfloat16' needs another transport",
         ),
         ({"logCheckpoints": True}, "Param logCheckpoints is True: .*needs a checkpointDir"),
         ({"validationFraction": 0.0}, r"Param validationFraction is 0\.0: share of the rows"),

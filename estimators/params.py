@@ -199,6 +199,10 @@ class _TorchEstimatorParams(
         params = (self.scheduler, self.trainStep, self.prepareFeatures, self.augment)
         return [param for param in params if self.isSet(param)]
 
+    def _keeps_decimals(self) -> bool:
+        """Whether decimals among the features come as they are, to a function that prepares them."""
+        return self.getPrepareFeatures() is not None
+
     def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
         """Set what is made of the rows, once they are there; nothing, where the user has set all."""
 

@@ -153,7 +153,7 @@ def to_arrow(
             return next(iter(arrays.values()))
         return pa.StructArray.from_arrays(list(arrays.values()), list(arrays), mask=mask)
 
-    found = {
+    found: dict[str, pa.Array] = {
         column.answer: together(
             {
                 output.name: _values(column, output, answers[output.name][column.answer], absent)

@@ -27,16 +27,16 @@ pytestmark = pytest.mark.any_spark_will_do
 
 @pytest.fixture(scope="module")
 def people(frame):
-    """A vector, a number, a word and a number that stands for a category, on which two labels depend."""
+    """A vector, a decimal, a word and a number that stands for a category, on which two labels depend."""
     return frame.select(
         "id",
         "image",
-        F.col("target").alias("age"),
+        F.col("target").cast("decimal(12,6)").alias("age"),
         F.element_at(F.array(*map(F.lit, ("red", "green", "blue"))), F.col("digit") + 1).alias("colour"),
         (F.col("digit") * 7).alias("code"),
-        (F.col("digit") > 0).cast("double").alias("label"),
+        (F.col("digit") > 0).cast("decimal(1,0)").alias("label"),
         "digit",
-        (100 * F.col("digit") + F.col("target")).alias("price"),
+        (100 * F.col("digit") + F.col("target")).cast("decimal(12,6)").alias("price"),
     ).cache()
 
 

@@ -158,7 +158,8 @@ def test_several_columns_of_numbers_go_packed_to_python_and_stay_what_they_are(f
     signature = ModelSignature(inputs=make_inputs(*names), outputs=(ModelOutput(name="y", kind="value"),))
     model = TorchModel(SavedModel(JoinedColumns(), signature)).setParams(featuresCol=names)
     parts = frame.select("id", "image", *[F.col("image")[index].alias(f"x{index}") for index in range(4)])
-    holes = parts.withColumn("x2", F.when(F.col("id") % 3 > 0, F.col("x2")))
+    decimal = parts.withColumn("x1", F.col("x1").cast("decimal(20,12)"))
+    holes = decimal.withColumn("x2", F.when(F.col("id") % 3 > 0, F.col("x2")))
     scored = model.transform(holes)
     assert scored.columns == [*holes.columns, "prediction"]
     for row in scored.collect():

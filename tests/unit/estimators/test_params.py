@@ -8,8 +8,9 @@ from torch import nn
 
 from sparkdl.data import Store
 from sparkdl.errors import ParamError
-from sparkdl.estimators import Callback, TorchEstimator
+from sparkdl.estimators import Callback, TorchEstimator, TorchRegressor
 from sparkdl.estimators.fit_multiple import with_param_maps
+from sparkdl.estimators.training_rows import rows_needed
 from sparkdl.training.optimizer import make_optimizer
 
 
@@ -168,6 +169,13 @@ def test_params_of_checkpoints_and_restarts_are_checked(tmp_path):
     ):
         with pytest.raises(ParamError, match=said):
             make_estimator(**changes).check_values()
+
+
+def test_decimals_become_doubles_unless_a_function_of_the_user_takes_features_as_they_are(tmp_path):
+    columns = {"featuresCol": "x", "labelCol": "y", "weightCol": "w", "store": str(tmp_path)}
+    assert rows_needed(make_estimator(**columns)).doubles == ("x", "y", "w")
+    assert rows_needed(make_estimator(**columns, prepareFeatures=max)).doubles == ("y", "w")
+    assert rows_needed(TorchRegressor(**columns).params_of_fit()).doubles == ("x", "y", "w")
 
 
 def test_each_of_several_param_maps_has_checkpoints_of_its_own():

@@ -148,7 +148,9 @@ PRICED = (
 
 
 def test_a_head_of_classes_beside_one_of_numbers_has_scores_and_probabilities():
-    signature = ModelSignature(inputs=make_inputs("x", x=make_signature((2,)).inputs.columns[0]), outputs=PRICED)
+    signature = ModelSignature(
+        inputs=make_inputs("x", x=make_signature((2,)).inputs.columns[0]), outputs=PRICED
+    )
     predictor = load_predictor(ScoringModel(pack_module(TwoHeads()), signature, 4))
     check_scored_columns(EVERYTHING, PRICED)
     found = score_batch(predictor, (pa.array([[1.0, 2.0], None]),), EVERYTHING).to_pylist()

@@ -29,6 +29,7 @@ from sparkdl.estimators.input_mixins import (
     HasPrepareFeatures,
     HasTrainStep,
 )
+from sparkdl.estimators.label_mixins import HasLabels, labels_by_column
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
     HasCache,
@@ -170,6 +171,7 @@ class _TorchParams(HasScoredColumns, HasLabelColumns, _SharedParams):
 
 class _TorchEstimatorParams(
     _TorchParams,
+    HasLabels,
     HasPassFeaturesBy,
     HasPaddingValue,
     HasModel,
@@ -285,6 +287,13 @@ class _TorchEstimatorParams(
         elif self.isSet(self.loss):
             raise ParamError(
                 "Params loss and trainStep are both set. The loss is what trainStep returns: leave loss out."
+            )
+        if self.getTrainStep() is None:
+            labels_by_column(self.getLabels(), self.label_names())
+        elif self.isSet(self.labels):
+            raise ParamError(
+                "Params labels and trainStep are both set. A step gets labels as the column holds them: leave labels "
+                "out."
             )
         for param in needed:
             if not self.isDefined(param):

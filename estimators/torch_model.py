@@ -41,8 +41,8 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
     for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order). Where the
     label column held strings, booleans or numbers that were indexed, it is those; ``predictionType`` names another
     type. Where ``probabilityCol`` and ``rawPredictionCol`` are named, it adds vectors with an entry for each class, in
-    ascending order; ``labels`` says what they are called. With several label columns each of these is a struct with a
-    field for each, those two for each that tells classes.
+    the order of ``labels``, which says what they are called. With several label columns each of these is a struct with
+    a field for each, those two for each that tells classes.
 
     A row with a null among its features has null in all of them. Rows keep their order and all their columns; the
     module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before the

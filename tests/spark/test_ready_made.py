@@ -102,6 +102,8 @@ def test_a_row_alone_is_told_what_it_is_told_in_a_frame(people, classified):
 
 def test_a_category_of_no_training_row_is_scored_and_a_null_is_not(people, classified):
     _, model = classified
+    # Nor does it look at labels.
+    people = people.withColumn("label", F.lit("unheard of"))
     strange = people.withColumn("colour", F.when(F.col("id") % 2 == 0, F.lit("violet")))
     for row in model.transform(strange).select("id", "prediction", "probability").collect():
         assert (row["prediction"] is None) == (row["probability"] is None) == (row["id"] % 2 == 1)

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from sparkdl.data import Store
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators import Callback, TorchEstimator, TorchRegressor
 from sparkdl.estimators.fit_multiple import with_param_maps
 from sparkdl.estimators.training_rows import rows_needed
@@ -77,6 +78,26 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         make_estimator(precision="fp8")
 
 
+def test_labels_are_a_list_or_one_for_each_label_column():
+    assert make_estimator(labels=("b", "a")).getLabels() == ["b", "a"]
+    assert make_estimator(labels=np.array([3.0, -1.0])).getLabels() == [3, -1]
+    assert make_estimator(labels=[[True, False], None]).getLabels() == [[True, False], None]
+    for wrong in (
+        "ab",
+        ["a"],
+        ["a", "a"],
+        ["a", 1],
+        [0.5, 1.0],
+        [True, 1],
+        {"y": ["a", "b"]},
+        [["a", "b"], []],
+    ):
+        with pytest.raises(
+            ParamTypeError, match="are not two labels or more, each once, that are all strings"
+        ):
+            make_estimator(labels=wrong)
+
+
 class OwnLoss(nn.Module):
     pass
 
@@ -126,6 +147,12 @@ class OwnLoss(nn.Module):
             {"validationFraction": 0.5, "validationIndicatorCol": "v"},
             r"validationFraction \(0\.5\) and validationIndicatorCol \('v'\) both say which rows",
         ),
+        (
+            {"labels": [["a", "b"], None]},
+            "labels has the labels of 2 columns, and labelCol names 1: label. Give a list for each",
+        ),
+        ({"labels": ["a", "b"], "labelCol": ["x", "y"]}, "of 1 columns, and labelCol names 2: x, y"),
+        ({"labels": [0, 1], "loss": None, "trainStep": max}, "Params labels and trainStep are both set"),
         ({"metrics": [max]}, "Param metrics is a list"),
         ({"earlyStoppingPatience": 0}, "Param earlyStoppingPatience is 0: epochs in a row"),
         ({"earlyStoppingMinDelta": -0.5}, r"Param earlyStoppingMinDelta is -0\.5"),

@@ -69,9 +69,10 @@ def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -
     numbers = ascending[np.minimum(np.searchsorted(known, values, sorter=ascending), len(known) - 1)]
     unknown = known[numbers] != values
     if unknown.any():
+        first = values[unknown].tolist()[0]
         shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
         raise DataError(
-            f"Column {name!r} holds {values[unknown].tolist()[0]!r}, which is none of the {len(classes)} classes of the "
+            f"Column {name!r} holds {first!r}, which is none of the {len(classes)} classes of the "
             f"fit: {shown}. Name it in labels, or leave such rows out."
         )
     return numbers.astype(np.int64)

@@ -20,7 +20,6 @@ _OTHER_WAYS = {
     "strings as categories, TextClassifier takes texts",
     "binary": "; ImageClassifier takes images as the bytes of their files",
     "image": "; ImageClassifier takes such images",
-    "decimal": "; or cast them to double",
     "date": "; or cast them to numbers, for instance with unix_date",
     "timestamp": "; or cast them to numbers, for instance with unix_timestamp",
 }

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.labels import check_class_labels
+from sparkdl.estimators.labels import check_class_labels, check_magnitudes, named_classes
 from sparkdl.estimators.stored_values import stored_values
 from sparkdl.training.heads import Head, LabelColumn
 from sparkdl.training.losses import (
@@ -23,14 +23,10 @@ from sparkdl.training.losses import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.estimators.params import _TorchEstimatorParams
-
-
-_MAX_EXACT = 2**53
-"""Up to which a double holds every whole number."""
 
 
 def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[Head, ...]:
@@ -80,32 +76,48 @@ def _check_divisor(loss: LossFunction, column: Column) -> None:
 
 
 def trial_labels(
-    heads: Sequence[Head], dataset: ParquetDataset, row: Mapping[str, Any]
+    heads: Sequence[Head], dataset: ParquetDataset, row: Mapping[str, Any], named: Container[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return labels to try losses with: those of a row, or the number of the first class where they may be indexed."""
+    """Return labels to try losses with: those of a row, or the number of the first class where they may be indexed.
+
+    So may those of the ``named`` columns, whose labels the user named.
+    """
     return {
         head.label.name: np.zeros(1, np.int64)
-        if _may_be_indexed(head, dataset.column(head.label.name))
+        if head.label.name in named or _may_be_indexed(head, dataset.column(head.label.name))
         else row[head.label.name]
         for head in heads
     }
 
 
 def with_classes(
-    heads: Sequence[Head], num_classes: Sequence[int | None], dataset: ParquetDataset
+    heads: Sequence[Head],
+    num_classes: Sequence[int | None],
+    dataset: ParquetDataset,
+    named: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Head, ...]:
-    """Return the heads with the classes of labels that are not numbers from 0.
+    """Return the heads with the classes of labels that are not numbers from 0: those ``named``, or those of the rows.
 
     Raises:
         DataError: if labels are no classes, or there are more of them than the model tells apart.
+        ParamError: if labels were named where there are no classes.
     """
-    return tuple(_with_classes(head, count, dataset) for head, count in zip(heads, num_classes, strict=True))
+    known = named or {}
+    return tuple(
+        _with_classes(head, count, dataset, known.get(head.label.name))
+        for head, count in zip(heads, num_classes, strict=True)
+    )
 
 
-def _with_classes(head: Head, num_classes: int | None, dataset: ParquetDataset) -> Head:
+def _with_classes(
+    head: Head, num_classes: int | None, dataset: ParquetDataset, named: Sequence[Any] | None
+) -> Head:
     column, loss = dataset.column(head.label.name), head.loss
     if loss is None:
         return head
+    if named is not None:
+        found = named_classes(dataset, column.name, named, loss, num_classes)
+        return replace(head, label=replace(head.label, classes=found))
     if column.kind == "string" or (column.dtype == "bool" and prediction_kind(loss) != "value"):
         most = 2 if num_classes is None else num_classes
         classes: tuple[Any, ...] | None = (
@@ -113,9 +125,11 @@ def _with_classes(head: Head, num_classes: int | None, dataset: ParquetDataset) 
         )
         if classes is None or len(classes) != most:
             held = "more" if classes is None else f"{len(classes)} different values, fewer"
+            is_fewer = column.kind == "string" and classes is not None
+            remedy = ", or name all in Param labels, where rows may lack some" if is_fewer else ""
             raise DataError(
                 f"Column {column.name!r} holds {held} than the {most} classes that the model tells apart. Give the "
-                "model an output for each."
+                f"model an output for each{remedy}."
             )
         return replace(head, label=replace(head.label, classes=classes))
     if num_classes is None or head.label.dtype != "int64":
@@ -123,19 +137,10 @@ def _with_classes(head: Head, num_classes: int | None, dataset: ParquetDataset) 
     if _is_out_of_range(column, num_classes) and ignored_label(loss) is None:
         classes = _distinct(dataset, column, num_classes)
         if classes is not None and len(classes) == num_classes:
-            _check_magnitudes(classes, column.name)
+            check_magnitudes(classes, column.name)
             return replace(head, label=replace(head.label, classes=classes))
     check_class_labels(dataset, column.name, num_classes, ignored_label(loss))
     return head
-
-
-def _check_magnitudes(classes: Sequence[int], name: str) -> None:
-    largest = max(map(abs, classes))
-    if largest > _MAX_EXACT:
-        raise DataError(
-            f"Column {name!r} holds the label {largest}, and predictions are doubles, which hold whole numbers up to "
-            f"2**53. Give it other labels, or cast it to strings."
-        )
 
 
 def _is_out_of_range(column: Column, num_classes: int) -> bool:

@@ -15,6 +15,7 @@ from sparkdl.errors import ParamError, SerializationError
 from sparkdl.estimators.course_mixins import best_goal_of, patience_of
 from sparkdl.estimators.fit_features import check_indexed_features, check_names, make_inputs
 from sparkdl.estimators.fit_heads import make_heads, trial_labels, with_classes
+from sparkdl.estimators.label_mixins import labels_by_column
 from sparkdl.estimators.scored_columns import check_scored_columns
 from sparkdl.estimators.scored_mixins import scored_columns_of
 from sparkdl.estimators.step_trial import try_step
@@ -103,6 +104,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     if weight is not None:
         check_row_weights(dataset, weight)
     inputs, heads = make_inputs(params, dataset), make_heads(params, dataset)
+    named = labels_by_column(params.getLabels(), params.label_names())
     row = _first_row(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     found = probe(
         params.getModel(),
@@ -110,13 +112,13 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         inputs=inputs,
         heads=heads,
         row=row,
-        labels=trial_labels(heads, dataset, row),
+        labels=trial_labels(heads, dataset, row, named),
         weighted=weight is not None,
     )
     check_names((each.name for each in found.inputs.inputs), params)
     _try_scheduler(params, found, num_training_rows(training, dataset))
     _check_precision(params)
-    heads = with_classes(found.heads, found.num_classes, dataset)
+    heads = with_classes(found.heads, found.num_classes, dataset, named)
     check_indexed_features(inputs, heads)
     spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
     gradients = try_step(spec, dataset) or found.gradients

@@ -134,6 +134,7 @@ def _train(
             num_ranks=num_ranks,
             spark=spark,
             transport=params.getTransport(),
+            wire=params.getWire(),
             gpus_per_rank=params.getGpusPerWorker(),
             hang_timeout_s=params.getHangTimeoutSeconds(),
             tells_progress=params.getHangTimeoutSeconds() is not None,

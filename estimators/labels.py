@@ -2,11 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from sparkdl.data import ParquetDataset, check_labels
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.stored_values import stored_values
+from sparkdl.training.losses import LossFunction, ignored_label, prediction_kind
+
+_MAX_EXACT = 2**53
+"""Up to which a double holds every whole number."""
+
+
+def named_classes(
+    dataset: ParquetDataset, name: str, labels: Sequence[Any], loss: LossFunction, num_classes: int | None
+) -> tuple[Any, ...] | None:
+    """Return the classes of labels that the user named; None where they are the numbers from 0 in their order.
+
+    The column is not read for them: only that its least and greatest number are among them is told by the footers, and
+    ranks tell the first label that is not.
+
+    Raises:
+        ParamError: if the loss or the column can have no such labels.
+        DataError: if the column holds other labels, or the model tells more classes apart or fewer.
+    """
+    column = dataset.column(name)
+    if prediction_kind(loss) == "value" or column.shape:
+        what = "arrays" if column.shape else "labels for a loss that is not over classes"
+        raise ParamError(f"Param labels names labels of column {name!r}, which holds {what}. Leave them out.")
+    held = "strings" if column.kind == "string" else "booleans" if column.dtype == "bool" else "numbers"
+    given = {str: "strings", bool: "booleans"}.get(type(labels[0]), "numbers")
+    if held != given:
+        raise DataError(
+            f"Param labels names {given}, and column {name!r} holds {held}. Name those that it holds."
+        )
+    most = 2 if num_classes is None else num_classes
+    if len(labels) != most:
+        raise DataError(
+            f"Param labels names {len(labels)} labels of column {name!r}, and the model tells {most} classes apart. "
+            "Give the model an output for each."
+        )
+    if given != "numbers":
+        return tuple(labels)
+    if list(labels) == list(range(most)):
+        check_class_labels(dataset, name, most, ignored_label(loss))
+        return None
+    check_magnitudes(labels, name)
+    for value in column.value_range or ():
+        if value not in labels:
+            raise DataError(
+                f"Column {name!r} holds {value}, which is none of the {most} labels that Param labels names. Name it "
+                "there, or leave such rows out."
+            )
+    return tuple(labels)
+
+
+def check_magnitudes(classes: Sequence[int], name: str) -> None:
+    """Check that doubles hold the labels.
+
+    Raises:
+        DataError: naming one that they do not.
+    """
+    largest = max(map(abs, classes))
+    if largest > _MAX_EXACT:
+        raise DataError(
+            f"Column {name!r} holds the label {largest}, and predictions are doubles, which hold whole numbers up to "
+            f"2**53. Give it other labels, or cast it to strings."
+        )
 
 
 def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ignored: int | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 from torch import nn
 
-from sparkdl.collective import TRANSPORTS
+from sparkdl.collective import TRANSPORTS, WIRES
 from sparkdl.data import Store
 from sparkdl.data.store import KEEP_FOR
 from sparkdl.errors import ParamError
@@ -216,6 +216,25 @@ class HasTransport(Params):
     def setTransport(self: P, value: str) -> P:
         """Set the transport."""
         return self._set(transport=value)
+
+
+class HasWire(Params):
+    """Param ``wire``."""
+
+    wire: Param[str] = Param(
+        Params._dummy(),
+        "wire",
+        "how gradients of float32 travel between hosts: float32, or rounded to bfloat16 or float16, half the bytes",
+        one_of(*WIRES),
+    )
+
+    def getWire(self) -> str:
+        """Return how gradients travel between hosts."""
+        return self.getOrDefault(self.wire)
+
+    def setWire(self: P, value: str) -> P:
+        """Set how gradients travel between hosts."""
+        return self._set(wire=value)
 
 
 class HasStore(Params):

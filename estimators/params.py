@@ -8,6 +8,7 @@ from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import HasPredictionCol, HasSeed, HasWeightCol
 from torch import nn
 
+from sparkdl.collective import check_transport
 from sparkdl.errors import ParamError
 from sparkdl.estimators.callables import check_callable, check_optimizer
 from sparkdl.estimators.checked_params import CheckedParams
@@ -28,6 +29,7 @@ from sparkdl.estimators.input_mixins import (
     HasPrepareFeatures,
     HasTrainStep,
 )
+from sparkdl.estimators.label_mixins import HasLabels, labels_by_column
 from sparkdl.estimators.param_mixins import (
     HasBatchSize,
     HasCache,
@@ -42,6 +44,7 @@ from sparkdl.estimators.param_mixins import (
     HasShuffle,
     HasStore,
     HasTransport,
+    HasWire,
     P,
     prediction_batch_size_of,
 )
@@ -94,6 +97,7 @@ DEFAULTS: dict[str, Any] = {
     "keepCheckpoints": 2,
     "maxRestarts": 0,
     "transport": "auto",
+    "wire": "float32",
     "tracking": "auto",
     "trackingTimeoutSeconds": 30.0,
     "logCheckpoints": False,
@@ -115,6 +119,7 @@ class _SharedParams(
     HasShuffle,
     HasCache,
     HasTransport,
+    HasWire,
     HasStore,
     HasTracking,
     HasRegistration,
@@ -166,6 +171,7 @@ class _TorchParams(HasScoredColumns, HasLabelColumns, _SharedParams):
 
 class _TorchEstimatorParams(
     _TorchParams,
+    HasLabels,
     HasPassFeaturesBy,
     HasPaddingValue,
     HasModel,
@@ -194,6 +200,10 @@ class _TorchEstimatorParams(
         """Return the Params that hold a function and need not be set, where they are."""
         params = (self.scheduler, self.trainStep, self.prepareFeatures, self.augment)
         return [param for param in params if self.isSet(param)]
+
+    def _keeps_decimals(self) -> bool:
+        """Whether decimals among the features come as they are, to a function that prepares them."""
+        return self.getPrepareFeatures() is not None
 
     def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
         """Set what is made of the rows, once they are there; nothing, where the user has set all."""
@@ -226,6 +236,7 @@ class _TorchEstimatorParams(
             if value < least:
                 raise ParamError(f"Param {param.name} must be at least {least}, got {value}: {param.doc}.")
         prediction_batch_size_of(self)
+        check_transport(self.getTransport(), self.getWire())
         self._check_checkpoints()
         max_grad_norm = self.getMaxGradNorm()
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -276,6 +287,13 @@ class _TorchEstimatorParams(
         elif self.isSet(self.loss):
             raise ParamError(
                 "Params loss and trainStep are both set. The loss is what trainStep returns: leave loss out."
+            )
+        if self.getTrainStep() is None:
+            labels_by_column(self.getLabels(), self.label_names())
+        elif self.isSet(self.labels):
+            raise ParamError(
+                "Params labels and trainStep are both set. A step gets labels as the column holds them: leave labels "
+                "out."
             )
         for param in needed:
             if not self.isDefined(param):

@@ -52,6 +52,12 @@ PREDICTION = (ScoredColumn(name="prediction"),)
 """The prediction alone."""
 
 
+def answering(column: ScoredColumn, outputs: Sequence[ModelOutput]) -> tuple[ModelOutput, ...]:
+    """Return those outputs of a model that a column has something of: scores and probabilities are of classes alone."""
+    has_answer = {"probability": has_probabilities, "rawPrediction": has_scores}.get(column.answer)
+    return tuple(each for each in outputs if has_answer is None or has_answer(each))
+
+
 def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput]) -> None:
     """Check that the outputs of a model can answer.
 
@@ -59,26 +65,29 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
         ParamError: naming the Param that asks for something else.
     """
     for column in columns:
-        for output in outputs:
-            _check(column, output)
-
-
-def _check(column: ScoredColumn, output: ModelOutput) -> None:
-    of_label = f"the output for label column {output.name!r}"
-    if column.answer != "prediction":
-        has_answer = has_probabilities if column.answer == "probability" else has_scores
-        if not has_answer(output):
+        if column.answer == "prediction":
+            for output in outputs:
+                _check_type(column, output)
+        elif not answering(column, outputs):
+            told = ", ".join(f"{_of_label(output)} tells {_told(output)}" for output in outputs)
             raise ParamError(
-                f"Param {column.param} is {column.name!r}, and {of_label} tells {_told(output)}. Train with "
-                "CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss on one label per row, or leave "
-                f"{column.param} out."
+                f"Param {column.param} is {column.name!r}, and {told}. Train with CrossEntropyLoss, NLLLoss, "
+                f"BCEWithLogitsLoss or BCELoss on one label per row, or leave {column.param} out."
             )
-    elif column.type in ("double", "long") and output.shape:
+
+
+def _of_label(output: ModelOutput) -> str:
+    return f"the output for label column {output.name!r}"
+
+
+def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
+    of_label = _of_label(output)
+    if column.type in ("double", "long") and output.shape:
         raise ParamError(
             f"Param predictionType is {column.type!r}, and {of_label} has shape {output.shape} per row. Leave it at "
             "'auto', or make it 'array' or 'vector'."
         )
-    elif column.type == "long" and output.kind == "value":
+    if column.type == "long" and output.kind == "value":
         raise ParamError(
             f"Param predictionType is 'long', and {of_label} is a number with a fraction. Leave it at 'auto', and "
             "round the column as you like."
@@ -96,15 +105,20 @@ def _told(output: ModelOutput) -> str:
 def result_type(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput]) -> str:
     """Return Spark's type of what :func:`to_arrow` makes: of one column, or a struct with a field for each.
 
-    A column has the type of its output, or where there are several outputs is a struct with a field for each. What is
-    a vector in the end comes as an array of doubles.
+    A column has the type of its output, or where the model has several is a struct with a field for each that answers.
+    What is a vector in the end comes as an array of doubles.
     """
-    types = [_struct([(each.name, _type_of(column, each)) for each in outputs]) for column in columns]
-    return _struct([(column.answer, each) for column, each in zip(columns, types, strict=True)])
+    types = [
+        _struct([(each.name, _type_of(column, each)) for each in answering(column, outputs)], len(outputs))
+        for column in columns
+    ]
+    fields = [(column.answer, each) for column, each in zip(columns, types, strict=True)]
+    return _struct(fields, len(columns))
 
 
-def _struct(fields: Sequence[tuple[str, str]]) -> str:
-    if len(fields) == 1:
+def _struct(fields: Sequence[tuple[str, str]], most: int) -> str:
+    """A struct of the fields, or the one that there is where there could not be more."""
+    if most == 1:
         return fields[0][1]
     return f"struct<{', '.join(f'{quoted(name)}: {kind}' for name, kind in fields)}>"
 
@@ -134,19 +148,22 @@ def to_arrow(
     """
     mask = None if absent is None else pa.array(absent)
 
-    def together(arrays: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-        if len(arrays) == 1:
-            return arrays[0]
-        return pa.StructArray.from_arrays(arrays, names, mask=mask)
+    def together(arrays: Mapping[str, pa.Array], most: int) -> pa.Array:
+        if most == 1:
+            return next(iter(arrays.values()))
+        return pa.StructArray.from_arrays(list(arrays.values()), list(arrays), mask=mask)
 
-    found = [
-        together(
-            [_values(column, output, answers[output.name][column.answer], absent) for output in outputs],
-            [output.name for output in outputs],
+    found: dict[str, pa.Array] = {
+        column.answer: together(
+            {
+                output.name: _values(column, output, answers[output.name][column.answer], absent)
+                for output in answering(column, outputs)
+            },
+            len(outputs),
         )
         for column in columns
-    ]
-    return together(found, [column.answer for column in columns])
+    }
+    return together(found, len(columns))
 
 
 def _values(
@@ -197,7 +214,8 @@ def of_spark(column: ScoredColumn, outputs: Sequence[ModelOutput], scored: Colum
         return _vector(scored)
     from pyspark.sql import functions as F
 
-    fields = F.struct(*[_vector(scored.getField(each.name)).alias(each.name) for each in outputs])
+    names = [each.name for each in answering(column, outputs)]
+    fields = F.struct(*[_vector(scored.getField(name)).alias(name) for name in names])
     return F.when(scored.isNotNull(), fields)
 
 

@@ -22,7 +22,7 @@ from sparkdl.data import Column
 from sparkdl.data.arrow_columns import describe_type, to_numpy
 from sparkdl.estimators.packed_features import Packing
 from sparkdl.estimators.pandas_scoring import udf_on_pandas
-from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, result_type, to_arrow
+from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, answering, result_type, to_arrow
 from sparkdl.training.architecture import PackedModule, join_module, unpack_module
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel
@@ -154,8 +154,12 @@ def score_features(
     wanted: tuple[ScoredColumn, ...],
 ) -> pa.Array:
     """Return what is wanted for feature columns by name, with null for rows that are absent from them."""
-    answers = predictor.answer(features, [column.answer for column in wanted])
-    return to_arrow(wanted, predictor.signature.outputs, answers, absent)
+    outputs = predictor.signature.outputs
+    of_each = {
+        output.name: [column.answer for column in wanted if output in answering(column, outputs)]
+        for output in outputs
+    }
+    return to_arrow(wanted, outputs, predictor.answer(features, of_each), absent)
 
 
 def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkdl.data import Store
+    from sparkdl.estimators.label_mixins import Labels
     from sparkdl.training.callbacks import Callback
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.losses import LossFunction
@@ -48,14 +49,19 @@ class TorchEstimator(
         augment: function of a dict of the arrays of a batch, inputs, labels and weights by name, that returns them
             changed, called before the model is trained on it, not in validation and ``transform``.
         labelCol: column of labels; default ``"label"``. Class labels are integers or doubles that count from 0, or any
-            integers, booleans or strings, which are indexed in ascending order, and predicted as they are called. A
-            list of columns for a model with an output for each: a tuple in this order, or a dict by these names.
+            integers, booleans or strings, which are indexed in ascending order, and predicted as they are called;
+            decimals are doubles. A list of columns for a model with an output for each: a tuple in this order, or a
+            dict by these names.
+        labels: what the label column calls the classes, in the order of the model's outputs, where rows may lack one,
+            as in a fold of ``CrossValidator``, or need not be read to find them; of several label columns a list for
+            each, or None; default: those that the rows hold, in ascending order.
         lossWeights: what the loss of each label column weighs in their sum; default 1 each.
         predictionCol: column that the model adds; default ``"prediction"``.
         predictionType: its type: ``"auto"`` (default) as :class:`TorchModel` says; ``"double"`` and ``"long"``, where
-            strings are given by their number in ascending order; ``"array"``; or ``"vector"``, of Spark ML.
+            strings are given by the number of their class; ``"array"``; or ``"vector"``, of Spark ML.
         probabilityCol: column that the model adds, a vector of Spark ML with the probability of each class in ascending
-            order, for CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss and BCELoss; default "", no such column.
+            order or that of ``labels``, for CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss and BCELoss; with several
+            label columns a struct of those that have such a loss; default "", no such column.
         rawPredictionCol: likewise, with the module's score of each class, -z and z for a logit z of two classes;
             default "", no such column.
         weightCol: column of non-negative row weights.
@@ -120,6 +126,9 @@ class TorchEstimator(
         transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``; on
             several hosts with GPUs also ``"hierarchical"`` and ``"hierarchical-mpi"``: NCCL inside a host, and TCP or
             MPI across.
+        wire: how sums of float32, the gradients, travel between hosts: ``"float32"`` (default), or rounded to
+            ``"bfloat16"`` or ``"float16"`` (which ends at 65504), half the bytes; added up in float32. Inside a host
+            nothing is rounded; MPI sends float32 alone.
         tracking: MLflow: ``"auto"`` (default: on when it is installed), ``"on"`` or ``"off"``.
         experiment: MLflow experiment; default: the active one.
         runName: name of the MLflow run.
@@ -148,6 +157,7 @@ class TorchEstimator(
         paddingValue: float | None = None,
         augment: AugmentFunction | None = None,
         labelCol: str | Sequence[str] | None = None,
+        labels: Labels | Sequence[Labels | None] | None = None,
         lossWeights: Sequence[float] | None = None,
         predictionCol: str | None = None,
         predictionType: str | None = None,
@@ -188,6 +198,7 @@ class TorchEstimator(
         minWorkers: int | None = None,
         hangTimeoutSeconds: float | None = None,
         transport: str | None = None,
+        wire: str | None = None,
         tracking: str | None = None,
         experiment: str | None = None,
         runName: str | None = None,

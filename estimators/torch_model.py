@@ -9,9 +9,10 @@ from pyspark.ml import Model
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField
 
 from sparkdl.data.dataset import missing_column_error
-from sparkdl.data.spark_columns import check_like, is_vector, quoted
+from sparkdl.data.spark_columns import check_like, is_vector, quoted, without_decimals
 from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import packing_of
 from sparkdl.estimators.param_mixins import prediction_batch_size_of
@@ -40,8 +41,8 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
     for a binary loss, otherwise the module's output, a double or an array of doubles (in row-major order). Where the
     label column held strings, booleans or numbers that were indexed, it is those; ``predictionType`` names another
     type. Where ``probabilityCol`` and ``rawPredictionCol`` are named, it adds vectors with an entry for each class, in
-    ascending order; ``labels`` says what they are called. With several label columns each of these is a struct with a
-    field for each.
+    the order of ``labels``, which says what they are called. With several label columns each of these is a struct with
+    a field for each, those two for each that tells classes.
 
     A row with a null among its features has null in all of them. Rows keep their order and all their columns; the
     module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before the
@@ -120,7 +121,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
                 )
         check_scored_columns(columns, outputs)
         features = self._features(dataset)
-        types = [dataset.schema[name].dataType for name in self.getFeaturesCols()]
+        types = [without_decimals(dataset.schema[name].dataType) for name in self.getFeaturesCols()]
         packing = packing_of(types, self._saved.signature.inputs)
         scoring = self._scoring.for_session(dataset.sparkSession, prediction_batch_size_of(self))
         scored = prediction_udf(scoring, columns, packing)(*features)
@@ -150,6 +151,9 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 def _feature(dataset: DataFrame, name: str, trained: FeedColumn) -> Column:
     if name not in dataset.columns:
         raise missing_column_error(name, dataset.columns)
-    check_like(dataset.schema[name], trained)
-    column = dataset[quoted(name)]
-    return vector_to_array(column) if is_vector(dataset.schema[name].dataType) else column
+    field, column = dataset.schema[name], dataset[quoted(name)]
+    if "number" in (trained.kind, *trained.element):  # as fits on decimals have them
+        field = StructField(name, without_decimals(field.dataType))
+        column = column if field.dataType == dataset.schema[name].dataType else column.cast(field.dataType)
+    check_like(field, trained)
+    return vector_to_array(column) if is_vector(field.dataType) else column

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
 from sparkdl.data.input_files import input_files
-from sparkdl.data.spark_columns import check_types
+from sparkdl.data.spark_columns import check_types, with_doubles
 from sparkdl.estimators.fit_inputs import column_names
 from sparkdl.training.columns import dtype_name, parameter_dtype
 
@@ -35,6 +35,8 @@ class RowsNeeded:
         vector_dtype: of the elements of vectors.
         allow_ragged: whether arrays may differ in length.
         numbers: those of the columns that have to be numbers.
+        doubles: those of the columns whose decimals become doubles.
+        keeps_decimals: whether features are none of these.
     """
 
     columns: tuple[str, ...]
@@ -43,26 +45,28 @@ class RowsNeeded:
     vector_dtype: str
     allow_ragged: bool
     numbers: tuple[str, ...]
+    doubles: tuple[str, ...]
+    keeps_decimals: bool
 
 
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
     """Return what the fit of an estimator needs; its Params are checked already."""
     store = params.getStore()
     dtype = dtype_name(parameter_dtype(params.getModel()))
+    keeps_decimals = params._keeps_decimals()
+    weight = params.weight_column()
+    weights = [] if weight is None else [weight]
+    features = [] if keeps_decimals else params.getFeaturesCols()
     return RowsNeeded(
         columns=tuple(column_names(params)),
         store_url=store.url,
         keep_for=store.keep_for,
         vector_dtype="float64" if dtype == "float64" else "float32",
         allow_ragged=params.getPaddingValue() is not None or params.getPrepareFeatures() is not None,
-        numbers=tuple(_numbers(params)),
+        numbers=(*([] if params.getPrepareFeatures() is not None else features), *weights),
+        doubles=(*features, *params.label_names(), *weights),
+        keeps_decimals=keeps_decimals,
     )
-
-
-def _numbers(params: _TorchEstimatorParams) -> list[str]:
-    features = [] if params.getPrepareFeatures() is not None else params.getFeaturesCols()
-    weight = params.weight_column()
-    return [*features, *([weight] if weight is not None else [])]
 
 
 class TrainingRows:
@@ -132,11 +136,12 @@ class TrainingRows:
         self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None
     ) -> AbstractContextManager[ParquetDataset]:
         needed = self._needed
-        check_types(self._df.schema, needed.columns)
+        rows = with_doubles(self._df, needed.doubles)
+        check_types(rows.schema, needed.columns)
         if needed.numbers:
-            check_types(self._df.schema, needed.numbers, numbers_only=True)
+            check_types(rows.schema, needed.numbers, numbers_only=True)
         return use_materialized(
-            self._df,
+            rows,
             needed.columns,
             Store(needed.store_url, keep_for=needed.keep_for),
             vector_dtype=needed.vector_dtype,
@@ -165,11 +170,19 @@ def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> lis
 
 def _kind(needed: RowsNeeded) -> RowsNeeded:
     """What has to be alike so that fits can share rows."""
-    return replace(needed, columns=(), numbers=())
+    return replace(needed, columns=(), numbers=(), doubles=())
 
 
 def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
     """What several fits need together."""
-    columns = dict.fromkeys(name for needed in members for name in needed.columns)
-    numbers = dict.fromkeys(name for needed in members for name in needed.numbers)
-    return replace(kind, columns=tuple(columns), numbers=tuple(numbers))
+    needs = list(members)
+
+    def union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for each in names for name in each))
+
+    return replace(
+        kind,
+        columns=union(needed.columns for needed in needs),
+        numbers=union(needed.numbers for needed in needs),
+        doubles=union(needed.doubles for needed in needs),
+    )

@@ -13,7 +13,6 @@ from pyspark.ml.classification import Classifier
 from torch import nn
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.ready_made.classes import count_classes
 from sparkdl.estimators.ready_made.image_params import HasBackbone, HasImages
 from sparkdl.estimators.ready_made.images import image_inputs, imagenet_scales, learn_scales, learn_size
 from sparkdl.estimators.ready_made.models import TorchClassificationModel
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.data.row_filter import RowChoice
+    from sparkdl.estimators.label_mixins import Labels
     from sparkdl.training.ready_made.image_inputs import ImageInputs
 
 IMAGE_DEFAULTS: dict[str, Any] = {
@@ -73,6 +73,8 @@ class ImageClassifier(
         featuresCol: column of images; default ``"features"``.
         labelCol: column of classes: whole numbers from 0, as Spark ML has them, or strings, booleans or other integers,
             which are predicted as they are called; default ``"label"``.
+        labels: what it calls the classes, in the order that they are to have, where rows may lack one, as in a fold of
+            ``CrossValidator``, or need not be read to find them; default: those that the rows hold.
         imageSize: height and width, or one number for both, to which images are brought; default: their median, where
             a side is longer made smaller to 224.
         resizeMode: how images of other proportions are: ``"crop"`` (default) keeps their middle, ``"stretch"`` all.
@@ -106,6 +108,7 @@ class ImageClassifier(
         *,
         featuresCol: str | None = None,
         labelCol: str | None = None,
+        labels: Labels | None = None,
         imageSize: int | Sequence[int] | None = None,
         resizeMode: str | None = None,
         imageShape: Sequence[int] | None = None,
@@ -180,7 +183,7 @@ class ImageClassifier(
         )
         if self.getImageSize() is None:
             inputs = replace(inputs, size=learn_size(inputs, dataset, training))
-        num_classes = count_classes(dataset, self.getLabelCol())
+        num_classes = self._count_classes(dataset)
         mean, deviation = self._scales(inputs, dataset, training)
         with seeded(self.getSeed()):
             network = ImageNetwork(

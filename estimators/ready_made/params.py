@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasLabelCol
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators.course_mixins import HasCallbacks
+from sparkdl.estimators.label_mixins import HasLabels, labels_by_column
 from sparkdl.estimators.param_mixins import P
 from sparkdl.estimators.params import _SharedParams, default_values
+from sparkdl.estimators.ready_made.classes import count_classes
 from sparkdl.estimators.scored_mixins import HasScoredColumns
 from sparkdl.estimators.update_mixins import HasScheduler
 from sparkdl.estimators.validation_mixins import HasMetrics
+
+if TYPE_CHECKING:
+    from sparkdl.data import ParquetDataset
 
 
 class HasLearningRate(Params):
@@ -139,12 +144,18 @@ class _ReadyMadeParams(
                 raise out_of_range(self, param)
 
 
-class _ReadyMadeClassifierParams(HasScoredColumns, _ReadyMadeParams):
+class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):
     """Params of ready-made estimators of classes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
+
+    def _count_classes(self, dataset: ParquetDataset) -> int:
+        """How many classes there are: as many as labels were named, or as the rows hold."""
+        name = self.getLabelCol()
+        named = labels_by_column(self.getLabels(), [name]).get(name)
+        return count_classes(dataset, name) if named is None else len(named)
 
 
 def out_of_range(instance: Params, param: Param[Any]) -> ParamError:

@@ -111,6 +111,9 @@ class _LearningEstimator(TorchEstimator):
         made = self._of.make(dataset, training, spark)
         self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss, augment=made.augment)
 
+    def _keeps_decimals(self) -> bool:
+        return False
+
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()
         return {param.name: value for param, value in given.items() if not self.hasParam(param.name)}

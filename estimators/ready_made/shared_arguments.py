@@ -54,6 +54,7 @@ class SharedArguments(TypedDict, total=False):
     minWorkers: int | None
     hangTimeoutSeconds: float | None
     transport: str | None
+    wire: str | None
     tracking: str | None
     experiment: str | None
     runName: str | None

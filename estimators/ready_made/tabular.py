@@ -12,7 +12,6 @@ from torch import nn
 
 from sparkdl.errors import DataError
 from sparkdl.estimators.fitting_estimator import M
-from sparkdl.estimators.ready_made.classes import count_classes
 from sparkdl.estimators.ready_made.models import TorchClassificationModel, TorchRegressionModel
 from sparkdl.estimators.ready_made.params import HasTable, _ReadyMadeClassifierParams, out_of_range
 from sparkdl.estimators.ready_made.ready_made_estimator import MadeModel, ReadyMadeEstimator
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.data.row_filter import RowChoice
+    from sparkdl.estimators.label_mixins import Labels
 
 TABLE_DEFAULTS = {"hiddenSizes": [128, 64], "categoricalCols": [], "dropout": 0.1}
 
@@ -91,6 +91,8 @@ class TorchClassifier(
         categoricalCols: those of them whose integers stand for categories, as strings always do; default [], none.
         labelCol: column of classes: whole numbers from 0, as Spark ML has them, or strings, booleans or other integers,
             which are predicted as they are called; default ``"label"``.
+        labels: what it calls the classes, in the order that they are to have, where rows may lack one, as in a fold of
+            ``CrossValidator``, or need not be read to find them; default: those that the rows hold.
         hiddenSizes: width of each hidden layer; default [128, 64]. Without any the model is linear.
         dropout: share of the outputs of hidden layers that is dropped in training; default 0.1.
         learningRate: of AdamW; default 0.001.
@@ -111,6 +113,7 @@ class TorchClassifier(
         featuresCol: str | Sequence[str] | None = None,
         categoricalCols: Sequence[str] | None = None,
         labelCol: str | None = None,
+        labels: Labels | None = None,
         hiddenSizes: Sequence[int] | None = None,
         dropout: float | None = None,
         learningRate: float | None = None,
@@ -131,7 +134,7 @@ class TorchClassifier(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> MadeModel:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
-        num_classes = count_classes(dataset, self.getLabelCol())
+        num_classes = self._count_classes(dataset)
         return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
 
     def model_class(self) -> type[TorchClassificationModel]:

@@ -10,7 +10,6 @@ from pyspark.ml.classification import Classifier
 from torch import nn
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.ready_made.classes import count_classes
 from sparkdl.estimators.ready_made.models import TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, out_of_range
 from sparkdl.estimators.ready_made.ready_made_estimator import MadeModel, ReadyMadeEstimator
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.data.row_filter import RowChoice
+    from sparkdl.estimators.label_mixins import Labels
     from sparkdl.estimators.torch_estimator import TorchEstimator
 
 TEXT_DEFAULTS: dict[str, Any] = {
@@ -71,6 +71,8 @@ class TextClassifier(
         featuresCol: column of strings; default ``"features"``.
         labelCol: column of classes: whole numbers from 0, as Spark ML has them, or strings, booleans or other integers,
             which are predicted as they are called; default ``"label"``.
+        labels: what it calls the classes, in the order that they are to have, where rows may lack one, as in a fold of
+            ``CrossValidator``, or need not be read to find them; default: those that the rows hold.
         tokenizer: what a token is: one of the ``"words"`` (default) or of the ``"bytes"`` in UTF-8.
         vocabularySize: words that are known at most, the most frequent ones; default 20000.
         maxLength: tokens of a text that count; what comes after them is left out; default 256.
@@ -98,6 +100,7 @@ class TextClassifier(
         *,
         featuresCol: str | None = None,
         labelCol: str | None = None,
+        labels: Labels | None = None,
         tokenizer: str | None = None,
         vocabularySize: int | None = None,
         maxLength: int | None = None,
@@ -179,7 +182,7 @@ class TextClassifier(
                 f"Column {name!r} holds {held}, and TextClassifier takes strings. Cast it, or join arrays of strings "
                 "with pyspark.sql.functions.concat_ws."
             )
-        num_classes = count_classes(dataset, self.getLabelCol())
+        num_classes = self._count_classes(dataset)
         folder = self.getPretrained()
         if folder is not None:
             return self._make_pretrained(folder, name, num_classes)

@@ -11,6 +11,7 @@ from sparkdl.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
 
     from sparkdl.data.dataset import Column
@@ -103,6 +104,28 @@ def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
     return None
 
 
+def without_decimals(data_type: DataType) -> DataType:
+    """Return the type with doubles for decimals, as Spark ML takes these, also inside of arrays."""
+    from pyspark.sql import types as T
+
+    if isinstance(data_type, T.ArrayType):
+        return T.ArrayType(without_decimals(data_type.elementType), data_type.containsNull)
+    return T.DoubleType() if isinstance(data_type, T.DecimalType) else data_type
+
+
+def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Return a DataFrame with doubles for the decimals of some columns; those that it lacks are passed over."""
+    from pyspark.sql import functions as F
+
+    wanted = {field.name: without_decimals(field.dataType) for field in df.schema if field.name in columns}
+    casts = {
+        name: F.col(quoted(name)).cast(wanted[name])
+        for name in wanted
+        if wanted[name] != df.schema[name].dataType
+    }
+    return df.withColumns(casts) if casts else df
+
+
 def check_like(field: StructField, column: Column) -> None:
     """Check that a column of a DataFrame holds what a dataset's column does; numbers may be of another type.
 
@@ -142,8 +165,6 @@ def _remedy(data_type: DataType) -> str:
             "TorchRegressor take strings as categories, TextClassifier as texts, and TorchEstimator with "
             "prepareFeatures, a function that makes numbers of them (docs/inputs.md)."
         )
-    if isinstance(element, T.DecimalType):
-        return "Cast it to double, or to bigint where it holds whole numbers."
     if isinstance(element, (T.DateType, T.TimestampType)):
         return "Cast it to a number, for instance with unix_timestamp."
     if isinstance(element, T.BinaryType):

@@ -126,6 +126,7 @@ def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
         num_ranks=params.getNumWorkers(),
         spark=frame.sparkSession,
         transport=params.getTransport(),
+        wire=params.getWire(),
         gpus_per_rank=params.getGpusPerWorker(),
     )
     hosts = []

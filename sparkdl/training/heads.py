@@ -34,8 +34,8 @@ class LabelColumn:
         name: of the column.
         dtype: torch dtype in which labels enter the loss.
         shape: of one row's label.
-        classes: what the class of each number is called in the column, in ascending order; None where the column
-            holds the numbers themselves.
+        classes: what the class of each number is called in the column; None where the column holds the numbers
+            themselves.
     """
 
     name: str
@@ -59,19 +59,21 @@ class LabelColumn:
 
 
 def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return for each value the place that it has among the classes, which are in ascending order.
+    """Return for each value the place that it has among the classes.
 
     Raises:
         DataError: if a value is none of them.
     """
     known = np.array(classes, dtype=object) if values.dtype == object else np.array(classes)
-    numbers = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    ascending = np.argsort(known)
+    numbers = ascending[np.minimum(np.searchsorted(known, values, sorter=ascending), len(known) - 1)]
     unknown = known[numbers] != values
     if unknown.any():
+        first = values[unknown].tolist()[0]
         shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
         raise DataError(
-            f"Column {name!r} holds {values[unknown][0]!r}, which is none of the {len(classes)} classes that the fit "
-            f"found: {shown}."
+            f"Column {name!r} holds {first!r}, which is none of the {len(classes)} classes of the "
+            f"fit: {shown}. Name it in labels, or leave such rows out."
         )
     return numbers.astype(np.int64)
 

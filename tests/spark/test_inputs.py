@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pyspark.sql import functions as F
 from torch import nn
 
 from sparkdl.errors import DataError, ParamError
@@ -101,10 +102,11 @@ def test_parquet_is_fitted_on_where_it_lies(frame, tmp_path):
 @pytest.mark.any_spark_will_do
 def test_names_of_columns_are_taken_as_they_are(frame, tmp_path):
     name = "image.raw `a`"
-    named = frame.withColumnRenamed("image", name)
+    # Decimals are numbers, also in arrays.
+    named = frame.withColumn(name, F.col("image").cast("array<decimal(20,15)>")).drop("image")
     # As Spark ML has it, an empty weightCol is none.
     model = make_estimator(tmp_path, featuresCol=name, weightCol="", epochs=1).fit(named)
-    expected = model.copy({model.featuresCol: "image"}).transform(frame).select("prediction").collect()
-    assert model.transform(named).select("prediction").collect() == expected
+    expected = model.copy({model.featuresCol: "image"}).transform(frame).select("id", "prediction").collect()
+    assert model.transform(named).select("id", "prediction").collect() == expected
     with pytest.raises(ParamError, match="predictionBatchSize must be at least 1, got 0"):
         model.copy({model.predictionBatchSize: 0}).transform(named)

@@ -255,6 +255,20 @@ def test_cross_validation_of_a_pipeline_averages_over_folds_and_comes_back_from_
     assert guesses(loaded.bestModel, parts) == guesses(model.bestModel, parts)
 
 
+@pytest.mark.any_spark_will_do
+def test_a_grid_of_functions_is_not_saved_by_sparks_writer_and_its_best_model_is(
+    case, piped, accuracy, tmp_path
+):
+    pipeline, estimator, model = piped
+    grid = [{estimator.getParam(case.function): torch.optim.SGD}]
+    tuning = CrossValidator(estimator=pipeline, estimatorParamMaps=grid, evaluator=accuracy)
+    best = tuning._copyValues(CrossValidatorModel(model, [0.5]))
+    for each in (tuning, best):
+        with pytest.raises(TypeError, match="Object of type type is not JSON serializable"):
+            each.save(str(tmp_path / type(each).__name__))
+    best.bestModel.save(f"file://{tmp_path}/best")
+
+
 def count_reads(folder: Path):
     """Make a function for mapInArrow that leaves a file for every partition it is given, every time."""
     where = str(folder)

@@ -27,16 +27,16 @@ pytestmark = pytest.mark.any_spark_will_do
 
 @pytest.fixture(scope="module")
 def people(frame):
-    """A vector, a number, a word and a number that stands for a category, on which two labels depend."""
+    """A vector, a decimal, a word and a number that stands for a category, on which two labels depend."""
     return frame.select(
         "id",
         "image",
-        F.col("target").alias("age"),
+        F.col("target").cast("decimal(12,6)").alias("age"),
         F.element_at(F.array(*map(F.lit, ("red", "green", "blue"))), F.col("digit") + 1).alias("colour"),
         (F.col("digit") * 7).alias("code"),
-        (F.col("digit") > 0).cast("double").alias("label"),
+        (F.col("digit") > 0).cast("decimal(1,0)").alias("label"),
         "digit",
-        (100 * F.col("digit") + F.col("target")).alias("price"),
+        (100 * F.col("digit") + F.col("target")).cast("decimal(12,6)").alias("price"),
     ).cache()
 
 
@@ -102,6 +102,8 @@ def test_a_row_alone_is_told_what_it_is_told_in_a_frame(people, classified):
 
 def test_a_category_of_no_training_row_is_scored_and_a_null_is_not(people, classified):
     _, model = classified
+    # Nor does it look at labels.
+    people = people.withColumn("label", F.lit("unheard of"))
     strange = people.withColumn("colour", F.when(F.col("id") % 2 == 0, F.lit("violet")))
     for row in model.transform(strange).select("id", "prediction", "probability").collect():
         assert (row["prediction"] is None) == (row["probability"] is None) == (row["id"] % 2 == 1)

@@ -119,6 +119,28 @@ def test_columns_that_cannot_be_added_are_named_before_anything_runs(frame, tmp_
         make_model(tmp_path, "value", 1, probabilityCol="p").transform(frame)
 
 
+class KindAndPrice(nn.Module):
+    def forward(self, x):
+        return x[:, :3], x[:, 3:]
+
+
+@pytest.mark.any_spark_will_do
+def test_a_head_of_classes_beside_one_of_numbers_has_a_field_in_the_column_of_probabilities(frame):
+    outputs = (
+        ModelOutput(name="kind", kind="class", num_classes=3),
+        ModelOutput(name="price", kind="value"),
+    )
+    inputs = make_inputs("image", image=Column(name="image", dtype="float32", shape=(4,)))
+    saved = SavedModel(KindAndPrice(), ModelSignature(inputs=inputs, outputs=outputs))
+    model = TorchModel(saved).setParams(featuresCol="image", probabilityCol="p")
+    scored = model.transform(frame)
+    assert dict(scored.dtypes)["p"] == "struct<kind:vector>"
+    for row in scored.take(3):
+        expected = torch.tensor(row["image"][:3]).double().softmax(0)
+        assert row["p"]["kind"].toArray() == pytest.approx(expected.numpy())
+        assert row["prediction"]["price"] == pytest.approx(row["image"][3])
+
+
 class JoinedColumns(nn.Module):
     """A linear layer over scalar columns."""
 
@@ -136,7 +158,8 @@ def test_several_columns_of_numbers_go_packed_to_python_and_stay_what_they_are(f
     signature = ModelSignature(inputs=make_inputs(*names), outputs=(ModelOutput(name="y", kind="value"),))
     model = TorchModel(SavedModel(JoinedColumns(), signature)).setParams(featuresCol=names)
     parts = frame.select("id", "image", *[F.col("image")[index].alias(f"x{index}") for index in range(4)])
-    holes = parts.withColumn("x2", F.when(F.col("id") % 3 > 0, F.col("x2")))
+    decimal = parts.withColumn("x1", F.col("x1").cast("decimal(20,12)"))
+    holes = decimal.withColumn("x2", F.when(F.col("id") % 3 > 0, F.col("x2")))
     scored = model.transform(holes)
     assert scored.columns == [*holes.columns, "prediction"]
     for row in scored.collect():

@@ -13,18 +13,20 @@ from pyspark.sql import functions as F
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
+from sparkdl.collective import current_communicator
 from sparkdl.errors import DataError
 from sparkdl.estimators import Callback, TorchModel
 from tests.spark.estimator_examples import NUM_ROWS, make_estimator
 
 
 class WritesDown(Callback):
-    """Notes on each rank the last epoch's record and the model's weights after each epoch."""
+    """Notes on each rank how gradients travel, and the model's weights after each epoch."""
 
     def __init__(self, folder):
         self.folder = str(folder)
 
     def on_epoch_end(self, context):
+        Path(self.folder, f"{context.rank}.wire").write_text(current_communicator().wire)
         weights = [parameter.tolist() for parameter in context.module.parameters()]
         Path(self.folder, f"{context.rank}-{context.epoch}.json").write_text(json.dumps(weights))
 
@@ -46,8 +48,10 @@ def test_marked_rows_are_validated_on_and_the_best_model_comes_back(frame, track
         earlyStoppingPatience=2,
         callbacks=[WritesDown(tracked)],
         epochs=30,
+        wire="bfloat16",
     )
     model = estimator.fit(marked)
+    assert [(tracked / f"{rank}.wire").read_text() for rank in (0, 1)] == ["bfloat16"] * 2
     num_validated = marked.filter("validates").count()
     assert {record.rows for record in model.history} == {NUM_ROWS - num_validated}
     losses = [record.metrics["val_loss"] for record in model.history]

@@ -5,7 +5,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
 from sparkdl.data import Column
-from sparkdl.data.spark_columns import check_like, check_types
+from sparkdl.data.spark_columns import check_like, check_types, without_decimals
 from sparkdl.errors import DataError
 
 TRAINED = {
@@ -35,6 +35,15 @@ UNLIKE = [
     ("a string", T.BinaryType(), "'x' holds binary, and the model was trained on string values"),
     ("a number", T.MapType(T.StringType(), T.LongType()), "'x' holds map<string,bigint>"),
 ]
+
+
+def test_decimals_are_doubles_also_inside_of_arrays():
+    decimal, double = T.DecimalType(20, 3), T.DoubleType()
+    assert without_decimals(decimal) == double
+    nested = without_decimals(T.ArrayType(T.ArrayType(decimal, containsNull=False)))
+    assert nested == T.ArrayType(T.ArrayType(double, containsNull=False))
+    for other in (T.LongType(), T.StringType(), VectorUDT(), T.ArrayType(T.FloatType())):
+        assert without_decimals(other) == other
 
 
 @pytest.mark.parametrize(("trained", "data_type"), LIKE)

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from sparkdl.data import Store
-from sparkdl.errors import ParamError
-from sparkdl.estimators import Callback, TorchEstimator
+from sparkdl.errors import ParamError, ParamTypeError
+from sparkdl.estimators import Callback, TorchEstimator, TorchRegressor
 from sparkdl.estimators.fit_multiple import with_param_maps
+from sparkdl.estimators.training_rows import rows_needed
 from sparkdl.training.optimizer import make_optimizer
 
 
@@ -66,12 +68,34 @@ def test_the_constructor_takes_keywords_only_and_knows_its_params():
         TorchEstimator(batchsize=3)
     with pytest.raises(TypeError, match="'fast' is none of 'auto', 'native'"):
         make_estimator(transport="fast")
+    with pytest.raises(TypeError, match="'float8' is none of 'float32', 'bfloat16', 'float16'"):
+        make_estimator(wire="float8")
     with pytest.raises(TypeError, match="'yes' is none of 'off', 'memory', 'disk'"):
         make_estimator(cache="yes")
     with pytest.raises(TypeError, match="'most' is none of 'min', 'max'"):
         make_estimator(bestMode="most")
     with pytest.raises(TypeError, match="'fp8' is none of 'float32', 'bfloat16', 'float16'"):
         make_estimator(precision="fp8")
+
+
+def test_labels_are_a_list_or_one_for_each_label_column():
+    assert make_estimator(labels=("b", "a")).getLabels() == ["b", "a"]
+    assert make_estimator(labels=np.array([3.0, -1.0])).getLabels() == [3, -1]
+    assert make_estimator(labels=[[True, False], None]).getLabels() == [[True, False], None]
+    for wrong in (
+        "ab",
+        ["a"],
+        ["a", "a"],
+        ["a", 1],
+        [0.5, 1.0],
+        [True, 1],
+        {"y": ["a", "b"]},
+        [["a", "b"], []],
+    ):
+        with pytest.raises(
+            ParamTypeError, match="are not two labels or more, each once, that are all strings"
+        ):
+            make_estimator(labels=wrong)
 
 
 class OwnLoss(nn.Module):
@@ -112,6 +136,10 @@ class OwnLoss(nn.Module):
             {"registeredModelAlias": "best"},
             "Param registeredModelAlias is 'best': .*needs a registeredModelName",
         ),
+        (
+            {"transport": "mpi", "wire": "bfloat16"},
+            "transport='mpi' sends float32 as it is; wire='bfloat16' needs another transport",
+        ),
         ({"logCheckpoints": True}, "Param logCheckpoints is True: .*needs a checkpointDir"),
         ({"validationFraction": 0.0}, r"Param validationFraction is 0\.0: share of the rows"),
         ({"validationFraction": 1.5}, r"Param validationFraction is 1\.5"),
@@ -119,6 +147,12 @@ class OwnLoss(nn.Module):
             {"validationFraction": 0.5, "validationIndicatorCol": "v"},
             r"validationFraction \(0\.5\) and validationIndicatorCol \('v'\) both say which rows",
         ),
+        (
+            {"labels": [["a", "b"], None]},
+            "labels has the labels of 2 columns, and labelCol names 1: label. Give a list for each",
+        ),
+        ({"labels": ["a", "b"], "labelCol": ["x", "y"]}, "of 1 columns, and labelCol names 2: x, y"),
+        ({"labels": [0, 1], "loss": None, "trainStep": max}, "Params labels and trainStep are both set"),
         ({"metrics": [max]}, "Param metrics is a list"),
         ({"earlyStoppingPatience": 0}, "Param earlyStoppingPatience is 0: epochs in a row"),
         ({"earlyStoppingMinDelta": -0.5}, r"Param earlyStoppingMinDelta is -0\.5"),
@@ -162,6 +196,13 @@ def test_params_of_checkpoints_and_restarts_are_checked(tmp_path):
     ):
         with pytest.raises(ParamError, match=said):
             make_estimator(**changes).check_values()
+
+
+def test_decimals_become_doubles_unless_a_function_of_the_user_takes_features_as_they_are(tmp_path):
+    columns = {"featuresCol": "x", "labelCol": "y", "weightCol": "w", "store": str(tmp_path)}
+    assert rows_needed(make_estimator(**columns)).doubles == ("x", "y", "w")
+    assert rows_needed(make_estimator(**columns, prepareFeatures=max)).doubles == ("y", "w")
+    assert rows_needed(TorchRegressor(**columns).params_of_fit()).doubles == ("x", "y", "w")
 
 
 def test_each_of_several_param_maps_has_checkpoints_of_its_own():

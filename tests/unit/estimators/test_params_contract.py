@@ -31,6 +31,7 @@ OTHER_VALUES = {
     "scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
     "store": "/some/store",
     "passFeaturesBy": "name",
+    "labels": ["yes", "no"],
     "lossWeights": [2.0, 0.5],
     "hiddenSizes": [7],
     "imageSize": [7, 9],
@@ -44,6 +45,7 @@ OTHER_VALUES = {
 
 OBJECTS = frozenset(OTHER_VALUES) - {
     "store",
+    "labels",
     "hiddenSizes",
     "imageSize",
     "imageShape",

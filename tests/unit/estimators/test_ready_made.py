@@ -92,6 +92,30 @@ def test_classes_are_counted_as_spark_counts_them_or_as_they_differ(dataset, nam
     assert (output.kind, output.num_classes, output.classes) == ("class", num_classes, classes)
 
 
+def test_classes_that_are_named_need_no_rows(dataset):
+    inputs = learn(
+        TorchClassifier(featuresCol="vector", labelCol="kind", labels=["dog", "cat", "bee", "ant"]), dataset
+    )
+    (output,) = inputs.signature.outputs
+    assert (output.num_classes, output.classes) == (4, ("dog", "cat", "bee", "ant"))
+    alone = learn(TorchClassifier(featuresCol="vector", labelCol="same", labels=["ant", "bee"]), dataset)
+    assert alone.signature.outputs[0].classes == ("ant", "bee")
+
+
+def test_a_class_of_rows_to_validate_on_alone_is_one_of_the_models(tmp_path):
+    validates = np.arange(8) >= 6
+    table = pa.table({"x": np.arange(8.0), "kind": [*"abababcc"], "validates": validates})
+    pq.write_table(table, tmp_path / "part-0.parquet")
+    rows = scan_dataset(str(tmp_path))
+    marked = {"featuresCol": "x", "labelCol": "kind", "validationIndicatorCol": "validates"}
+    assert learn(TorchClassifier(**marked), rows).signature.outputs[0].classes == ("a", "b", "c")
+    label = learn(TorchClassifier(**marked, labels=["a", "b"]), rows).spec.heads[0].label
+    with pytest.raises(
+        DataError, match="'kind' holds 'c', which is none of the 2 classes of the fit: 'a', 'b'"
+    ):
+        label.encoded(np.array(["a", "c"], dtype=object))
+
+
 def test_one_column_of_numbers_goes_into_the_network_as_it_is(dataset):
     inputs = learn(TorchClassifier(featuresCol="vector", labelCol="class"), dataset)
     assert inputs.spec.inputs.prepare is None

@@ -141,6 +141,36 @@ def test_several_heads_are_structs_of_what_each_answers():
     )
 
 
+PRICED = (
+    ModelOutput(name="kind", kind="class", num_classes=2, classes=("dog", "owl")),
+    ModelOutput(name="price", kind="value"),
+)
+
+
+def test_a_head_of_classes_beside_one_of_numbers_has_scores_and_probabilities():
+    signature = ModelSignature(
+        inputs=make_inputs("x", x=make_signature((2,)).inputs.columns[0]), outputs=PRICED
+    )
+    predictor = load_predictor(ScoringModel(pack_module(TwoHeads()), signature, 4))
+    check_scored_columns(EVERYTHING, PRICED)
+    found = score_batch(predictor, (pa.array([[1.0, 2.0], None]),), EVERYTHING).to_pylist()
+    assert found[0]["prediction"] == {"kind": "owl", "price": 1.0}
+    assert found[0]["rawPrediction"] == {"kind": [1.0, 2.0]}
+    assert found[0]["probability"] == {"kind": torch.tensor([1.0, 2.0]).double().softmax(0).tolist()}
+    assert found[1] is None
+    assert result_type(EVERYTHING[1:2], PRICED) == "struct<`kind`: array<double>>"
+    alone = score_batch(predictor, (pa.array([[1.0, 2.0]]),), EVERYTHING[1:2]).to_pylist()
+    assert alone == [found[0]["probability"]]
+
+
+def test_of_several_heads_that_tell_no_classes_each_is_named():
+    outputs = (PRICED[1], ModelOutput(name="margin", kind="class_margin", num_classes=2))
+    message = "probabilityCol is 'p'.*'price' tells no classes.*'margin' tells margins"
+    with pytest.raises(ParamError, match=message):
+        check_scored_columns(EVERYTHING, outputs)
+    check_scored_columns(EVERYTHING[:1], outputs)
+
+
 BAD = {
     "probabilities of a number": ("value", (), EVERYTHING[1], "probabilityCol is 'p'.*tells no classes"),
     "scores of a number": ("value", (), EVERYTHING[0], "rawPredictionCol is 'r'.*tells no classes"),

@@ -70,8 +70,8 @@ def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -
     if unknown.any():
         shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
         raise DataError(
-            f"Column {name!r} holds {values[unknown].tolist()[0]!r}, which is none of the {len(classes)} classes that the fit "
-            f"found: {shown}."
+            f"Column {name!r} holds {values[unknown].tolist()[0]!r}, which is none of the {len(classes)} classes that "
+            f"the fit found: {shown}."
         )
     return numbers.astype(np.int64)
 

@@ -30,7 +30,7 @@ class TorchEstimator(
     """Trains a torch module on the machines of a Spark cluster; ``fit(df)`` returns a :class:`TorchModel`.
 
     Args:
-        model: any ``torch.nn.Module``; ``fit`` trains a copy.
+        model: any ``torch.nn.Module`` but TorchScript; ``fit`` trains a copy.
         optimizer: function that takes the model's parameters and returns a torch optimizer.
         loss: a loss of ``torch.nn``, or a function of ``(outputs, labels)`` that returns the mean over the rows; with
             several label columns one for all of them, or a list of one for each.

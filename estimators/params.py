@@ -277,6 +277,10 @@ class _TorchEstimatorParams(
             raise ParamError(
                 "Params loss and trainStep are both set. The loss is what trainStep returns: leave loss out."
             )
+        elif self.getLossWeights() is not None:
+            raise ParamError(
+                "Params lossWeights and trainStep are both set. Weigh the losses in trainStep: leave lossWeights out."
+            )
         for param in needed:
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")

@@ -50,7 +50,7 @@ class TorchEstimator(
         labelCol: column of labels; default ``"label"``. Class labels are integers or doubles that count from 0, or any
             integers, booleans or strings, which are indexed in ascending order, and predicted as they are called. A
             list of columns for a model with an output for each: a tuple in this order, or a dict by these names.
-        lossWeights: what the loss of each label column weighs in their sum; default 1 each.
+        lossWeights: what the loss of each label column weighs in their sum; default 1 each; not beside trainStep.
         predictionCol: column that the model adds; default ``"prediction"``.
         predictionType: its type: ``"auto"`` (default) as :class:`TorchModel` says; ``"double"`` and ``"long"``, where
             strings are given by their number in ascending order; ``"array"``; or ``"vector"``, of Spark ML.

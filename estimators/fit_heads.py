@@ -34,11 +34,11 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
 
     Raises:
         ParamError: if there are not as many losses or weights as label columns.
-        DataError: if a label column cannot be held against its loss.
+        DataError: if a label column cannot be held against its loss, or given to a trainStep.
     """
     names = params.label_names()
     if params.getTrainStep() is not None:
-        return tuple(Head(label=_label(dataset.column(name)), loss=None) for name in names)
+        return tuple(_head_of_step(dataset.column(name)) for name in names)
     given: Any = params.getLoss()
     losses = list(given) if isinstance(given, list | tuple) else [given] * len(names)
     weights = params.getLossWeights() or [1.0] * len(names)
@@ -63,6 +63,16 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
     for head in heads:
         _check_kind(head, dataset.column(head.label.name))
     return heads
+
+
+def _head_of_step(column: Column) -> Head:
+    """Of strings nobody knows what they are for in a step, nor that the model tells them apart for ``transform``."""
+    if column.kind != "number":
+        raise DataError(
+            f"Column {column.name!r} holds {column.kind} values, and a trainStep gets labels as numbers. Make numbers "
+            "of them, as StringIndexer of Spark does; or leave labelCol out where the step needs none."
+        )
+    return Head(label=_label(column), loss=None)
 
 
 def _check_divisor(loss: LossFunction, column: Column) -> None:

@@ -65,15 +65,20 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
 
 
 def check_frame(dataset: Any) -> None:
-    """Check that what is to be fitted on is a DataFrame of Spark.
+    """Check that what is to be fitted on is a DataFrame of Spark that ends.
 
     Raises:
-        DataError: if it is something else.
+        DataError: if it is something else, or a stream.
     """
     if not (hasattr(dataset, "sparkSession") and hasattr(dataset, "schema")):
         found = f"{type(dataset).__module__}.{type(dataset).__name__}"
         raise DataError(
             f"fit takes a Spark DataFrame, got {found}. Make one of it with spark.createDataFrame(...)."
+        )
+    if dataset.isStreaming:
+        raise DataError(
+            "fit takes a DataFrame that ends, and this one is a stream. Read its source with spark.read, or call fit "
+            "on each batch that writeStream.foreachBatch(...) gives; the model's transform takes streams."
         )
 
 

@@ -284,16 +284,19 @@ class _TorchEstimatorParams(
         needed: list[Param[Any]] = [self.model, self.optimizer]
         if self.getTrainStep() is None:
             needed.append(self.loss)
+            labels_by_column(self.getLabels(), self.label_names())
         elif self.isSet(self.loss):
             raise ParamError(
                 "Params loss and trainStep are both set. The loss is what trainStep returns: leave loss out."
             )
-        if self.getTrainStep() is None:
-            labels_by_column(self.getLabels(), self.label_names())
         elif self.isSet(self.labels):
             raise ParamError(
                 "Params labels and trainStep are both set. A step gets labels as the column holds them: leave labels "
                 "out."
+            )
+        elif self.getLossWeights() is not None:
+            raise ParamError(
+                "Params lossWeights and trainStep are both set. Weigh the losses in trainStep: leave lossWeights out."
             )
         for param in needed:
             if not self.isDefined(param):

@@ -6,14 +6,15 @@ Runs on the *driver*.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from sparkdl.data import ParquetFeed
-from sparkdl.errors import ParamError, SparkdlError, TrainingError
+from sparkdl.errors import ParamError, SparkdlError
+from sparkdl.estimators.metric_trial import try_metrics
 from sparkdl.training.gradients import TrialGradients, try_optimizer
-from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Objective, Place
 from sparkdl.training.optimizer import make_optimizer
 from sparkdl.training.precision import Precision
@@ -23,11 +24,12 @@ from sparkdl.training.trial_copy import trial_copy
 from sparkdl.training.validation import evaluating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
     from sparkdl.data import ParquetDataset
+    from sparkdl.estimators.metric_trial import Evaluated
     from sparkdl.training.gradients import Gradients
     from sparkdl.training.objective import Batch, Evaluation
     from sparkdl.training.spec import TrainingSpec
@@ -58,12 +60,13 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
     num_rows = min(2, spec.batch_size) if spec.user_step else 1
     with ParquetFeed(dataset, columns=spec.columns(), batch_size=num_rows, shuffle=False) as feed:
         rows = next(iter(feed.epoch(0)))
+    whole_batches = partial(_whole_batches, trial, dataset, objective, model)
     with random_numbers_apart(_CPU):
         batch = _try("augment", lambda: objective.prepare(rows, place=Place(0, 1, 1)))
         if not spec.user_step:
             with evaluating(model):
                 found = _try("loss", lambda: objective.evaluate(model, batch))
-            _try_metrics(spec, found, objective.num_rows(rows))
+            try_metrics(spec.metrics, (found, objective.num_rows(rows)), whole_batches, dataset.num_rows)
             return None
         gradients = TrialGradients(model, shared)
         found = _try_user_step(objective, model, batch, gradients)
@@ -79,7 +82,7 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
                     "trainStep without gradients, as validation calls it,",
                     lambda: objective.evaluate(model, batch),
                 )
-        _try_metrics(spec, found, objective.num_rows(rows))
+        try_metrics(spec.metrics, (found, objective.num_rows(rows)), whole_batches, dataset.num_rows)
         return gradients.found
 
 
@@ -99,18 +102,17 @@ def _try_user_step(
     return found
 
 
-def _try_metrics(spec: TrainingSpec, found: Evaluation, num_rows: int) -> None:
-    if spec.metrics and found.outputs is None:
-        raise ParamError(
-            "Param metrics need the model's outputs, and trainStep returns the loss alone. Return a tuple of the loss "
-            "and the outputs."
-        )
-    try:
-        EpochMetrics(spec.metrics, _CPU).add(found, rows=num_rows)
-    except TrainingError as error:
-        raise ParamError(
-            f"Param metrics cannot be used with this model and its labels, tried on the first rows. {error}"
-        ) from error
+def _whole_batches(
+    spec: TrainingSpec, dataset: ParquetDataset, objective: Objective, model: nn.Module
+) -> Iterator[Evaluated]:
+    """Yield what the model makes of the rows from the first on, in batches as a rank has them, without another step."""
+    with ParquetFeed(dataset, columns=spec.columns(), batch_size=spec.batch_size, shuffle=False) as feed:
+        for step, rows in enumerate(feed.epoch(0), start=1):
+            batch = _try("augment", partial(objective.prepare, rows, place=Place(0, 1, step)))
+            name = "trainStep" if spec.user_step else "loss"
+            with single_rows_allowed(model.train()) if spec.user_step else evaluating(model):
+                found = _try(name, partial(objective.evaluate, model, batch))
+            yield found, objective.num_rows(rows)
 
 
 def _try(name: str, function: Callable[[], T]) -> T:

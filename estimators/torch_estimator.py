@@ -31,7 +31,7 @@ class TorchEstimator(
     """Trains a torch module on the machines of a Spark cluster; ``fit(df)`` returns a :class:`TorchModel`.
 
     Args:
-        model: any ``torch.nn.Module``; ``fit`` trains a copy.
+        model: any ``torch.nn.Module`` but TorchScript; ``fit`` trains a copy.
         optimizer: function that takes the model's parameters and returns a torch optimizer.
         loss: a loss of ``torch.nn``, or a function of ``(outputs, labels)`` that returns the mean over the rows; with
             several label columns one for all of them, or a list of one for each.
@@ -55,7 +55,7 @@ class TorchEstimator(
         labels: what the label column calls the classes, in the order of the model's outputs, where rows may lack one,
             as in a fold of ``CrossValidator``, or need not be read to find them; of several label columns a list for
             each, or None; default: those that the rows hold, in ascending order.
-        lossWeights: what the loss of each label column weighs in their sum; default 1 each.
+        lossWeights: what the loss of each label column weighs in their sum; default 1 each; not beside trainStep.
         predictionCol: column that the model adds; default ``"prediction"``.
         predictionType: its type: ``"auto"`` (default) as :class:`TorchModel` says; ``"double"`` and ``"long"``, where
             strings are given by the number of their class; ``"array"``; or ``"vector"``, of Spark ML.

@@ -46,7 +46,7 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     A row with a null among its features has null in all of them. Rows keep their order and all their columns; the
     module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before the
-    DataFrame is used.
+    DataFrame is used. A stream stays one.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
     """

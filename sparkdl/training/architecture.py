@@ -15,8 +15,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.training.parametrized import reduce_parametrized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,8 +82,15 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
     are the module's own, detached, on whatever device they are.
 
     Raises:
-        SerializationError: if the module holds something that cannot be pickled, naming it.
+        SerializationError: if the module is TorchScript, or holds something that cannot be pickled, naming it.
     """
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise SerializationError(
+                f"The model {type(module).__name__} is TorchScript{f' in its part {name!r}' if name else ''}, which "
+                "holds code and weights in one, so that its weights cannot travel or be stored by themselves. Give the "
+                "module that torch.jit.script or torch.jit.trace was given; compileModel has ranks compile it."
+            )
     try:
         return split_tensors(module, module)
     except Exception as error:
@@ -177,6 +186,11 @@ class _StructurePickler(cloudpickle.Pickler):
             self._kept.append(obj)
         self.tensors[name] = obj.detach()
         return _TAG, name, type(obj).__name__, bool(obj.requires_grad)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and is_parametrized(obj):
+            return reduce_parametrized(obj)
+        return super().reducer_override(obj)
 
 
 class _StructureUnpickler(pickle.Unpickler):

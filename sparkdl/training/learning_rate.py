@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, TrainingError
 
 SchedulerFactory: TypeAlias = Callable[[Optimizer, int], LRScheduler]
 """Takes the optimizer and how often the scheduler will step in the whole fit."""
@@ -110,11 +111,15 @@ class LearningRate:
             group["lr"] = rate
 
     def advance(self) -> None:
-        """The update has been made: warm-up and a schedule per step go on."""
+        """The update has been made: warm-up and a schedule per step go on.
+
+        Raises:
+            TrainingError: if the scheduler fails.
+        """
         self._num_updates += 1
         self.last = self._tried
         if self._scheduler is not None and self._interval == "step":
-            self._scheduler.step()
+            self._go_on(self._scheduler.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far warm-up and schedule have come."""
@@ -131,11 +136,24 @@ class LearningRate:
             self._scheduler.load_state_dict(state["scheduler"])
 
     def end_epoch(self, loss: float) -> None:
-        """A schedule per epoch goes on; one that waits for a plateau is told a loss, if it is a number."""
+        """A schedule per epoch goes on; one that waits for a plateau is told a loss, if it is a number.
+
+        Raises:
+            TrainingError: if the scheduler fails.
+        """
         if self._scheduler is None or self._interval != "epoch":
             return
         if isinstance(self._scheduler, ReduceLROnPlateau):
             if math.isfinite(loss):
-                self._scheduler.step(loss)
+                self._go_on(partial(self._scheduler.step, loss))
         else:
-            self._scheduler.step()
+            self._go_on(self._scheduler.step)
+
+    def _go_on(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            raise TrainingError(
+                f"Param scheduler: {type(self._scheduler).__name__} failed when it went on: {type(error).__name__}: "
+                f"{error}"
+            ) from error

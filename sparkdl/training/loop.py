@@ -87,7 +87,7 @@ def train(
 
     Raises:
         TrainingError: if the loss is no longer finite, or code of the user's fails: the model, its losses, a trainStep,
-            augment, a metric or a callback.
+            augment, a metric, the scheduler or a callback; told with rank and epoch, and the step where it is in one.
         ParamError: if the device or the optimizer cannot be used.
         CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
         StoreError: if a checkpoint cannot be written or read.
@@ -195,9 +195,10 @@ def _train(
             record = _run_epoch(place, feed, step, plan, meter, progress, learning_rate, course, checkpoints)
             if validation is not None:
                 with told_with_place("validation", rank=communicator.rank, place=f"epoch {epoch}"):
-                    record = record.with_validation(*validation.run(module))
+                    record = record.with_validation(*validation.run(module, epoch))
             update.end_epoch(epoch)
-            learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
+            with told_with_place("the scheduler", rank=communicator.rank, place=f"epoch {epoch}"):
+                learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
             progress.epoch(record)
             history.append(record)
             course.end_epoch(record)
@@ -261,14 +262,15 @@ def _run_epoch(
     prepared = step.objective.prepare_all(feed.epoch(epoch - 1), first)
     with closing(batches_for(step.device, prepared, ahead=not step.objective.draws)) as batches:
         for index, batch in enumerate(meter.time_waits(batches), start=first.step):
-            place = f"epoch {epoch}, step {index}"
+            place = Place(first.rank, epoch, index).told()
             with told_with_place("training", rank=first.rank, place=place, batch=batch):
                 result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
             course.end_step(epoch, index, result.loss_mean)
             progress.step(epoch=epoch, step=index, rows=plan.rows_of_step(index), meter=meter)
             checkpoints.after_step(epoch, index, meter)
-    return meter.close(learning_rate=learning_rate.last)
+    with told_with_place("the end of the training", rank=first.rank, place=f"epoch {epoch}"):
+        return meter.close(learning_rate=learning_rate.last)
 
 
 def _distribute(

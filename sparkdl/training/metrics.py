@@ -96,6 +96,15 @@ class EpochMetrics:
             except Exception as error:
                 raise TrainingError(f"Metric {name!r} failed: {type(error).__name__}: {error}") from error
 
+    def try_to_compute(self) -> None:
+        """Compute the metrics of torchmetrics over what was taken in so far, as at the end of a pass on one rank.
+
+        Raises:
+            TrainingError: if a metric fails, from its error, or is not one number.
+        """
+        for metric in self._states.values():
+            metric.merge([metric.pack()])
+
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank has added up so far, waiting for the device."""
         return {

@@ -48,6 +48,10 @@ class Place(NamedTuple):
     epoch: int
     step: int
 
+    def told(self, *, of_validation: bool = False) -> str:
+        """Name epoch and step, a batch of the validation being one of its steps."""
+        return f"epoch {self.epoch}, step {self.step}{' of the validation' if of_validation else ''}"
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -156,26 +160,29 @@ class Objective:
         return changed
 
     def prepare_all(
-        self, batches: Generator[dict[str, npt.NDArray[Any]], None, None], first: Place | None = None
+        self,
+        batches: Generator[dict[str, npt.NDArray[Any]], None, None],
+        first: Place,
+        *,
+        of_validation: bool = False,
     ) -> Generator[Arrays, None, None]:
         """Yield what :meth:`prepare` makes of batches; whoever leaves off closes them.
 
         Args:
             batches: of the feed.
-            first: place of the first of them, where they are to train on.
+            first: place of the first of them.
+            of_validation: whether the model is not to be trained on them, so that nothing changes them.
 
         Raises:
-            TrainingError: with rank, epoch and step, if the user's changes for training fail.
+            TrainingError: with rank, epoch and step, if a function of the user's fails; likewise the errors of
+                :meth:`prepare`.
         """
         with closing(batches):
             for index, batch in enumerate(batches):
-                if first is None:
-                    yield self.prepare(batch)
-                    continue
                 place = first._replace(step=first.step + index)
-                where = f"epoch {place.epoch}, step {place.step}"
+                where = place.told(of_validation=of_validation)
                 with told_with_place("preparing the batch", rank=place.rank, place=where, batch=batch):
-                    prepared = self.prepare(batch, place=place)
+                    prepared = self.prepare(batch, place=None if of_validation else place)
                 yield prepared
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluation:

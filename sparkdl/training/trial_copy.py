@@ -7,10 +7,13 @@ own, under other names: whoever gets the copy may compute with them, but not cha
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 T = TypeVar("T")
 
@@ -24,18 +27,32 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
     Args:
         value: the module, or what refers to it; what is shared inside stays shared.
         module: whose parameters are shared with the copy where they are many.
-        copied_bytes: what the parameters that are copied take at most.
+        copied_bytes: what the parameters that are copied take at most, with what was computed from them.
     """
     memo: dict[int, Any] = {}
     shared = []
-    for parameter in sorted(module.parameters(), key=_num_bytes):
-        copied_bytes -= _num_bytes(parameter)
-        if copied_bytes < 0 and type(parameter) is nn.Parameter and parameter.layout == torch.strided:
-            there = parameter.detach().to("cpu")
-            shared.append(nn.Parameter(there, requires_grad=parameter.requires_grad))
-            memo[id(parameter)] = shared[-1]
+    for tensor in sorted((*module.parameters(), *_computed(module)), key=_num_bytes):
+        copied_bytes -= _num_bytes(tensor)
+        if not tensor.is_leaf:
+            there = tensor.detach()
+            memo[id(tensor)] = there if copied_bytes < 0 else there.clone()
+        elif copied_bytes < 0 and type(tensor) is nn.Parameter and tensor.layout == torch.strided:
+            there = tensor.detach().to("cpu")
+            shared.append(nn.Parameter(there, requires_grad=tensor.requires_grad))
+            memo[id(tensor)] = shared[-1]
     return copy.deepcopy(value, memo), shared
 
 
-def _num_bytes(parameter: nn.Parameter) -> int:
-    return parameter.numel() * parameter.element_size()
+def _computed(module: nn.Module) -> Iterator[Tensor]:
+    """What a module has computed from parameters and keeps as an attribute, as hooks of weight_norm and of pruning do.
+
+    A hook computes it anew in each forward pass. ``deepcopy`` refuses it for the graph that it has.
+    """
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                yield value
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -15,9 +15,11 @@ from sparkdl.training.device_batches import batches_for
 from sparkdl.training.fit_state import buffers_kept
 from sparkdl.training.loss_sum import LossSum
 from sparkdl.training.metrics import EpochMetrics
+from sparkdl.training.objective import Place
 from sparkdl.training.random_state import random_numbers_apart
 from sparkdl.training.rank_state import loss_buffers
 from sparkdl.training.reading_deadline import read_timeout_s
+from sparkdl.training.step_failure import told_with_place
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -81,7 +83,7 @@ class Validation:
                 cache_limit_bytes=_CACHE_LIMIT_BYTES if spec.cache else _UNASKED_CACHE_LIMIT_BYTES,
             )
 
-    def run(self, module: nn.Module) -> tuple[dict[str, float], float]:
+    def run(self, module: nn.Module, epoch: int) -> tuple[dict[str, float], float]:
         """Return ``val_loss`` and each metric as ``val_<name>``, and the seconds it took. Collective.
 
         All of it is the same on every rank: the seconds are the mean over the ranks.
@@ -90,8 +92,12 @@ class Validation:
         now on, as what a fit returns has them; losses have rank 0's as long. Modes, buffers of losses and the random
         numbers of Python, NumPy and torch are afterwards what they were.
 
+        Args:
+            module: as it is after the epoch.
+            epoch: counted from 1, for error messages.
+
         Raises:
-            TrainingError: if a metric fails.
+            TrainingError: if the model, a loss or a metric fails, with rank, epoch and step where it is in one.
             DataError: if rows cannot be read.
         """
         started = time.perf_counter()
@@ -105,15 +111,20 @@ class Validation:
             random_numbers_apart(self._device),
         ):
             if self._feed is not None:
-                prepared = self._objective.prepare_all(self._feed.epoch(0))
+                first = Place(self._communicator.rank, epoch, 1)
+                prepared = self._objective.prepare_all(self._feed.epoch(0), first, of_validation=True)
                 with closing(batches_for(self._device, prepared)) as batches:
-                    for batch in batches:
+                    for step, batch in enumerate(batches, start=1):
                         self._went_on()
                         rows = self._objective.num_rows(batch)
                         if not rows:
                             continue
-                        found = self._objective.evaluate(module, batch)
-                        metrics.add(found, rows)
+                        place = first._replace(step=step).told(of_validation=True)
+                        with told_with_place(
+                            "evaluating the batch", rank=first.rank, place=place, batch=batch
+                        ):
+                            found = self._objective.evaluate(module, batch)
+                            metrics.add(found, rows)
                         losses.add(found.term.mean, found.term.weight)
         own_loss = float(losses.total)  # waits for the device
         values, (total, all_weight, seconds) = metrics.close(

@@ -14,11 +14,11 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.errors import ParamError
+from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchModel
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.signature import ModelOutput, ModelSignature
-from tests.spark.estimator_examples import NUM_ROWS
+from tests.spark.estimator_examples import NUM_ROWS, make_estimator
 from tests.training.signatures import make_inputs, make_signature
 
 pytestmark = pytest.mark.no_cluster_needed
@@ -187,3 +187,24 @@ def test_nan_is_a_number_to_the_model_and_null_is_none(spark, names, shape):
     found = {row["id"]: row["prediction"] for row in model.transform(rows).collect()}
     alone = names == ["x"]
     assert found == {0: 1.0 if alone else 3.0, 1: 0.0 if alone else 2.0, 2: None}
+
+
+@pytest.mark.any_spark_will_do
+def test_a_stream_is_scored_and_not_fitted_on(spark, frame, tmp_path):
+    frame.select("id", "image").coalesce(1).write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("id long, image array<double>").parquet(str(tmp_path / "rows"))
+    model = make_model("", **ALL)
+    scored = model.transform(stream)
+    assert scored.isStreaming
+    to = {"path": str(tmp_path / "scored"), "checkpointLocation": str(tmp_path / "stream")}
+    query = scored.writeStream.format("parquet").options(**to).trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    columns = ["id", "prediction", "probability", "raw"]
+    found = spark.read.parquet(to["path"]).select(columns).orderBy("id").collect()
+    assert found == model.transform(frame).select(columns).orderBy("id").collect()
+    with pytest.raises(
+        DataError, match="fit takes a DataFrame that ends, and this one is a stream. Read its source"
+    ):
+        make_estimator(tmp_path).fit(stream)
+    with pytest.raises(DataError, match="this one is a stream"):
+        make_estimator(tmp_path).fitMultiple(stream, [{}])

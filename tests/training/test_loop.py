@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MeanMetric
 
 from sparkdl.collective.membership import is_consequence
 from sparkdl.errors import RankError, SparkdlError
@@ -203,16 +204,64 @@ def fail_to_augment(arrays):
     raise KeyError("nowhere")
 
 
-def test_validation_and_augment_that_fail_are_told_with_their_place(tmp_path):
+class FailsInCompute(MeanMetric):
+    def update(self, outputs, labels):
+        super().update(outputs)
+
+    def compute(self):
+        raise KeyError("nowhere")
+
+
+def failing_scheduler(optimizer, num_steps):
+    """Fails when the weights were updated a second time, or after the second epoch."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [1.0, 0.5][step])
+
+
+SCHEDULER_FAILED = "Param scheduler: LambdaLR failed when it went on: IndexError: list index out of range"
+FAILING = {
+    "the loss in validation": (
+        {"loss": FailsInValidation(), "share": 0.3},
+        "In epoch 1, step 1 of the validation on rank 0 evaluating the batch failed: IndexError: not these rows. The "
+        "batch: x float32",
+    ),
+    "augment": (
+        {"augment": fail_to_augment},
+        "In epoch 1, step 1 on rank 0 preparing the batch failed: KeyError: 'nowhere'. The batch: x float32",
+    ),
+    "a metric at the end of an epoch": (
+        {"metrics": {"m": FailsInCompute()}},
+        "In epoch 1 on rank 0: Metric 'm' failed: KeyError: 'nowhere'",
+    ),
+    "a scheduler per step": (
+        {"scheduler": failing_scheduler, "scheduler_interval": "step"},
+        f"In epoch 1, step 2 on rank 0: {SCHEDULER_FAILED}",
+    ),
+    "a scheduler per epoch": (
+        {"scheduler": failing_scheduler, "batch_size": 40},
+        f"In epoch 2 on rank 0: {SCHEDULER_FAILED}",
+    ),
+}
+
+
+def fail_in_each(environment, cases):
+    """Return why each training failed."""
+    told = []
+    for name, case in cases.items():
+        with pytest.raises(SparkdlError) as caught:
+            train_all(environment, [case], name=name)
+        told.append(str(caught.value))
+    return told
+
+
+def test_what_fails_in_a_fit_is_told_with_its_place(tmp_path):
     dataset = write_dataset(tmp_path, 40)
-    validated = with_split(make_spec(loss=FailsInValidation()), dataset, 0.3)
-    with pytest.raises(RankError, match="In epoch 1 on rank 0 validation failed: IndexError: not these rows"):
-        run_ranks(1, train_all, [(validated, dataset)])
-    message = (
-        "In epoch 1, step 1 on rank 0 preparing the batch failed: KeyError: 'nowhere'. The batch: x float32"
-    )
-    with pytest.raises(RankError, match=message):
-        run_ranks(1, train_all, [(make_spec(augment=fail_to_augment), dataset)])
+    cases = {}
+    for name, (changes, _) in FAILING.items():
+        spec = make_spec(**{key: value for key, value in changes.items() if key != "share"})
+        cases[name] = (with_split(spec, dataset, changes["share"]) if "share" in changes else spec, dataset)
+    (told,) = run_ranks(1, fail_in_each, cases)
+    for found, (_, expected) in zip(told, FAILING.values(), strict=True):
+        assert found.startswith(expected)
 
 
 def loss_in_any_order(outputs, labels):

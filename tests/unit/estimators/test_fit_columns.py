@@ -191,6 +191,11 @@ REFUSED = {
         DataError,
         "Column 'blob' holds binary values, which cannot be labels",
     ),
+    "strings as labels of a step": (
+        {"loss": None, "trainStep": loss_alone, "labelCol": ["number", "kind"]},
+        DataError,
+        "Column 'kind' holds string values, and a trainStep gets labels as numbers. .* StringIndexer",
+    ),
     "a step that returns two values": (
         {"loss": None, "trainStep": two_values},
         ParamError,
@@ -255,6 +260,10 @@ def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
     [
         ({"trainStep": loss_alone}, "Params loss and trainStep are both set"),
         ({"lossWeights": [0.0]}, "Param lossWeights is"),
+        (
+            {"loss": None, "trainStep": loss_alone, "lossWeights": [2.0]},
+            "Params lossWeights and trainStep are both set. Weigh the losses in trainStep",
+        ),
         ({"loss": [nn.MSELoss(), 3]}, "Param loss is int"),
         ({"loss": None}, "Param loss is not set"),
     ],

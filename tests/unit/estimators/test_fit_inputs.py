@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from sparkdl.errors import DataError, ParamError, ShardingError
 from sparkdl.estimators import Callback, TorchEstimator
@@ -225,3 +228,61 @@ def test_a_split_or_a_metric_that_cannot_work_is_refused(dataset, settings, erro
 def test_early_stopping_watches_the_best_metric_or_the_loss_that_tells_most(dataset, settings, watched):
     estimator = make_estimator(earlyStoppingPatience=2, metrics={"right": is_right}, **settings)
     assert prepare_fit(estimator, dataset).spec.watched == watched
+
+
+class WantsRows(Metric):
+    """As R2Score wants two rows, and others a thousand; and so that they can be told from a metric that is wrong."""
+
+    def __init__(self, least, error=ValueError):
+        super().__init__()
+        self.least, self.error = least, error
+        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, outputs, labels):
+        self.rows += len(labels)
+
+    def compute(self):
+        if self.rows < self.least:
+            raise self.error(f"{int(self.rows)} rows are too few")
+        return self.rows
+
+
+WRONG = "Param metrics cannot be used with this model and its labels, tried on the first "
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (
+            partial(WantsRows, 9999, KeyError),
+            f"{WRONG}16 rows. Metric 'm' failed: KeyError: '16 rows are too",
+        ),
+        (
+            partial(MulticlassAccuracy, 3, average=None),
+            f"{WRONG}rows. Metric 'm' is not one number but .3,.. Choose an average over the classes",
+        ),
+    ],
+)
+def test_a_metric_that_cannot_be_computed_is_refused(dataset, metric, message):
+    with pytest.raises(ParamError, match=message):
+        prepare_fit(make_estimator(metrics={"m": metric}, batchSize=4), dataset)
+
+
+def test_a_metric_that_takes_more_rows_than_the_first_is_tried_on_them(dataset, caplog, recwarn):
+    metrics = {"few": partial(WantsRows, 2, RuntimeError), "auroc": MulticlassAUROC(3), "all": WantsRows(37)}
+    prepare_fit(make_estimator(metrics=metrics), dataset)
+    assert not caplog.records
+    assert not [each for each in recwarn if "samples in targets" in str(each.message)]
+
+
+def test_a_value_error_of_a_metric_is_warned_of_unless_all_rows_were_tried(dataset, caplog):
+    metrics = {"m": partial(WantsRows, 100)}
+    prepare_fit(make_estimator(metrics=metrics, batchSize=4), dataset)
+    assert caplog.messages == [
+        "After the first 16 of 37 rows: Metric 'm' failed: ValueError: 16 rows are too few. The fit starts "
+        "nevertheless, and fails after its first epoch where that is so for all rows."
+    ]
+    with pytest.raises(
+        ParamError, match=f"{WRONG}37 rows. Metric 'm' failed: ValueError: 37 rows are too few"
+    ):
+        prepare_fit(make_estimator(metrics=metrics), dataset)

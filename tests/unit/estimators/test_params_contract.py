@@ -283,7 +283,7 @@ def test_a_class_of_the_users_own_stays_what_it_is(tmp_path):
         TorchEstimator.load(str(tmp_path / "saved"))
 
 
-FRAME = SimpleNamespace(sparkSession=None, schema=None)
+FRAME = SimpleNamespace(sparkSession=None, schema=None, isStreaming=False)
 """As much of a DataFrame as the checks before a fit look at."""
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from sparkdl.errors import DataError
+from sparkdl.training.heads import Head, LabelColumn
 from sparkdl.training.objective import Objective, Place
 from sparkdl.training.precision import Precision
 from tests.training.training_scenes import make_spec
@@ -62,8 +65,25 @@ def test_batches_to_train_on_have_the_places_of_their_steps_and_others_are_not_c
     assert found == [
         objective.prepare(make_batch(), place=place)["x"][0, :3].tolist() for place in (PLACES[0], PLACES[3])
     ]
-    for batch in objective.prepare_all(make_batch() for _ in range(2)):
+    for batch in objective.prepare_all((make_batch() for _ in range(2)), PLACES[0], of_validation=True):
         assert not batch["x"].any()
+
+
+def test_a_label_that_only_the_validation_has_is_told_with_the_place_of_its_batch():
+    label = LabelColumn(name="y", dtype="int64", classes=(0,))
+    objective = Objective(
+        replace(make_spec(), heads=(Head(label=label, loss=torch.nn.CrossEntropyLoss()),)),
+        precision=Precision("float32", CPU),
+        device=CPU,
+    )
+    batches = (make_batch() | {"y": np.array([0, last])} for last in (0, 1))
+    prepared = objective.prepare_all(batches, Place(2, 3, 1), of_validation=True)
+    next(prepared)
+    message = (
+        "In epoch 3, step 2 of the validation on rank 2: Column 'y' holds 1, which is none of the 1 classes"
+    )
+    with pytest.raises(DataError, match=message):
+        next(prepared)
 
 
 @pytest.mark.parametrize("place", [None, PLACES[0]])

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.training.architecture import split_module
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel, load_model, save_model
 from sparkdl.training.signature import ModelSignature
+from sparkdl.training.trial_copy import trial_copy
 from tests.training.signatures import make_signature
 
 
@@ -76,6 +78,67 @@ def test_frozen_parameters_stay_frozen(tmp_path):
     loaded = load_model(tmp_path / "model").module
     assert not loaded.weight.requires_grad
     assert loaded.bias.requires_grad
+
+
+def changing(kind):
+    """Layers of which one computes a weight from others; in use, so that it has a graph where it is kept."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    if kind == "parametrized twice":
+        layer = parametrizations.spectral_norm(parametrizations.weight_norm(layer), "bias", dim=0)
+    else:
+        layer = kind(layer)
+    module = nn.Sequential(nn.Linear(4, 4), layer)
+    module(torch.ones(3, 4)).sum()
+    return module.eval()
+
+
+KINDS = [
+    "parametrized twice",
+    parametrizations.weight_norm,
+    parametrizations.spectral_norm,
+    parametrizations.orthogonal,
+    torch.nn.utils.weight_norm,
+    torch.nn.utils.spectral_norm,
+]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_whose_weights_are_computed_from_others_is_saved_and_copied(tmp_path, kind):
+    module, rows = changing(kind), torch.randn(3, 4)
+    save_model(SavedModel(module, signature()), tmp_path / "model")
+    loaded = load_model(tmp_path / "model").module
+    copies = [loaded, *(trial_copy(module, module, copied_bytes)[0] for copied_bytes in (0, 1 << 20))]
+    for copy in copies:
+        assert torch.equal(copy(rows), module(rows))
+        assert list(copy.state_dict()) == list(module.state_dict())
+    # It can be trained, saved and changed like the one that was saved.
+    with torch.no_grad():
+        next(iter(loaded[1].parameters())).mul_(2)
+    loaded.train()(rows).sum().backward()
+    assert all(parameter.grad is not None for parameter in loaded.parameters())
+    save_model(SavedModel(loaded.eval(), signature()), tmp_path / "again")
+    assert torch.equal(load_model(tmp_path / "again").module(rows), loaded(rows))
+
+
+def test_parametrizations_can_be_removed_from_a_loaded_module(tmp_path):
+    module = changing(parametrizations.weight_norm)
+    save_model(SavedModel(module, signature()), tmp_path / "model")
+    loaded = load_model(tmp_path / "model").module
+    assert type(parametrize.remove_parametrizations(loaded[1], "weight")) is nn.Linear
+    assert torch.equal(loaded[1].weight, module[1].weight)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("part", ["", " in its part '0'"])
+def test_torchscript_is_refused_with_what_to_give_instead(tmp_path, part):
+    module = torch.jit.script(nn.Linear(4, 4))
+    message = (
+        f"is TorchScript{part}, which holds code and weights in one, .* Give the module that torch.jit.script"
+    )
+    with pytest.raises(SerializationError, match=message):
+        save_model(SavedModel(nn.Sequential(module) if part else module, signature()), tmp_path / "model")
 
 
 def test_a_module_that_cannot_be_pickled_is_named(tmp_path):

@@ -77,7 +77,7 @@ class Communicator:
     """
     The open group of ranks, seen from one of them.
 
-    Arrays are C-contiguous buffers in CPU memory: NumPy arrays, torch tensors and whatever else speaks DLPack or the buffer protocol. float32, float64, bfloat16, float16, all integers and bool can be reduced, by 'sum', 'avg', 'min', 'max' or 'product'; bfloat16 and float16 accumulate in float32, integer sums wrap, integer averages round toward zero.
+    Arrays are buffers in CPU memory: NumPy arrays, torch tensors and whatever else speaks DLPack or the buffer protocol; those that are not C-contiguous are copied. float32, float64, bfloat16, float16, all integers and bool can be reduced, by 'sum', 'avg', 'min', 'max' or 'product'; bfloat16 and float16 accumulate in float32, integer sums wrap, integer averages round toward zero.
 
     counts: elements of each rank's block, the same on all ranks; equal blocks when None. All ranks must give the same name.
 

@@ -1,7 +1,8 @@
 """The contract of every communicator. Runs on ranks.
 
-Arrays are C-contiguous buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch
-tensors. Their elements are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool.
+Arrays are buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors. Their elements
+are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool, taken in row-major order. An array
+that is not C-contiguous is copied when its operation begins, and back when it has succeeded.
 
 Reductions: ``op`` is ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``. float16 and bfloat16 are
 accumulated in float32 and rounded once; the sum and the product of bools are their "or" and "and". ``prescale``
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 Array = Any
-"""A C-contiguous CPU buffer; see the head of this module."""
+"""A CPU buffer; see the head of this module."""
 
 
 def _blocking(start: Callable[Concatenate[Any, P], Handle]) -> Callable[Concatenate[Any, P], None]:

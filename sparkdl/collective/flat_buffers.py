@@ -1,4 +1,4 @@
-"""Seeing any CPU buffer as a flat NumPy array of its memory, without copies or knowing whose it is.
+"""Seeing any CPU buffer as a flat NumPy array, of its memory where that is contiguous, without knowing whose it is.
 
 NumPy arrays are taken as they are; everything else through DLPack (https://dmlc.github.io/dlpack), which,
 unlike the buffer protocol, knows bfloat16. NumPy has no such type: those elements are seen as uint16. Bools are seen
@@ -73,12 +73,31 @@ class FlatBuffer:
         data: its elements, shape ``(n,)``; uint16 for bfloat16, uint8 for bool.
         owner: what keeps the memory alive.
         shape: of the array that it was seen in.
+        strided: the array that ``data`` stands for, where that is not C-contiguous.
+        is_written: whether ``data`` gets a result.
     """
 
     dtype: str
     data: np.ndarray[Any, Any]
     owner: object = None
     shape: tuple[int, ...] = ()
+    strided: np.ndarray[Any, Any] | None = None
+    is_written: bool = False
+
+    def pack(self) -> None:
+        """Take the elements of an array that is not C-contiguous; to be called before ``data`` is read."""
+        if self.strided is not None:
+            self._as_strided()[...] = self.strided
+
+    def unpack(self) -> None:
+        """Put the elements where they belong; to be called once ``data`` was written."""
+        if self.strided is not None and self.is_written:
+            self.strided[...] = self._as_strided()
+
+    def _as_strided(self) -> np.ndarray[Any, Any]:
+        assert self.strided is not None
+        elements: np.ndarray[Any, Any] = self.data.view(self.strided.dtype)
+        return elements.reshape(self.strided.shape)
 
     @property
     def unread(self) -> np.ndarray[Any, Any]:
@@ -98,29 +117,33 @@ def storage_of(dtype: str) -> np.dtype[Any]:
 
 
 def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
-    """See a C-contiguous CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
+    """See a CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
+
+    One that is not C-contiguous gets memory that stands for it, between ``pack()`` and ``unpack()``.
 
     Args:
         array: the buffer.
         writes: whether it will be written to.
 
     Raises:
-        ParamError: if it is not contiguous, not in CPU memory, of another dtype, or read-only where it will be
-            written to.
+        ParamError: if it is not in CPU memory, of another dtype, or read-only or with elements that share memory
+            where it will be written to.
     """
     if isinstance(array, np.ndarray):
         name = _NUMPY_NAMES.get(array.dtype)
         if name is None:
             raise _unknown(array.dtype.name if array.dtype.isnative else f"{array.dtype.str} (byte-swapped)")
-        if not array.flags.c_contiguous:
-            raise ParamError(f"array of shape {array.shape} is not C-contiguous; copy it first")
         if writes and not array.flags.writeable:
             raise ParamError(f"array of shape {array.shape} is read-only; pass a writable array")
+        if not array.flags.c_contiguous:
+            return _stand_in(name, array, array, writes=writes)
         data = array.reshape(-1)
         elements = data.view(np.uint8) if name == "bool" else data
         return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
     if not hasattr(array, "__dlpack__"):
         raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
+    if getattr(array, "is_neg", bool)():  # torch exports such a tensor as if it were not
+        raise ParamError(f"{type(array).__name__} is yet to be negated; pass tensor.resolve_neg()")
     try:
         is_here = array.__dlpack_device__()[0] in _CPU_DEVICES
         capsule = array.__dlpack__() if is_here else None
@@ -130,10 +153,29 @@ def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
         raise ParamError(f"{type(array).__name__} cannot be used: {error}") from error
     if capsule is None:
         raise ParamError(f"{type(array).__name__} is not in CPU memory")
-    return _flatten_capsule(array, capsule)
+    return _flatten_capsule(array, capsule, writes=writes)
 
 
-def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:
+def _stand_in(name: str, array: np.ndarray[Any, Any], owner: object, *, writes: bool) -> FlatBuffer:
+    if writes and _may_overlap(array):
+        raise ParamError(
+            f"array of shape {array.shape} has elements that share memory and cannot all be written; pass a copy"
+        )
+    data = np.empty(array.size, storage_of(name))
+    return FlatBuffer(dtype=name, data=data, owner=owner, shape=array.shape, strided=array, is_written=writes)
+
+
+def _may_overlap(array: np.ndarray[Any, Any]) -> bool:
+    """Whether elements may share memory, as in no array that is made by slicing and permuting."""
+    reach = array.itemsize - 1
+    for stride, extent in sorted(zip(map(abs, array.strides), array.shape, strict=True)):
+        if extent > 1 and stride <= reach:
+            return True
+        reach += stride * (extent - 1) if extent > 1 else 0
+    return False
+
+
+def _flatten_capsule(array: Any, capsule: object, *, writes: bool) -> FlatBuffer:
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
@@ -144,19 +186,29 @@ def _flatten_capsule(array: Any, capsule: object) -> FlatBuffer:
     storage = storage_of(name)
     if 0 in shape:  # whatever its strides are
         return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array, shape=shape)
-    num_elements = 1
-    for position in reversed(range(tensor.ndim)):
-        if tensor.strides and shape[position] > 1 and tensor.strides[position] != num_elements:
-            raise ParamError(f"tensor of shape {shape} is not C-contiguous; pass tensor.contiguous()")
-        num_elements *= shape[position]
     if tensor.data is None:
         raise ParamError(
             f"{type(array).__name__} has no memory, as tensors have that only stand for others; pass a plain tensor"
         )
-    num_bytes = num_elements * storage.itemsize
-    memory = (ctypes.c_char * num_bytes).from_address(tensor.data + tensor.byte_offset)
-    elements = np.frombuffer(memoryview(memory), storage)
-    return FlatBuffer(dtype=name, data=elements, owner=(array, capsule), shape=shape)
+    num_elements, is_contiguous = 1, True
+    for position in reversed(range(tensor.ndim)):
+        if tensor.strides and shape[position] > 1:
+            is_contiguous = is_contiguous and tensor.strides[position] == num_elements
+        num_elements *= shape[position]
+    address, owner = tensor.data + tensor.byte_offset, (array, capsule)
+    if is_contiguous:
+        memory = (ctypes.c_char * (num_elements * storage.itemsize)).from_address(address)
+        elements = np.frombuffer(memoryview(memory), storage)
+        return FlatBuffer(dtype=name, data=elements, owner=owner, shape=shape)
+    strides = [stride * storage.itemsize for stride in tensor.strides[: tensor.ndim]]
+    # The lowest and the highest of the elements, from the first one on.
+    lowest, highest = (
+        sum(pick(0, stride * (extent - 1)) for stride, extent in zip(strides, shape, strict=True))
+        for pick in (min, max)
+    )
+    memory = (ctypes.c_char * (highest - lowest + storage.itemsize)).from_address(address + lowest)
+    strided: np.ndarray[Any, Any] = np.ndarray(shape, storage, memoryview(memory), -lowest, strides)
+    return _stand_in(name, strided, owner, writes=writes)
 
 
 def _unknown(dtype: str) -> ParamError:

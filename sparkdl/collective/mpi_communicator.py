@@ -150,7 +150,11 @@ class MpiCommunicator(MpiGroups):
     def _agree_and_move(self, plan: Plan) -> Steps:
         yield from self._agreement.reach(plan.claim, self._num_joined - 1)
         self._timing.all_here()
+        for buffer in plan.buffers:
+            buffer.pack()
         yield from plan.steps()
+        for buffer in plan.buffers:
+            buffer.unpack()
 
     def _take_part(self, claim: Claim, last: list[int]) -> Steps:
         """One operation of the others, as a rank that has joined; ``last`` is filled when all have."""

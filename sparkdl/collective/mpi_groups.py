@@ -54,7 +54,7 @@ class MpiGroups(MpiMovements, MpiReductions):
             postscale=float(postscale),
         )
         steps = partial(self._reduce_scatter_group, sources, targets, claim)
-        return Plan(claim=claim, steps=steps, timeout_s=timeout_s)
+        return Plan(claim=claim, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
 
     reduce_scatter_group_async, reduce_scatter_group = both_forms(_plan_reduce_scatter_group)
 
@@ -71,7 +71,7 @@ class MpiGroups(MpiMovements, MpiReductions):
         blocks = self._blocks_of_group(targets, sources, counts)
         claim = _claim("allgather", name, sources[0].dtype, blocks)
         steps = partial(self._allgather_group, sources, targets, claim)
-        return Plan(claim=claim, steps=steps, timeout_s=timeout_s)
+        return Plan(claim=claim, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
 
     allgather_group_async, allgather_group = both_forms(_plan_allgather_group)
 

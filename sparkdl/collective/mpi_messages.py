@@ -171,6 +171,8 @@ class MpiMessages:
         yield self._comm.Irecv(theirs, to, 2 * tag + 1)
         compare(mine, theirs, source=self._comm.Get_rank(), to=to, tag=tag)
         timing.both_here()
+        if isinstance(buffer, FlatBuffer):
+            buffer.pack()
         whole = buffer.unread if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
         for piece in pieces(whole):
             yield self._comm.Isend(piece, to, 2 * tag)
@@ -186,6 +188,8 @@ class MpiMessages:
         with self._written(buffer) as whole:
             for piece in pieces(whole):
                 yield self._comm.Irecv(piece, source, 2 * tag)
+        if isinstance(buffer, FlatBuffer):
+            buffer.unpack()
 
     def _written(self, buffer: FlatBuffer | DeviceBuffer) -> AbstractContextManager[Any]:
         return (

@@ -43,7 +43,8 @@ class MpiMovements(MpiOperations):
             self._claim("allgather", target, source, counts, name),
             shape=shape_to_agree_on(name, source, rows=True),
         )
-        return Plan(claim=claim, steps=partial(self._allgather, source, target, claim), timeout_s=timeout_s)
+        steps = partial(self._allgather, source, target, claim)
+        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     allgather_async, allgather = both_forms(_plan_allgather)
 
@@ -59,7 +60,8 @@ class MpiMovements(MpiOperations):
             shape=shape_to_agree_on(name, buffer),
             root=root,
         )
-        return Plan(claim=claim, steps=partial(self._broadcast, buffer, claim), timeout_s=timeout_s)
+        steps = partial(self._broadcast, buffer, claim)
+        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     broadcast_async, broadcast = both_forms(_plan_broadcast)
 
@@ -75,7 +77,9 @@ class MpiMovements(MpiOperations):
     ) -> Plan:
         source, target = flatten(array), self._flatten_on(root, out, writes=True)
         claim = self._claim("gather", target, source, counts, name, root)
-        return Plan(claim=claim, steps=partial(self._gather, source, target, claim), timeout_s=timeout_s)
+        steps = partial(self._gather, source, target, claim)
+        buffers = [source] if target is None else [source, target]
+        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     gather_async, gather = both_forms(_plan_gather)
 
@@ -91,7 +95,9 @@ class MpiMovements(MpiOperations):
     ) -> Plan:
         source, target = self._flatten_on(root, array), flatten(out, writes=True)
         claim = self._claim("scatter", source, target, counts, name, root)
-        return Plan(claim=claim, steps=partial(self._scatter, source, target, claim), timeout_s=timeout_s)
+        steps = partial(self._scatter, source, target, claim)
+        buffers = [target] if source is None else [source, target]
+        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     scatter_async, scatter = both_forms(_plan_scatter)
 
@@ -113,7 +119,8 @@ class MpiMovements(MpiOperations):
         if source.dtype != target.dtype:
             raise ParamError(f"alltoall cannot put {source.dtype} into {target.dtype}")
         claim = Claim(kind="alltoall", name=name, dtype=source.dtype, sends=sends, receives=receives)
-        return Plan(claim=claim, steps=partial(self._alltoall, source, target, claim), timeout_s=timeout_s)
+        steps = partial(self._alltoall, source, target, claim)
+        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     alltoall_async, alltoall = both_forms(_plan_alltoall)
 

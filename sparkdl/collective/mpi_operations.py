@@ -44,6 +44,7 @@ class Plan:
     Attributes:
         claim: what the ranks have to agree on.
         steps: begins it, once they have.
+        buffers: the arrays that it works on.
         timeout_s: its deadline; the communicator's own when None.
 
     Raises:
@@ -52,6 +53,7 @@ class Plan:
 
     claim: Claim
     steps: Callable[[], Steps]
+    buffers: Sequence[FlatBuffer] = ()
     timeout_s: float | None
 
     def __post_init__(self) -> None:

@@ -50,7 +50,8 @@ class MpiReductions(MpiOperations):
         claim = _claim(
             "allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name, shape=shape
         )
-        return Plan(claim=claim, steps=partial(self._allreduce, [buffer], claim), timeout_s=timeout_s)
+        steps = partial(self._allreduce, [buffer], claim)
+        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     allreduce_async, allreduce = both_forms(_plan_allreduce)
 
@@ -70,7 +71,8 @@ class MpiReductions(MpiOperations):
             raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes) or 'no arrays'}")
         sizes = tuple(buffer.data.size for buffer in buffers)
         claim = _claim("allreduce", dtypes[0], sum(sizes), op, prescale, postscale, name, arrays=sizes)
-        return Plan(claim=claim, steps=partial(self._allreduce, buffers, claim), timeout_s=timeout_s)
+        steps = partial(self._allreduce, buffers, claim)
+        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     allreduce_group_async, allreduce_group = both_forms(_plan_allreduce_group)
 
@@ -94,7 +96,7 @@ class MpiReductions(MpiOperations):
             "reduce_scatter", source.dtype, size, op, prescale, postscale, name, shape=shape, blocks=blocks
         )
         steps = partial(self._reduce_scatter, source, target, claim)
-        return Plan(claim=claim, steps=steps, timeout_s=timeout_s)
+        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     reduce_scatter_async, reduce_scatter = both_forms(_plan_reduce_scatter)
 
@@ -113,7 +115,8 @@ class MpiReductions(MpiOperations):
         size, root = buffer.data.size, self._check_root(root)
         shape = shape_to_agree_on(name, buffer)
         claim = _claim("reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root)
-        return Plan(claim=claim, steps=partial(self._reduce, buffer, claim), timeout_s=timeout_s)
+        steps = partial(self._reduce, buffer, claim)
+        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     reduce_async, reduce = both_forms(_plan_reduce)
 

@@ -1,11 +1,14 @@
-"""Arrays whose elements do not lie at multiples of their size, as not every library takes them. Runs on ranks."""
+"""Arrays whose elements do not lie at multiples of their size, or not one after another. Runs on ranks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
+from sparkdl.errors import MismatchError, ParamError
+from tests.collective.bfloat16_array import Bfloat16Array
 from tests.collective.element_types import at_odd_address
 
 if TYPE_CHECKING:
@@ -37,6 +40,42 @@ def _odd_reductions(communicator: Communicator) -> None:
         communicator.reduce_scatter(whole, block)
         assert block.tolist() == [total] * 2
         assert whole.tolist() == [rank + 1] * (2 * world_size)
+
+
+def _strided(communicator: Communicator) -> None:
+    world_size, rank = communicator.world_size, communicator.rank
+    total = sum(range(1, world_size + 1))
+    grid = np.full((4, 6), -1.0, np.float32)
+    own = grid[1:3, ::-2].T  # backwards and transposed, too
+    own[...] = rank + 1 + np.arange(6).reshape(3, 2)
+    # What is queued behind another operation works on what that one leaves.
+    handles = [communicator.allreduce_async(own), communicator.allreduce_async(own, op="max", postscale=2)]
+    for handle in handles:
+        handle.wait()
+    assert (own == 2 * (total + world_size * np.arange(6).reshape(3, 2))).all()
+    assert (grid == -1).sum() == 24 - 6
+    wide = np.zeros((world_size, 2, 2))
+    communicator.allgather(np.full((2, 2), float(rank)).T[:, :1], wide[:, :, 1])
+    assert wide[:, :, 1].tolist() == [[other, other] for other in range(world_size)]
+    assert not wide[:, :, 0].any()
+    bits = np.zeros(6, np.uint16)
+    bits[::2] = 0x3F80  # one
+    communicator.allreduce(Bfloat16Array.of_bits(bits[::2]))
+    assert Bfloat16Array.of_bits(bits).values.tolist() == [world_size, 0.0] * 3
+    shared = np.lib.stride_tricks.as_strided(np.zeros(4), (3, 2), (8, 8))
+    with pytest.raises(ParamError, match="share memory"):
+        communicator.allreduce(shared)
+    if world_size > 1 and rank == 0:
+        communicator.send(shared, to=1)
+    if rank == 1:
+        received = np.ones((3, 4))
+        communicator.recv(received[:, ::2], source=0)
+        assert received.tolist() == [[0, 1, 0, 1]] * 3
+    # Written where the ranks agree alone.
+    if world_size > 1:
+        with pytest.raises(MismatchError):
+            communicator.allreduce(own, name=f"of rank {rank}")
+        assert own.max() == 2 * (total + world_size * 5)
 
 
 def _odd_movements(communicator: Communicator) -> None:
@@ -72,6 +111,7 @@ def _odd_messages(communicator: Communicator) -> None:
 
 ADDRESS_CHECKS: dict[str, Callable[[Communicator], None]] = {
     "reductions at odd addresses": _odd_reductions,
+    "strided arrays": _strided,
     "movements at odd addresses": _odd_movements,
     "messages at odd addresses": _odd_messages,
 }

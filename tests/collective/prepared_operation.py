@@ -134,9 +134,9 @@ class PreparedOperation:
         self.arrays["out"] = [out]
 
     def _untouched(self, size: int) -> Array:
-        out = self._place(np.full(size, 0, stored_type(self.operation.dtype)))
-        out.view(np.uint8)[...] = _UNTOUCHED if self.operation.dtype != "bool" else 0
-        return out
+        fill = _UNTOUCHED if self.operation.dtype != "bool" else 0
+        dtype = np.dtype(stored_type(self.operation.dtype))
+        return self._place(np.full(size * dtype.itemsize, fill, np.uint8).view(dtype))
 
     @property
     def _output_name(self) -> str:
@@ -182,16 +182,19 @@ class PreparedOperation:
         ]
 
     def _place(self, array: Array) -> Array:
-        """A copy of the array, perhaps at an odd address."""
+        """A copy of the array, perhaps at an odd address, perhaps with gaps between its elements."""
         offset = 1 if self.operation.misaligned else 0
-        num_bytes = array.nbytes + offset
+        num_bytes = array.nbytes * (2 if self.operation.strided else 1) + offset
         memory = np.empty(num_bytes, np.uint8)
         if self._room is not None and self._room.size >= num_bytes:
             memory, self._room = (
                 self._room[:num_bytes],
                 self._room[-(-num_bytes // _CACHE_LINE) * _CACHE_LINE :],
             )
-        placed = memory[offset:].view(array.dtype).reshape(array.shape)
+        placed = memory[offset:].view(array.dtype)
+        if self.operation.strided:
+            placed = placed.reshape(*array.shape, 2)[..., 0]
+        placed = placed.reshape(array.shape)
         placed[...] = array
         return placed
 

@@ -58,6 +58,7 @@ class Operation(_Shown):
         uneven: whether ``counts`` are given.
         in_place: whether the one block lies in the array of all.
         misaligned: whether the arrays begin at odd addresses.
+        strided: whether their elements do not lie one after another.
         shift: how much higher the rank is that gets a message of a rank.
         tag: of messages.
         numbers: which numbers the arrays hold; see ``element_types``.
@@ -77,6 +78,7 @@ class Operation(_Shown):
     shape: tuple[int, ...] | None = None
     in_place: bool = False
     misaligned: bool = False
+    strided: bool = False
     shift: int = 1
     tag: int = 0
     numbers: str = SMALL
@@ -224,6 +226,7 @@ def draw_operation(random: Random, world_size: int, scope: Scope) -> Operation:
         shape=_draw_shape(random, sizes[0]) if kind in IN_PLACE else None,
         in_place=kind in ("allgather", "reduce_scatter") and random.randint(0, 3) == 3,
         misaligned=random.randint(0, 7) == 7,
+        strided=random.randint(0, 7) == 7,
         shift=random.randint(1, world_size - 1) if kind == "messages" else 1,
         tag=random.choice((0, 1, 77)) if kind == "messages" else 0,
         numbers=random.choice(scope.numbers),

@@ -39,17 +39,32 @@ def claim_a_queued_operation_holds_its_tensor() -> None:
         handle.wait()
 
 
+def claim_tensors_need_not_be_contiguous() -> None:
+    communicator = _communicator()
+    for dtype in (torch.float32, torch.bfloat16, torch.bool):
+        for view in (lambda x: x.t()[:2], lambda x: x[:, ::2], lambda x: x[:, :1]):
+            for is_queued in (False, True):
+                whole = torch.zeros(4, 4, dtype=dtype)
+                part = view(whole)
+                part[...] = torch.arange(part.numel()).view(part.shape) % 2
+                expected = whole.clone() if dtype == torch.bool else whole * communicator.world_size
+                communicator.allreduce_async(part).wait() if is_queued else communicator.allreduce(part)
+                assert torch.equal(whole, expected)
+    with pytest.raises(ParamError, match="share memory"):
+        communicator.allreduce(torch.ones(1).expand(4))
+
+
 def claim_tensors_whose_memory_is_not_what_they_say_are_refused() -> None:
-    communicator, four = _communicator(), torch.ones(4, 4)
+    communicator = _communicator()
     negative = torch.ones(3, dtype=torch.complex64).conj().imag
+    adjacent = torch._neg_view(torch.ones(3))
     assert negative.is_neg()
+    assert adjacent.is_neg()
     for bad in (
-        four.t()[:2],
-        four[:, ::2],
-        four[:, :1],
         torch.ones(3, requires_grad=True),
         torch.ones(3, requires_grad=True) * 2,
         negative,
+        adjacent,
         torch.ones(3, dtype=torch.complex64),
         torch.ones(3).to_sparse(),
         torch.empty(3, device="meta"),

@@ -14,6 +14,7 @@
 #include "sparkdl/arena.h"
 #include "sparkdl/dtype.h"
 #include "sparkdl/pieces.h"
+#include "sparkdl/strided.h"
 
 namespace sparkdl {
 
@@ -82,6 +83,14 @@ struct Operation {
   // Multiply what goes in and what comes out of a reduction.
   double prescale = 1.0;
   double postscale = 1.0;
+  // Arrays that are not contiguous, and the memory that stands for them: they are packed into it
+  // when the operation begins, after those that were queued before it, and unpacked in the end.
+  struct Packing {
+    StridedArray array;
+    std::byte* packed;
+    bool is_written;
+  };
+  std::vector<Packing> packings;
   // What the caller calls it.
   std::string name;
   // Of an operation with a name: the dimensions that its array must have on all ranks, unless it

@@ -1,5 +1,6 @@
 #include "bindings/array_argument.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -72,24 +73,37 @@ std::string SwappedDtype(nb::handle object) {
             type);
 }
 
-// Elements of a C-contiguous array; raises if it is not one.
 template <typename Array>
-size_t CountContiguous(const char* name, const Array& array) {
-  size_t count = 1;
-  for (size_t i = 0; i < array.ndim(); ++i) count *= array.shape(i);
-  if (count == 0) return 0;
+bool IsContiguous(const Array& array, size_t count) {
+  if (count == 0) return true;
   int64_t expected = 1;
   for (size_t i = array.ndim(); i-- > 0;) {
-    if (array.shape(i) != 1 && array.stride(i) != expected) {
-      Raise(name, "is not C-contiguous; pass a contiguous copy and copy the result back");
-    }
+    if (array.shape(i) != 1 && array.stride(i) != expected) return false;
     expected *= static_cast<int64_t>(array.shape(i));
   }
-  return count;
+  return true;
+}
+
+// Has an argument stand for memory that its array is packed into.
+template <typename Array>
+void PackInto(ArrayArgument& argument, const char* name, const Array& array, Access access) {
+  StridedArray strided{.data = argument.data, .element_bytes = BytesOf(argument.dtype)};
+  for (size_t i = 0; i < array.ndim(); ++i) {
+    strided.shape.push_back(array.shape(i));
+    strided.strides.push_back(array.stride(i));
+  }
+  if (access == Access::kWrite && MayOverlap(strided)) {
+    Raise(name, "has elements that share memory and cannot all be written; pass a copy");
+  }
+  argument.packed = std::make_unique<PackedArray>(
+      PackedArray{.elements = std::make_unique<std::byte[]>(argument.count * strided.element_bytes),
+                  .array = std::move(strided),
+                  .is_written = access == Access::kWrite});
+  argument.data = argument.packed->elements.get();
 }
 
 template <typename Array>
-ArrayArgument Convert(const char* name, const Array& array) {
+ArrayArgument Convert(const char* name, const Array& array, Access access) {
   if (array.device_type() != nb::device::cpu::value) {
     Raise(name, "is on a device of DLPack type " + std::to_string(array.device_type()) +
                     "; only CPU memory can be used");
@@ -102,7 +116,8 @@ ArrayArgument Convert(const char* name, const Array& array) {
           "uint64 or bool");
   }
   ArrayArgument argument;
-  argument.count = CountContiguous(name, array);
+  argument.count = 1;
+  for (size_t i = 0; i < array.ndim(); ++i) argument.count *= array.shape(i);
   if (argument.count > 0 && array.data() == nullptr) {
     Raise(name, "has no memory, as tensors have that only stand for others; pass a plain tensor");
   }
@@ -111,6 +126,7 @@ ArrayArgument Convert(const char* name, const Array& array) {
       static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));
   argument.ndim = array.ndim();
   argument.shape = array.shape_ptr();
+  if (!IsContiguous(array, argument.count)) PackInto(argument, name, array, access);
   return argument;
 }
 
@@ -123,17 +139,17 @@ ArrayArgument Holding(ArrayArgument argument, nb::ndarray<nb::ro> array) {
 
 ArrayArgument ToArray(const char* name, nb::handle object, Access access) {
   if (const auto tensor = TensorView::Of(name, object)) {
-    ArrayArgument argument = Convert(name, *tensor);
+    ArrayArgument argument = Convert(name, *tensor, access);
     argument.tensor = nb::borrow(object);
     return argument;
   }
   if (access == Access::kRead) {
     nb::ndarray<nb::ro> array;
-    if (nb::try_cast(object, array, false)) return Holding(Convert(name, array), array);
+    if (nb::try_cast(object, array, false)) return Holding(Convert(name, array, access), array);
   } else {
     nb::ndarray<> array;
     if (nb::try_cast(object, array, false)) {
-      return Holding(Convert(name, array), nb::ndarray<nb::ro>(array.handle()));
+      return Holding(Convert(name, array, access), nb::ndarray<nb::ro>(array.handle()));
     }
   }
   PyErr_Clear();

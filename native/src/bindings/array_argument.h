@@ -7,22 +7,31 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "sparkdl/dtype.h"
+#include "sparkdl/strided.h"
 
 namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-// An array in CPU memory, C-contiguous, and the reference that keeps the memory alive, unless its
-// owner resizes a tensor or gives it other memory meanwhile. To be made and destroyed with the GIL
-// held.
+// Memory for the elements of an array that is not C-contiguous.
+struct PackedArray {
+  std::unique_ptr<std::byte[]> elements;
+  StridedArray array;
+  bool is_written = false;
+};
+
+// An array in CPU memory, and the reference that keeps the memory alive, unless its owner resizes a
+// tensor or gives it other memory meanwhile. To be made and destroyed with the GIL held.
 struct ArrayArgument {
-  std::byte* data = nullptr;
+  std::byte* data = nullptr;  // C-contiguous: the array's memory, or the packed one
   size_t count = 0;
   Dtype dtype = Dtype::kUint8;
   size_t ndim = 0;
   const int64_t* shape = nullptr;
+  std::unique_ptr<PackedArray> packed;
   nb::object tensor;  // what of the two is given holds the memory
   nb::ndarray<nb::ro> array;
 };

@@ -146,8 +146,10 @@ class CommunicatorObject {
 
 using Self = CommunicatorObject;
 
-Request Named(Request request, std::string_view name) {
+// The request with all that it needs besides its arrays.
+Request Completed(Request request, std::string_view name) {
   SetName(request, name);
+  SetPackings(request);
   return request;
 }
 
@@ -160,13 +162,13 @@ void Define(nb::class_<Self>& type, const char* name, const char* async_name,
   type.def(
       name,
       [make](Self& self, Arguments... arguments, std::string_view label, Timeout timeout_s) {
-        self.Run(Named(make(self, arguments...), label), timeout_s);
+        self.Run(Completed(make(self, arguments...), label), timeout_s);
       },
       extras..., "name"_a = "", "timeout_s"_a = nb::none(), doc);
   type.def(
       async_name,
       [make](Self& self, Arguments... arguments, std::string_view label, Timeout timeout_s) {
-        return self.Submit(Named(make(self, arguments...), label), timeout_s);
+        return self.Submit(Completed(make(self, arguments...), label), timeout_s);
       },
       extras..., "name"_a = "", "timeout_s"_a = nb::none(), "Queue it, in the order of the calls.");
 }
@@ -275,9 +277,9 @@ void DefineCommunicator(nb::module_& module) {
   nb::class_<Self> type(
       module, "Communicator",
       "The open group of ranks, seen from one of them.\n\n"
-      "Arrays are C-contiguous buffers in CPU memory: NumPy arrays, torch tensors and whatever "
-      "else "
-      "speaks DLPack or the buffer protocol. float32, float64, bfloat16, float16, all integers and "
+      "Arrays are buffers in CPU memory: NumPy arrays, torch tensors and whatever else speaks "
+      "DLPack or the buffer protocol; those that are not C-contiguous are copied. float32, "
+      "float64, bfloat16, float16, all integers and "
       "bool can be reduced, by 'sum', 'avg', 'min', 'max' or 'product'; bfloat16 and float16 "
       "accumulate in float32, integer sums wrap, integer averages round toward zero.\n\n"
       "counts: elements of each rank's block, the same on all ranks; equal blocks when None. All "

@@ -328,6 +328,15 @@ Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_cou
   return request;
 }
 
+void SetPackings(Request& request) {
+  for (const ArrayArgument& argument : request.arguments) {
+    if (argument.packed == nullptr) continue;
+    const PackedArray& packed = *argument.packed;
+    request.operation.packings.push_back(
+        {.array = packed.array, .packed = packed.elements.get(), .is_written = packed.is_written});
+  }
+}
+
 void SetName(Request& request, std::string_view name) {
   Operation& operation = request.operation;
   operation.name = name;

@@ -58,6 +58,9 @@ Request ScatterRequest(nb::handle array, nb::handle out, int root, const Counts&
 Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_counts,
                         const Counts& receive_counts, int world_size);
 
+// Has arrays that are not C-contiguous packed when the operation begins.
+void SetPackings(Request& request);
+
 // Gives the operation its name, and with it the shape that all ranks must agree on.
 void SetName(Request& request, std::string_view name);
 

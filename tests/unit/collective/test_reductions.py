@@ -9,6 +9,7 @@ from sparkdl.collective.flat_buffers import DTYPES, flatten
 from sparkdl.collective.reductions import check_op, narrow_into, widen
 from sparkdl.errors import ParamError
 from tests.collective.bfloat16_array import Bfloat16Array
+from tests.collective.element_types import decode
 
 torch = pytest.importorskip("torch", reason="bfloat16 is compared with torch's rounding")
 
@@ -36,9 +37,7 @@ def test_tensor_without_elements_is_flat_whatever_its_shape(shape: tuple[int, ..
 @pytest.mark.parametrize(
     "array",
     [
-        np.ones((4, 4))[:, ::2],
         np.ones(3, np.complex64),
-        torch.ones(4, 4).t(),
         torch.ones(3, dtype=torch.complex64),
         [1.0, 2.0],
     ],
@@ -46,6 +45,38 @@ def test_tensor_without_elements_is_flat_whatever_its_shape(shape: tuple[int, ..
 def test_what_cannot_be_sent_is_refused(array: Any) -> None:
     with pytest.raises(ParamError):
         flatten(array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(16.0).reshape(4, 4)[:, ::-2],
+        np.arange(16).reshape(4, 4).T % 3 == 0,
+        torch.arange(16.0).view(4, 4).t(),
+        torch.arange(16.0).view(2, 8).to(torch.bfloat16)[:, 1:7:3],
+        Bfloat16Array.of_bits(Bfloat16Array(np.arange(16.0)).bits[::-3]),
+    ],
+)
+def test_elements_that_do_not_lie_one_after_another_are_packed_and_unpacked(array: Any) -> None:
+    def elements() -> list[float]:
+        values = array.float().numpy() if isinstance(array, torch.Tensor) else getattr(array, "values", array)
+        return [float(value) for value in np.asarray(values).reshape(-1)]
+
+    before, buffer = elements(), flatten(array, writes=True)
+    buffer.pack()
+    assert decode(buffer.data, buffer.dtype).tolist() == before
+    buffer.data[...] = buffer.data[::-1].copy()
+    buffer.unpack()
+    assert elements() == before[::-1]
+
+
+def test_elements_that_share_memory_can_be_read_alone() -> None:
+    shared = np.lib.stride_tricks.sliding_window_view(np.arange(4.0), 2, writeable=True)
+    buffer = flatten(shared)
+    buffer.pack()
+    assert buffer.data.tolist() == [0, 1, 1, 2, 2, 3]
+    with pytest.raises(ParamError, match="share memory"):
+        flatten(shared, writes=True)
 
 
 def test_bfloat16_is_rounded_as_torch_does() -> None:

@@ -1,0 +1,29 @@
+// Arrays whose elements do not lie one after another.
+#ifndef SPARKDL_STRIDED_H_
+#define SPARKDL_STRIDED_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace sparkdl {
+
+// Where the elements lie. A stride is in elements, and may be negative.
+struct StridedArray {
+  std::byte* data = nullptr;
+  size_t element_bytes = 0;
+  std::vector<size_t> shape;
+  std::vector<int64_t> strides;
+};
+
+// Whether elements may share memory. False is certain; true also of a few arrays that no library
+// makes by slicing and permuting.
+bool MayOverlap(const StridedArray& array);
+
+// Copies the elements to contiguous memory, in row-major order, or from there. Nothing may overlap.
+void Pack(const StridedArray& from, std::byte* to);
+void Unpack(const std::byte* from, const StridedArray& to);
+
+}  // namespace sparkdl
+
+#endif  // SPARKDL_STRIDED_H_

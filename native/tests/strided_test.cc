@@ -1,0 +1,72 @@
+// Arrays whose elements do not lie one after another.
+#include "sparkdl/strided.h"
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "check.h"
+
+namespace sparkdl::tests {
+namespace {
+
+template <typename T>
+void CheckRoundTrip(std::vector<size_t> shape, std::vector<int64_t> strides, size_t first,
+                    const std::vector<T>& expected) {
+  std::vector<T> memory(60);
+  std::iota(memory.begin(), memory.end(), T{0});
+  const StridedArray array{.data = reinterpret_cast<std::byte*>(memory.data() + first),
+                           .element_bytes = sizeof(T),
+                           .shape = std::move(shape),
+                           .strides = std::move(strides)};
+  std::vector<T> packed(expected.size());
+  Pack(array, reinterpret_cast<std::byte*>(packed.data()));
+  CHECK(packed == expected);
+  // Elements that are not the array's stay as they are.
+  std::vector<T> wanted = memory;
+  for (T& element : packed) {
+    wanted[static_cast<size_t>(element)] = static_cast<T>(element + 60);
+    element = static_cast<T>(element + 60);
+  }
+  Unpack(reinterpret_cast<const std::byte*>(packed.data()), array);
+  CHECK(memory == wanted);
+}
+
+TEST(ElementsArePackedInRowMajorOrderAndPutBack) {
+  CheckRoundTrip<int8_t>({3, 2}, {1, 3}, 0, {0, 3, 1, 4, 2, 5});
+  CheckRoundTrip<int16_t>({4}, {5}, 2, {2, 7, 12, 17});
+  CheckRoundTrip<int32_t>({4}, {-2}, 9, {9, 7, 5, 3});
+  CheckRoundTrip<int64_t>({2, 2, 2}, {20, 1, -4}, 8, {8, 4, 9, 5, 28, 24, 29, 25});
+  CheckRoundTrip<float>({2, 3}, {10, 1}, 0, {0, 1, 2, 10, 11, 12});
+}
+
+TEST(ArraysOfOneElementOrNoneArePacked) {
+  CheckRoundTrip<int32_t>({}, {}, 7, {7});
+  CheckRoundTrip<int32_t>({1, 1}, {100, 100}, 7, {7});
+  CheckRoundTrip<int32_t>({0, 3}, {1, 1}, 0, {});
+  CheckRoundTrip<int32_t>({3, 0}, {1, 1}, 0, {});
+}
+
+TEST(ElementsThatShareMemoryAreFound) {
+  const auto overlaps = [](std::vector<size_t> shape, std::vector<int64_t> strides) {
+    return MayOverlap({.data = nullptr,
+                       .element_bytes = 4,
+                       .shape = std::move(shape),
+                       .strides = std::move(strides)});
+  };
+  CHECK(overlaps({3}, {0}));
+  CHECK(overlaps({3, 4}, {0, 1}));
+  CHECK(overlaps({3, 4}, {1, 1}));
+  CHECK(overlaps({3, 4}, {3, -1}));
+  CHECK(!overlaps({3, 4}, {4, 1}));
+  CHECK(!overlaps({3, 4}, {1, 3}));
+  CHECK(!overlaps({3, 4}, {-8, 2}));
+  CHECK(!overlaps({1, 4}, {0, 2}));
+  CHECK(!overlaps({0, 4}, {0, 0}));
+  CHECK(!overlaps({}, {}));
+}
+
+}  // namespace
+}  // namespace sparkdl::tests
+
+TEST_MAIN()

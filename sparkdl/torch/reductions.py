@@ -30,6 +30,7 @@ from sparkdl.torch.buffers import (
     reduction_of,
     restore,
 )
+from sparkdl.torch.sparse_tensors import allreduce_sparse
 from sparkdl.torch.submission import Finish, Submission, as_list, restoring
 from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
@@ -63,6 +64,7 @@ class Reductions(Submission):
             or tensor.dtype not in ELEMENT_DTYPES
             or tensor.requires_grad
             or tensor.is_neg()
+            or tensor.layout is not torch.strided
             or not tensor.is_contiguous()
             or self._coalesced is not None
         ):
@@ -83,13 +85,15 @@ class Reductions(Submission):
         reduction = reduction_of(opts.reduceOp)
         handles: list[Handle] = []
         finishes: list[Finish] = []
+        dense = [tensor for tensor in tensors if tensor.layout is torch.strided]
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                allreduce_sparse(self._communicator, tensor, reduction, self._deadline_of(opts))
         if reduction.op is None:
-            finishes += [
-                self._combine_bitwise(tensor, tensor, reduction, opts, handles) for tensor in tensors
-            ]
+            finishes += [self._combine_bitwise(tensor, tensor, reduction, opts, handles) for tensor in dense]
             return self._work(tensors, handles, finishes)
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for tensor in tensors:
+        for tensor in dense:
             buffer = reducible(tensor, reduction.op)
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
             finishes.append(restoring(buffer, tensor))

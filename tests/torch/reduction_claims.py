@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 
+from sparkdl.errors import MismatchError, ParamError
 from tests.torch.rank_tensors import DTYPES, everyones, rank_and_size, tensor_of
 
 
@@ -46,6 +48,29 @@ def claim_bitwise_operations_work_on_integers_and_booleans() -> None:
     flags = torch.tensor([rank == 0, True])
     dist.all_reduce(flags, dist.ReduceOp.BAND)
     assert flags.tolist() == [False, True]
+
+
+def claim_sparse_tensors_are_summed_and_averaged() -> None:
+    rank, size = rank_and_size()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            for num_entries in (rank, 2):  # one rank has none
+                places = torch.tensor([[0, 3]])[:, :num_entries]
+                rows = torch.full((num_entries, 2), rank + 1).to(dtype)
+                tensor = torch.sparse_coo_tensor(places, rows, (5, 2))
+                brought = [torch.zeros(5, 2, dtype=dtype) for _ in range(size)]
+                dist.all_gather(brought, tensor.to_dense())
+                expected = torch.stack(brought).double().sum(0)
+                if op == dist.ReduceOp.AVG:
+                    expected = expected / size
+                work = dist.all_reduce(tensor, op, async_op=True)
+                assert work is not None
+                assert work.wait()
+                torch.testing.assert_close(tensor.to_dense(), expected.to(dtype))
+    with pytest.raises(ParamError, match="by SUM and AVG, got torch.sparse_coo by max"):
+        dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX)
+    with pytest.raises(MismatchError, match=r"of shape \(2, 2\), 2 dimensions sparse"):
+        dist.all_reduce(torch.eye(2 + rank).to_sparse())
 
 
 def claim_booleans_and_complex_numbers_can_be_summed() -> None:

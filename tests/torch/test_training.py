@@ -109,6 +109,26 @@ def claim_ddp_finds_parameters_that_one_rank_does_not_use() -> None:
         torch.testing.assert_close(grad, torch.full((1, 2), users / size))
 
 
+def claim_ddp_averages_sparse_gradients() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def train_on(words: torch.Tensor, *, wraps: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
+        wrapped = DistributedDataParallel(module) if wraps else module
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            wrapped(words).square().mean().backward()
+            assert module[0].weight.grad.is_sparse
+            optimizer.step()
+        return module[0].weight.detach()
+
+    words = torch.tensor([[other, 3, 8, 3] for other in range(size)])
+    got, expected = train_on(words[rank : rank + 1], wraps=True), train_on(words, wraps=False)
+    torch.testing.assert_close(got, expected, **TOLERANCE)
+
+
 def claim_ddp_trains_in_bfloat16() -> None:
     module = DistributedDataParallel(model().bfloat16())
     x, y = batch(dist.get_rank(), 0)

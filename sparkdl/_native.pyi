@@ -119,10 +119,10 @@ class Communicator:
     def reduce_scatter_async(self, array: object, out: object, counts: Sequence[int] | None = None, op: str = 'sum', prescale: float = 1.0, postscale: float = 1.0, name: str = '', timeout_s: float | None = None) -> Handle:
         """Queue it, in the order of the calls."""
 
-    def reduce_scatter_group(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int]] | None = None, op: str = 'sum', prescale: float = 1.0, postscale: float = 1.0, name: str = '', timeout_s: float | None = None) -> None:
+    def reduce_scatter_group(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int] | None] | None = None, op: str = 'sum', prescale: float = 1.0, postscale: float = 1.0, name: str = '', timeout_s: float | None = None) -> None:
         """reduce_scatter of several arrays of one dtype as one operation."""
 
-    def reduce_scatter_group_async(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int]] | None = None, op: str = 'sum', prescale: float = 1.0, postscale: float = 1.0, name: str = '', timeout_s: float | None = None) -> Handle:
+    def reduce_scatter_group_async(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int] | None] | None = None, op: str = 'sum', prescale: float = 1.0, postscale: float = 1.0, name: str = '', timeout_s: float | None = None) -> Handle:
         """Queue it, in the order of the calls."""
 
     def allgather(self, array: object, out: object, counts: Sequence[int] | None = None, name: str = '', timeout_s: float | None = None) -> None:
@@ -133,10 +133,10 @@ class Communicator:
     def allgather_async(self, array: object, out: object, counts: Sequence[int] | None = None, name: str = '', timeout_s: float | None = None) -> Handle:
         """Queue it, in the order of the calls."""
 
-    def allgather_group(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int]] | None = None, name: str = '', timeout_s: float | None = None) -> None:
+    def allgather_group(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int] | None] | None = None, name: str = '', timeout_s: float | None = None) -> None:
         """allgather of several arrays of one dtype as one operation."""
 
-    def allgather_group_async(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int]] | None = None, name: str = '', timeout_s: float | None = None) -> Handle:
+    def allgather_group_async(self, arrays: Sequence[object], outs: Sequence[object], counts: Sequence[Sequence[int] | None] | None = None, name: str = '', timeout_s: float | None = None) -> Handle:
         """Queue it, in the order of the calls."""
 
     def broadcast(self, array: object, root: int, name: str = '', timeout_s: float | None = None) -> None:

@@ -93,10 +93,10 @@ Status Communicator::Execute(const Operation& operation, double timeout_s, Runne
   Status status;
   try {
     const DefaultFloatEnvironment floats;
-    for (const auto& packing : operation.packings) Pack(packing.array, packing.packed);
+    for (const PackedArray* packed : operation.packed) packed->BeforeOperation();
     status = collectives_.Run(operation, guard);
-    for (const auto& packing : operation.packings) {
-      if (status.ok() && packing.is_written) Unpack(packing.packed, packing.array);
+    for (const PackedArray* packed : operation.packed) {
+      if (status.ok()) packed->AfterOperation();
     }
   } catch (const std::bad_alloc&) {
     status = Status(StatusCode::kFailed, "out of memory in " + Summarize(operation));

@@ -3,66 +3,123 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <utility>
 
 namespace sparkdl {
 namespace {
 
-// An element of that many bytes for the compiler, which makes one instruction of its copy.
-template <size_t kBytes>
-void CopyRow(std::byte* to, ptrdiff_t to_step, const std::byte* from, ptrdiff_t from_step,
-             size_t count) {
-  for (size_t i = 0; i < count; ++i, to += to_step, from += from_step) {
-    std::memcpy(to, from, kBytes);
-  }
-}
+// Elements along a side of the squares in which axes are exchanged: the lines of both sides of one
+// stay in the first-level cache.
+constexpr size_t kSquare = 32;
 
-using RowCopy = void (*)(std::byte*, ptrdiff_t, const std::byte*, ptrdiff_t, size_t);
-
-RowCopy RowCopyFor(size_t element_bytes) {
-  switch (element_bytes) {
-    case 1:
-      return CopyRow<1>;
-    case 2:
-      return CopyRow<2>;
-    case 4:
-      return CopyRow<4>;
-    default:
-      return CopyRow<8>;
-  }
-}
-
-// Calls visit with the first element of every row, which is a run along the last axis.
-template <typename Visit>
-void ForEachRow(const StridedArray& array, const Visit& visit) {
-  if (std::ranges::find(array.shape, size_t{0}) != array.shape.end()) return;
-  const size_t num_axes = array.shape.empty() ? 0 : array.shape.size() - 1;
-  std::vector<size_t> index(num_axes);
-  std::byte* row = array.data;
-  while (true) {
-    visit(row);
-    size_t axis = num_axes;
-    for (; axis > 0; --axis) {
-      const size_t last = axis - 1;
-      const ptrdiff_t step = array.strides[last] * static_cast<ptrdiff_t>(array.element_bytes);
-      row += step;
-      if (++index[last] < array.shape[last]) break;
-      row -= step * static_cast<ptrdiff_t>(array.shape[last]);
-      index[last] = 0;
-    }
-    if (axis == 0) return;
-  }
-}
-
-struct Row {
+// Steps are in bytes.
+struct Axis {
   size_t count = 1;
-  ptrdiff_t step = 0;
+  ptrdiff_t array_step = 0;
+  ptrdiff_t packed_step = 0;
 };
 
-Row RowOf(const StridedArray& array) {
-  if (array.shape.empty()) return {};
-  return {.count = array.shape.back(),
-          .step = array.strides.back() * static_cast<ptrdiff_t>(array.element_bytes)};
+// Those with more than one element, in row-major order; neighbours that are as one are one.
+std::vector<Axis> AxesOf(const StridedArray& array) {
+  std::vector<Axis> axes;
+  auto packed_step = static_cast<ptrdiff_t>(array.element_bytes);
+  for (size_t i = array.shape.size(); i-- > 0;) {
+    const size_t count = array.shape[i];
+    if (count == 1) continue;
+    const ptrdiff_t step = array.strides[i] * static_cast<ptrdiff_t>(array.element_bytes);
+    if (!axes.empty() &&
+        step == axes.back().array_step * static_cast<ptrdiff_t>(axes.back().count)) {
+      axes.back().count *= count;
+    } else {
+      axes.push_back({.count = count, .array_step = step, .packed_step = packed_step});
+    }
+    packed_step *= static_cast<ptrdiff_t>(count);
+  }
+  std::ranges::reverse(axes);
+  return axes;
+}
+
+enum class Direction : uint8_t { kPack, kUnpack };
+
+template <Direction kDirection>
+void CopyElement(std::byte* array, std::byte* packed, size_t bytes) {
+  if constexpr (kDirection == Direction::kPack) {
+    std::memcpy(packed, array, bytes);
+  } else {
+    std::memcpy(array, packed, bytes);
+  }
+}
+
+template <Direction kDirection, size_t kBytes>
+void CopyPlane(std::byte* array, std::byte* packed, const Axis& outer, const Axis& inner) {
+  for (size_t row = 0; row < outer.count; row += kSquare) {
+    const size_t last_row = std::min(row + kSquare, outer.count);
+    for (size_t column = 0; column < inner.count; column += kSquare) {
+      const size_t last_column = std::min(column + kSquare, inner.count);
+      for (size_t i = row; i < last_row; ++i) {
+        const auto y = static_cast<ptrdiff_t>(i);
+        const auto x = static_cast<ptrdiff_t>(column);
+        std::byte* in_array = array + y * outer.array_step + x * inner.array_step;
+        std::byte* in_packed = packed + y * outer.packed_step + x * inner.packed_step;
+        for (size_t j = column; j < last_column; ++j) {
+          CopyElement<kDirection>(in_array, in_packed, kBytes);
+          in_array += inner.array_step;
+          in_packed += inner.packed_step;
+        }
+      }
+    }
+  }
+}
+
+// Calls visit with where each element of the outer axes begins.
+template <typename Visit>
+void ForEach(std::span<const Axis> axes, std::byte* array, std::byte* packed, const Visit& visit) {
+  if (axes.empty()) {
+    visit(array, packed);
+    return;
+  }
+  const Axis& axis = axes.front();
+  for (size_t i = 0; i < axis.count; ++i) {
+    ForEach(axes.subspan(1), array, packed, visit);
+    array += axis.array_step;
+    packed += axis.packed_step;
+  }
+}
+
+template <Direction kDirection>
+void Copy(const StridedArray& strided, std::byte* packed) {
+  if (std::ranges::find(strided.shape, size_t{0}) != strided.shape.end()) return;
+  const size_t bytes = strided.element_bytes;
+  std::vector<Axis> axes = AxesOf(strided);
+  Axis inner;
+  if (!axes.empty()) {
+    inner = axes.back();
+    axes.pop_back();
+  }
+  if (inner.array_step == static_cast<ptrdiff_t>(bytes) || inner.count == 1) {
+    ForEach(axes, strided.data, packed, [&](std::byte* array_row, std::byte* packed_row) {
+      CopyElement<kDirection>(array_row, packed_row, inner.count * bytes);
+    });
+    return;
+  }
+  // With the axis along which the array's elements lie closest.
+  Axis outer;
+  const auto closest = std::ranges::min_element(
+      axes, {}, [](const Axis& axis) { return std::abs(axis.array_step); });
+  if (closest != axes.end()) {
+    outer = *closest;
+    axes.erase(closest);
+  }
+  const auto copy = [&]<size_t kBytes>() {
+    ForEach(axes, strided.data, packed, [&](std::byte* array_plane, std::byte* packed_plane) {
+      CopyPlane<kDirection, kBytes>(array_plane, packed_plane, outer, inner);
+    });
+  };
+  if (bytes == 1) copy.template operator()<1>();
+  if (bytes == 2) copy.template operator()<2>();
+  if (bytes == 4) copy.template operator()<4>();
+  if (bytes == 8) copy.template operator()<8>();
 }
 
 }  // namespace
@@ -84,24 +141,10 @@ bool MayOverlap(const StridedArray& array) {
   return false;
 }
 
-void Pack(const StridedArray& from, std::byte* to) {
-  const Row row = RowOf(from);
-  const auto step = static_cast<ptrdiff_t>(from.element_bytes);
-  const RowCopy copy = RowCopyFor(from.element_bytes);
-  ForEachRow(from, [&](const std::byte* first) {
-    copy(to, step, first, row.step, row.count);
-    to += step * static_cast<ptrdiff_t>(row.count);
-  });
-}
+void Pack(const StridedArray& array, std::byte* packed) { Copy<Direction::kPack>(array, packed); }
 
-void Unpack(const std::byte* from, const StridedArray& to) {
-  const Row row = RowOf(to);
-  const auto step = static_cast<ptrdiff_t>(to.element_bytes);
-  const RowCopy copy = RowCopyFor(to.element_bytes);
-  ForEachRow(to, [&](std::byte* first) {
-    copy(first, row.step, from, step, row.count);
-    from += step * static_cast<ptrdiff_t>(row.count);
-  });
+void Unpack(const std::byte* packed, const StridedArray& array) {
+  Copy<Direction::kUnpack>(array, const_cast<std::byte*>(packed));
 }
 
 }  // namespace sparkdl

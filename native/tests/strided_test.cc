@@ -1,6 +1,7 @@
 // Arrays whose elements do not lie one after another.
 #include "sparkdl/strided.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -38,6 +39,44 @@ TEST(ElementsArePackedInRowMajorOrderAndPutBack) {
   CheckRoundTrip<int32_t>({4}, {-2}, 9, {9, 7, 5, 3});
   CheckRoundTrip<int64_t>({2, 2, 2}, {20, 1, -4}, 8, {8, 4, 9, 5, 28, 24, 29, 25});
   CheckRoundTrip<float>({2, 3}, {10, 1}, 0, {0, 1, 2, 10, 11, 12});
+}
+
+// As a plain loop over indices does it.
+TEST(PermutedArraysWithGapsArePackedWhateverTheirSize) {
+  constexpr size_t kExtents[] = {37, 3, 70};
+  std::vector<int32_t> memory(size_t{2} * 37 * 3 * 70);
+  std::iota(memory.begin(), memory.end(), 0);
+  std::vector<size_t> order = {0, 1, 2};
+  do {
+    for (const int64_t gap : {1, 2}) {
+      const int64_t strides[] = {3 * 70 * gap, 70 * gap, gap};
+      StridedArray array{.data = reinterpret_cast<std::byte*>(memory.data()),
+                         .element_bytes = 4,
+                         .shape = {},
+                         .strides = {}};
+      for (const size_t axis : order) {
+        array.shape.push_back(kExtents[axis]);
+        array.strides.push_back(strides[axis]);
+      }
+      std::vector<int32_t> expected;
+      for (size_t i = 0; i < array.shape[0]; ++i) {
+        for (size_t j = 0; j < array.shape[1]; ++j) {
+          for (size_t k = 0; k < array.shape[2]; ++k) {
+            expected.push_back(memory[i * static_cast<size_t>(array.strides[0]) +
+                                      j * static_cast<size_t>(array.strides[1]) +
+                                      k * static_cast<size_t>(array.strides[2])]);
+          }
+        }
+      }
+      std::vector<int32_t> packed(expected.size());
+      Pack(array, reinterpret_cast<std::byte*>(packed.data()));
+      CHECK(packed == expected);
+      const std::vector<int32_t> before = memory;
+      for (const int32_t element : packed) memory[static_cast<size_t>(element)] = -1;
+      Unpack(reinterpret_cast<const std::byte*>(packed.data()), array);
+      CHECK(memory == before);
+    }
+  } while (std::ranges::next_permutation(order).found);
 }
 
 TEST(ArraysOfOneElementOrNoneArePacked) {

@@ -2,7 +2,8 @@
 
 Arrays are buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors. Their elements
 are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool, taken in row-major order. An array
-that is not C-contiguous is copied when its operation begins, and back when it has succeeded.
+that is not C-contiguous is copied when its operation begins, as far as it is read, and back when that has succeeded, as
+far as it is written.
 
 Reductions: ``op`` is ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``. float16 and bfloat16 are
 accumulated in float32 and rounded once; the sum and the product of bools are their "or" and "and". ``prescale``
@@ -149,7 +150,7 @@ class Communicator(Splittable, ABC):
         arrays: Sequence[Array],
         outs: Sequence[Array],
         *,
-        counts: Sequence[Sequence[int]] | None = None,
+        counts: Sequence[Sequence[int] | None] | None = None,
         op: str = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -159,9 +160,10 @@ class Communicator(Splittable, ABC):
         """:meth:`reduce_scatter` of several arrays of one dtype as one operation, which costs about what one would.
 
         Args:
-            arrays: each the blocks of all ranks one after another.
+            arrays: each the blocks of all ranks one after another; may contain its own ``out`` as this rank's block,
+                but no other one.
             outs: for each of them, the block of this rank.
-            counts: for each of them, the elements of each rank's block; all blocks equal when None.
+            counts: for each of them, the elements of each rank's block; None where they are equal.
             op: how to reduce.
             prescale: factor of what goes in.
             postscale: factor of what comes out.
@@ -195,16 +197,16 @@ class Communicator(Splittable, ABC):
         arrays: Sequence[Array],
         outs: Sequence[Array],
         *,
-        counts: Sequence[Sequence[int]] | None = None,
+        counts: Sequence[Sequence[int] | None] | None = None,
         name: str = "",
         timeout_s: float | None = None,
     ) -> Handle:
         """:meth:`allgather` of several arrays of one dtype as one operation, which costs about what one array would.
 
         Args:
-            arrays: the blocks of this rank.
+            arrays: the blocks of this rank; each may be its own place in its ``out``, but in no other one.
             outs: for each of them, what all ranks' blocks go to.
-            counts: for each of them, the elements of each rank's block; all blocks equal when None.
+            counts: for each of them, the elements of each rank's block; None where they are equal.
             name: what it is.
             timeout_s: deadline.
         """
@@ -289,8 +291,8 @@ class Communicator(Splittable, ABC):
         """Say that this rank has no more data, and take part in what the others do until all have said so.
 
         Meanwhile this rank contributes zeros to their ``allreduce`` (an average is over all ranks all the same),
-        ``reduce_scatter`` and ``allgather`` of equal blocks, and takes part in their ``barrier``; any other operation
-        ends as a mismatch that says who has joined.
+        ``reduce_scatter`` and ``allgather`` of equal blocks (of a group, where each rank has as much of all arrays
+        together), and takes part in their ``barrier``; any other operation ends as a mismatch that says who has joined.
 
         Returns:
             The rank that joined last, the highest if there were several.

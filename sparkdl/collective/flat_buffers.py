@@ -74,6 +74,7 @@ class FlatBuffer:
         owner: what keeps the memory alive.
         shape: of the array that it was seen in.
         strided: the array that ``data`` stands for, where that is not C-contiguous.
+        is_read: whether what it holds before matters.
         is_written: whether ``data`` gets a result.
     """
 
@@ -82,11 +83,12 @@ class FlatBuffer:
     owner: object = None
     shape: tuple[int, ...] = ()
     strided: np.ndarray[Any, Any] | None = None
+    is_read: bool = True
     is_written: bool = False
 
     def pack(self) -> None:
         """Take the elements of an array that is not C-contiguous; to be called before ``data`` is read."""
-        if self.strided is not None:
+        if self.strided is not None and self.is_read:
             self._as_strided()[...] = self.strided
 
     def unpack(self) -> None:
@@ -116,13 +118,14 @@ def storage_of(dtype: str) -> np.dtype[Any]:
     return storage
 
 
-def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
+def flatten(array: Any, *, reads: bool = True, writes: bool = False) -> FlatBuffer:
     """See a CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
 
     One that is not C-contiguous gets memory that stands for it, between ``pack()`` and ``unpack()``.
 
     Args:
         array: the buffer.
+        reads: whether what it holds matters.
         writes: whether it will be written to.
 
     Raises:
@@ -136,7 +139,7 @@ def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
         if writes and not array.flags.writeable:
             raise ParamError(f"array of shape {array.shape} is read-only; pass a writable array")
         if not array.flags.c_contiguous:
-            return _stand_in(name, array, array, writes=writes)
+            return _stand_in(name, array, array, reads=reads, writes=writes)
         data = array.reshape(-1)
         elements = data.view(np.uint8) if name == "bool" else data
         return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
@@ -153,16 +156,20 @@ def flatten(array: Any, *, writes: bool = False) -> FlatBuffer:
         raise ParamError(f"{type(array).__name__} cannot be used: {error}") from error
     if capsule is None:
         raise ParamError(f"{type(array).__name__} is not in CPU memory")
-    return _flatten_capsule(array, capsule, writes=writes)
+    return _flatten_capsule(array, capsule, reads=reads, writes=writes)
 
 
-def _stand_in(name: str, array: np.ndarray[Any, Any], owner: object, *, writes: bool) -> FlatBuffer:
+def _stand_in(
+    name: str, array: np.ndarray[Any, Any], owner: object, *, reads: bool, writes: bool
+) -> FlatBuffer:
     if writes and _may_overlap(array):
         raise ParamError(
             f"array of shape {array.shape} has elements that share memory and cannot all be written; pass a copy"
         )
     data = np.empty(array.size, storage_of(name))
-    return FlatBuffer(dtype=name, data=data, owner=owner, shape=array.shape, strided=array, is_written=writes)
+    return FlatBuffer(
+        dtype=name, data=data, owner=owner, shape=array.shape, strided=array, is_read=reads, is_written=writes
+    )
 
 
 def _may_overlap(array: np.ndarray[Any, Any]) -> bool:
@@ -175,7 +182,7 @@ def _may_overlap(array: np.ndarray[Any, Any]) -> bool:
     return False
 
 
-def _flatten_capsule(array: Any, capsule: object, *, writes: bool) -> FlatBuffer:
+def _flatten_capsule(array: Any, capsule: object, *, reads: bool, writes: bool) -> FlatBuffer:
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
@@ -208,7 +215,7 @@ def _flatten_capsule(array: Any, capsule: object, *, writes: bool) -> FlatBuffer
     )
     memory = (ctypes.c_char * (highest - lowest + storage.itemsize)).from_address(address + lowest)
     strided: np.ndarray[Any, Any] = np.ndarray(shape, storage, memoryview(memory), -lowest, strides)
-    return _stand_in(name, strided, owner, writes=writes)
+    return _stand_in(name, strided, owner, reads=reads, writes=writes)
 
 
 def _unknown(dtype: str) -> ParamError:

@@ -35,7 +35,7 @@ class MpiGroups(MpiMovements, MpiReductions):
         arrays: Sequence[Array],
         outs: Sequence[Array],
         *,
-        counts: Sequence[Sequence[int]] | None = None,
+        counts: Sequence[Sequence[int] | None] | None = None,
         op: str = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -63,7 +63,7 @@ class MpiGroups(MpiMovements, MpiReductions):
         arrays: Sequence[Array],
         outs: Sequence[Array],
         *,
-        counts: Sequence[Sequence[int]] | None = None,
+        counts: Sequence[Sequence[int] | None] | None = None,
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
@@ -79,7 +79,7 @@ class MpiGroups(MpiMovements, MpiReductions):
         self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], claim: Claim
     ) -> Steps:
         whole = np.concatenate(list(_by_rank([source.data for source in sources], claim.array_blocks)))
-        block = np.concatenate([target.data for target in targets])
+        block = np.empty(sum(target.data.size for target in targets), whole.dtype)
         yield from self._reduce_scatter(
             FlatBuffer(dtype=claim.dtype, data=whole), FlatBuffer(dtype=claim.dtype, data=block), claim
         )
@@ -99,7 +99,7 @@ class MpiGroups(MpiMovements, MpiReductions):
         self,
         wholes: Sequence[FlatBuffer],
         blocks: Sequence[FlatBuffer],
-        counts: Sequence[Sequence[int]] | None,
+        counts: Sequence[Sequence[int] | None] | None,
     ) -> Blocks:
         if counts is not None and len(counts) != len(wholes):
             raise ParamError(
@@ -115,10 +115,12 @@ class MpiGroups(MpiMovements, MpiReductions):
 def _flatten_pairs(
     arrays: Sequence[Array], outs: Sequence[Array]
 ) -> tuple[list[FlatBuffer], list[FlatBuffer]]:
-    if not arrays or len(arrays) != len(outs):
-        raise ParamError(f"a group has an out for each array, got {len(arrays)} arrays and {len(outs)} outs")
     sources = [flatten(array) for array in arrays]
-    targets = [flatten(out, writes=True) for out in outs]
+    targets = [flatten(out, reads=False, writes=True) for out in outs]
+    if not sources or len(sources) != len(targets):
+        raise ParamError(
+            f"a group has an out for each array, got {len(sources)} arrays and {len(targets)} outs"
+        )
     dtypes = sorted({buffer.dtype for buffer in sources + targets})
     if len(dtypes) != 1:
         raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes)}")

@@ -158,7 +158,7 @@ class MpiMessages:
 
     def _buffer_of(self, array: Array, *, writes: bool = False) -> FlatBuffer | DeviceBuffer:
         if not isinstance(array, DeviceArray):
-            return flatten(array, writes=writes)
+            return flatten(array, reads=not writes, writes=writes)
         if not is_cuda_aware():
             raise ParamError(f"{library_name()} does not take arrays in GPU memory; copy them to the host")
         return DeviceBuffer(array)

@@ -38,7 +38,7 @@ class MpiMovements(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), flatten(out, writes=True)
+        source, target = flatten(array), flatten(out, reads=False, writes=True)
         claim = replace(
             self._claim("allgather", target, source, counts, name),
             shape=shape_to_agree_on(name, source, rows=True),
@@ -51,7 +51,8 @@ class MpiMovements(MpiOperations):
     def _plan_broadcast(
         self, array: Array, *, root: int, name: str = "", timeout_s: float | None = None
     ) -> Plan:
-        buffer = flatten(array, writes=self.rank != self._check_root(root))
+        is_root = self.rank == self._check_root(root)
+        buffer = flatten(array, reads=is_root, writes=not is_root)
         claim = Claim(
             kind="broadcast",
             name=name,
@@ -93,7 +94,7 @@ class MpiMovements(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = self._flatten_on(root, array), flatten(out, writes=True)
+        source, target = self._flatten_on(root, array), flatten(out, reads=False, writes=True)
         claim = self._claim("scatter", source, target, counts, name, root)
         steps = partial(self._scatter, source, target, claim)
         buffers = [target] if source is None else [source, target]
@@ -111,7 +112,7 @@ class MpiMovements(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), flatten(out, writes=True)
+        source, target = flatten(array), flatten(out, reads=False, writes=True)
         if (send_counts is None) != (receive_counts is None):
             raise ParamError("alltoall takes send_counts and receive_counts, or neither")
         sends = self._parts(source, send_counts, "send_counts")
@@ -207,7 +208,7 @@ class MpiMovements(MpiOperations):
             return None
         if array is None:
             raise ParamError(f"rank {root} is the root and needs an array for the blocks of all ranks")
-        return flatten(array, writes=writes)
+        return flatten(array, reads=not writes, writes=writes)
 
     def _parts(self, buffer: FlatBuffer, counts: Sequence[int] | None, what: str) -> tuple[int, ...]:
         size, world_size = buffer.data.size, self.world_size

@@ -88,7 +88,7 @@ class MpiReductions(MpiOperations):
         name: str = "",
         timeout_s: float | None = None,
     ) -> Plan:
-        source, target = flatten(array), flatten(out, writes=True)
+        source, target = flatten(array), flatten(out, reads=False, writes=True)
         blocks = self._check_blocks(source, target, counts)
         size = 0 if blocks else target.data.size
         shape = shape_to_agree_on(name, source, rows=True)

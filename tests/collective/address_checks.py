@@ -62,9 +62,21 @@ def _strided(communicator: Communicator) -> None:
     bits[::2] = 0x3F80  # one
     communicator.allreduce(Bfloat16Array.of_bits(bits[::2]))
     assert Bfloat16Array.of_bits(bits).values.tolist() == [world_size, 0.0] * 3
+    # Sequences that make their items as they are asked for them.
+    rows, gathered = np.full((3, 8), float(rank)), np.zeros((3, 8 * world_size))
+    communicator.allgather_group(rows, gathered)
+    assert (gathered.reshape(3, world_size, 8) == np.arange(world_size).reshape(1, -1, 1)).all()
+    communicator.reduce_scatter_group(tuple(gathered), tuple(rows), counts=[None, [8] * world_size, None])
+    assert (rows == world_size * rank).all()
+    communicator.allreduce_group(rows)
+    assert (rows == world_size * sum(range(world_size))).all()
     shared = np.lib.stride_tricks.as_strided(np.zeros(4), (3, 2), (8, 8))
     with pytest.raises(ParamError, match="share memory"):
         communicator.allreduce(shared)
+    field = np.zeros(4, [("a", "f4"), ("b", "u1")])["a"]
+    if communicator.transport == "native":
+        with pytest.raises(ParamError, match="strides that are no multiples of its element size"):
+            communicator.allreduce(field)
     if world_size > 1 and rank == 0:
         communicator.send(shared, to=1)
     if rank == 1:

@@ -85,7 +85,7 @@ class PreparedOperation:
                 candidates = expected[position] if name == self._output_name else [before]
                 if candidates is None:
                     candidates = [before]
-                if name == "array" and self.operation.in_place:
+                if name in ("array", "arrays") and self.operation.in_place:
                     continue  # a part of what comes out, or written by it
                 self._compare(name, array, candidates, is_order_fixed=is_order_fixed)
         if not self.operation.kind.startswith("allreduce"):
@@ -109,10 +109,15 @@ class PreparedOperation:
             self.arrays[self._output_name] = own
             return
         if self._output_name == "outs":
-            self.arrays["arrays"] = own
             gathers = operation.kind == "allgather_group"
             sizes = [sum(blocks) if gathers else blocks[rank] for blocks in operation.array_sizes]
-            self.arrays["outs"] = [self._untouched(size) for size in sizes]
+            pairs = [(array, self._untouched(size)) for array, size in zip(own, sizes, strict=True)]
+            if operation.in_place:
+                pairs = [
+                    self._inside(*pair, blocks)
+                    for pair, blocks in zip(pairs, operation.array_sizes, strict=True)
+                ]
+            self.arrays["arrays"], self.arrays["outs"] = [one for one, _ in pairs], [out for _, out in pairs]
             return
         if operation.kind == "scatter":
             self.arrays["array"] = own if rank == operation.root else []
@@ -123,15 +128,17 @@ class PreparedOperation:
             return
         out = self._untouched(out_size)
         if operation.in_place:
-            whole, block = (out, own[0]) if operation.kind == "allgather" else (own[0], out)
-            start = sum(operation.sizes[:rank])
-            inside = whole[start : start + operation.sizes[rank]]
-            if operation.kind == "allgather":
-                inside[...] = block
-                self.arrays["array"] = [inside]
-            else:
-                out = inside
+            array, out = self._inside(own[0], out, operation.sizes)
+            self.arrays["array"] = [array]
         self.arrays["out"] = [out]
+
+    def _inside(self, array: Array, out: Array, sizes: Sequence[int]) -> tuple[Array, Array]:
+        """The arrays of an allgather or a reduce_scatter, of which the one is this rank's block of the other."""
+        if self.operation.kind.startswith("allgather"):
+            inside = _block(out, sizes, self.rank)
+            inside[...] = array
+            return inside, out
+        return array, _block(array, sizes, self.rank)
 
     def _untouched(self, size: int) -> Array:
         fill = _UNTOUCHED if self.operation.dtype != "bool" else 0

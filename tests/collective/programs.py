@@ -224,7 +224,7 @@ def draw_operation(random: Random, world_size: int, scope: Scope) -> Operation:
         root=random.randrange(world_size) if kind in ROOTED else 0,
         name=_draw_name(random) if kind != "messages" else "",
         shape=_draw_shape(random, sizes[0]) if kind in IN_PLACE else None,
-        in_place=kind in ("allgather", "reduce_scatter") and random.randint(0, 3) == 3,
+        in_place=kind in ("allgather", "reduce_scatter", *GROUPS_OF_BLOCKS) and random.randint(0, 3) == 3,
         misaligned=random.randint(0, 7) == 7,
         strided=random.randint(0, 7) == 7,
         shift=random.randint(1, world_size - 1) if kind == "messages" else 1,

@@ -190,6 +190,9 @@ def claim_reducescatter_gives_the_first_ranks_more_rows() -> None:
     assert halves.tolist() == [[value / 2 for value in row] for row in expected]
     first, second = hvd.grouped_reducescatter([own, torch.ones(2, dtype=torch.int32)], op=hvd.Sum)
     assert (first.tolist(), second.tolist()) == (expected, [2])
+    several = [own, torch.ones(2, dtype=torch.int32), own[:0], torch.ones(2, 6)[:, ::2].t()]
+    blocks = hvd.grouped_reducescatter(several, op=hvd.Sum)
+    assert [block.tolist() for block in blocks] == [expected, [2], [], [[2, 2]] * (2 - hvd.rank())]
     with pytest.raises(ValueError, match="scalar"):
         hvd.reducescatter(torch.tensor(1.0))
     with pytest.raises(hvd.HorovodInternalError, match="only supports AVERAGE and SUM"):

@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from sparkdl.collective import current_communicator
 from sparkdl.errors import MismatchError, ParamError
 from tests.claims import claims_in
 from tests.torch.claims import run_claims
@@ -170,6 +171,33 @@ def claim_coalesced_operations_give_what_single_ones_give() -> None:
             dist.all_gather_into_tensor(output, tensor_of(rank, shape=(n,)))
     manager.wait()
     torch.testing.assert_close(outputs[1].view(size, 3), everyones(shape=(3,)))
+
+
+def claim_coalesced_blocks_of_one_dtype_are_one_operation() -> None:
+    rank, size = rank_and_size()
+    dtypes = (torch.float32, torch.int64, torch.float32, torch.float32)
+    widths = (2, 3, 0, 4)
+    communicator = current_communicator()
+    group = dist.group.WORLD
+
+    def num_operations(kind: str) -> int:
+        totals = communicator.monitor.totals()
+        return sum(count for of_kind, count, *_ in totals if of_kind == kind)
+
+    own = [tensor_of(rank, dtype, (width,)) for dtype, width in zip(dtypes, widths, strict=True)]
+    gathered = [torch.zeros(size * width, dtype=dtype) for dtype, width in zip(dtypes, widths, strict=True)]
+    gathered[3] = torch.zeros(size * 4, 2)[:, 0]
+    before = num_operations("allgather")
+    group.allgather_into_tensor_coalesced(gathered, own).wait()
+    assert num_operations("allgather") - before == 2
+    for whole, dtype, width in zip(gathered, dtypes, widths, strict=True):
+        torch.testing.assert_close(whole.reshape(size, width), everyones(dtype, (width,)))
+    before = num_operations("reduce_scatter")
+    own[3] = torch.zeros(4, 2)[:, 0]
+    group.reduce_scatter_tensor_coalesced(own, gathered).wait()
+    assert num_operations("reduce_scatter") - before == 2
+    for block, dtype, width in zip(own, dtypes, widths, strict=True):
+        torch.testing.assert_close(block, size * tensor_of(rank, dtype, (width,)))
 
 
 def claim_what_is_coalesced_on_a_device_is_waited_for_as_one() -> None:

@@ -69,9 +69,9 @@ struct Operation {
   std::vector<uint64_t> counts;
   // For alltoall with counts: elements of the blocks that this rank receives.
   std::vector<uint64_t> receive_counts;
-  // For several arrays as one operation, instead of input and output: where the results go. Each
-  // rank's block is then what it has in the first array, the second and so on; count or counts are
-  // sums over the arrays.
+  // For several arrays as one operation, instead of input and output: where the results go. count
+  // or counts are sums over the arrays. Where ranks have blocks, that of each is what it has in the
+  // first array, the second and so on.
   Pieces group;
   // For reduce_scatter and allgather of several arrays: what goes in.
   ConstPieces group_input;
@@ -83,14 +83,9 @@ struct Operation {
   // Multiply what goes in and what comes out of a reduction.
   double prescale = 1.0;
   double postscale = 1.0;
-  // Arrays that are not contiguous, and the memory that stands for them: they are packed into it
-  // when the operation begins, after those that were queued before it, and unpacked in the end.
-  struct Packing {
-    StridedArray array;
-    std::byte* packed;
-    bool is_written;
-  };
-  std::vector<Packing> packings;
+  // What stands for arrays that are not contiguous. They are packed when the operation begins,
+  // after those that were queued before it, and unpacked once it has succeeded.
+  std::vector<const PackedArray*> packed;
   // What the caller calls it.
   std::string name;
   // Of an operation with a name: the dimensions that its array must have on all ranks, unless it

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace sparkdl {
@@ -21,8 +22,23 @@ struct StridedArray {
 bool MayOverlap(const StridedArray& array);
 
 // Copies the elements to contiguous memory, in row-major order, or from there. Nothing may overlap.
-void Pack(const StridedArray& from, std::byte* to);
-void Unpack(const std::byte* from, const StridedArray& to);
+void Pack(const StridedArray& array, std::byte* packed);
+void Unpack(const std::byte* packed, const StridedArray& array);
+
+// Contiguous memory that stands for an array while an operation works on it.
+struct PackedArray {
+  StridedArray array;
+  std::unique_ptr<std::byte[]> elements;
+  bool is_read = false;
+  bool is_written = false;
+
+  void BeforeOperation() const {
+    if (is_read) Pack(array, elements.get());
+  }
+  void AfterOperation() const {
+    if (is_written) Unpack(elements.get(), array);
+  }
+};
 
 }  // namespace sparkdl
 

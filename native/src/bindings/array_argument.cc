@@ -56,15 +56,31 @@ std::string SwappedDtype(nb::handle object) {
   return nb::str(dtype.attr("str")).c_str();
 }
 
+// As a field of a structured NumPy array may have.
+bool HasOddStrides(nb::handle object) {
+  if (!nb::hasattr(object, "strides") || !nb::hasattr(object, "itemsize")) return false;
+  const nb::object strides = object.attr("strides");
+  const nb::object bytes = object.attr("itemsize");
+  if (!nb::isinstance<nb::tuple>(strides) || !nb::isinstance<nb::int_>(bytes)) return false;
+  const auto element_bytes = nb::cast<int64_t>(bytes);
+  for (const nb::handle stride : strides) {
+    if (element_bytes > 0 && nb::cast<int64_t>(stride) % element_bytes != 0) return true;
+  }
+  return false;
+}
+
 [[noreturn]] void RaiseNoArray(const char* name, nb::handle object, Access access) {
   nb::ndarray<nb::ro> readable;
-  if (access == Access::kWrite && nb::try_cast(object, readable, false)) {
+  if (access != Access::kRead && nb::try_cast(object, readable, false)) {
     Raise(name, "is read-only; pass a writable array");
   }
   const std::string swapped = SwappedDtype(object);
   if (!swapped.empty()) {
     Raise(name,
           "has dtype " + swapped + ", which is byte-swapped; pass a copy in native byte order");
+  }
+  if (HasOddStrides(object)) {
+    Raise(name, "has strides that are no multiples of its element size; pass a copy");
   }
   const std::string type = nb::str(nb::handle(object.type())).c_str();
   Raise(name,
@@ -87,19 +103,22 @@ bool IsContiguous(const Array& array, size_t count) {
 // Has an argument stand for memory that its array is packed into.
 template <typename Array>
 void PackInto(ArrayArgument& argument, const char* name, const Array& array, Access access) {
-  StridedArray strided{.data = argument.data, .element_bytes = BytesOf(argument.dtype)};
+  auto packed = std::make_unique<PackedArray>();
+  packed->array.data = argument.data;
+  packed->array.element_bytes = BytesOf(argument.dtype);
   for (size_t i = 0; i < array.ndim(); ++i) {
-    strided.shape.push_back(array.shape(i));
-    strided.strides.push_back(array.stride(i));
+    packed->array.shape.push_back(array.shape(i));
+    packed->array.strides.push_back(array.stride(i));
   }
-  if (access == Access::kWrite && MayOverlap(strided)) {
+  packed->is_read = access != Access::kWrite;
+  packed->is_written = access != Access::kRead;
+  if (packed->is_written && MayOverlap(packed->array)) {
     Raise(name, "has elements that share memory and cannot all be written; pass a copy");
   }
-  argument.packed = std::make_unique<PackedArray>(
-      PackedArray{.elements = std::make_unique<std::byte[]>(argument.count * strided.element_bytes),
-                  .array = std::move(strided),
-                  .is_written = access == Access::kWrite});
-  argument.data = argument.packed->elements.get();
+  packed->elements =
+      std::make_unique_for_overwrite<std::byte[]>(argument.count * packed->array.element_bytes);
+  argument.data = packed->elements.get();
+  argument.packed = std::move(packed);
 }
 
 template <typename Array>

@@ -16,13 +16,6 @@ namespace sparkdl::bindings {
 
 namespace nb = nanobind;
 
-// Memory for the elements of an array that is not C-contiguous.
-struct PackedArray {
-  std::unique_ptr<std::byte[]> elements;
-  StridedArray array;
-  bool is_written = false;
-};
-
 // An array in CPU memory, and the reference that keeps the memory alive, unless its owner resizes a
 // tensor or gives it other memory meanwhile. To be made and destroyed with the GIL held.
 struct ArrayArgument {
@@ -31,12 +24,13 @@ struct ArrayArgument {
   Dtype dtype = Dtype::kUint8;
   size_t ndim = 0;
   const int64_t* shape = nullptr;
-  std::unique_ptr<PackedArray> packed;
-  nb::object tensor;  // what of the two is given holds the memory
+  std::unique_ptr<PackedArray> packed;  // of an array that is not C-contiguous
+  nb::object tensor;                    // what of the two is given holds the memory
   nb::ndarray<nb::ro> array;
 };
 
-enum class Access : uint8_t { kRead, kWrite };
+// kWrite: what the array holds before does not matter.
+enum class Access : uint8_t { kRead, kWrite, kUpdate };
 
 // Raises ParamError, with the argument's name, if it cannot be used.
 ArrayArgument ToArray(const char* name, nb::handle object, Access access);

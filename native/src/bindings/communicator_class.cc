@@ -146,10 +146,8 @@ class CommunicatorObject {
 
 using Self = CommunicatorObject;
 
-// The request with all that it needs besides its arrays.
-Request Completed(Request request, std::string_view name) {
+Request Named(Request request, std::string_view name) {
   SetName(request, name);
-  SetPackings(request);
   return request;
 }
 
@@ -162,13 +160,13 @@ void Define(nb::class_<Self>& type, const char* name, const char* async_name,
   type.def(
       name,
       [make](Self& self, Arguments... arguments, std::string_view label, Timeout timeout_s) {
-        self.Run(Completed(make(self, arguments...), label), timeout_s);
+        self.Run(Named(make(self, arguments...), label), timeout_s);
       },
       extras..., "name"_a = "", "timeout_s"_a = nb::none(), doc);
   type.def(
       async_name,
       [make](Self& self, Arguments... arguments, std::string_view label, Timeout timeout_s) {
-        return self.Submit(Completed(make(self, arguments...), label), timeout_s);
+        return self.Submit(Named(make(self, arguments...), label), timeout_s);
       },
       extras..., "name"_a = "", "timeout_s"_a = nb::none(), "Queue it, in the order of the calls.");
 }
@@ -188,7 +186,7 @@ void DefineReductions(nb::class_<Self>& type) {
       prescale, postscale);
   Define(
       type, "allreduce_group", "allreduce_group_async",
-      +[](const Self&, std::vector<nb::handle> arrays, std::string_view op, double prescale,
+      +[](const Self&, std::vector<nb::object> arrays, std::string_view op, double prescale,
           double postscale) { return AllReduceGroupRequest(arrays, {op, prescale, postscale}); },
       "allreduce of several arrays of one dtype as one operation.", "arrays"_a, op, prescale,
       postscale);
@@ -210,7 +208,7 @@ void DefineReductions(nb::class_<Self>& type) {
       "array"_a, "out"_a, counts, op, prescale, postscale);
   Define(
       type, "reduce_scatter_group", "reduce_scatter_group_async",
-      +[](const Self& self, std::vector<nb::handle> arrays, std::vector<nb::handle> outs,
+      +[](const Self& self, std::vector<nb::object> arrays, std::vector<nb::object> outs,
           GroupCounts counts, std::string_view op, double prescale, double postscale) {
         return ReduceScatterGroupRequest(arrays, outs, counts, {op, prescale, postscale},
                                          self.rank(), self.world_size());
@@ -232,7 +230,7 @@ void DefineMovements(nb::class_<Self>& type) {
       "array"_a, "out"_a, counts);
   Define(
       type, "allgather_group", "allgather_group_async",
-      +[](const Self& self, std::vector<nb::handle> arrays, std::vector<nb::handle> outs,
+      +[](const Self& self, std::vector<nb::object> arrays, std::vector<nb::object> outs,
           GroupCounts counts) {
         return AllGatherGroupRequest(arrays, outs, counts, self.rank(), self.world_size());
       },

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -29,6 +28,11 @@ void SetReduction(Request& request, const ReductionArguments& reduction) {
   request.operation.postscale = reduction.postscale;
 }
 
+void Add(Request& request, ArrayArgument argument) {
+  if (argument.packed != nullptr) request.operation.packed.push_back(argument.packed.get());
+  request.arguments.push_back(std::move(argument));
+}
+
 Request InPlace(OpKind kind, nb::handle object, Access access) {
   ArrayArgument array = ToArray("array", object, access);
   Request request;
@@ -37,7 +41,7 @@ Request InPlace(OpKind kind, nb::handle object, Access access) {
   request.operation.count = array.count;
   request.operation.input = array.data;
   request.operation.output = array.data;
-  request.arguments.push_back(std::move(array));
+  Add(request, std::move(array));
   return request;
 }
 
@@ -47,9 +51,16 @@ struct Sized {
   const ArrayArgument* array;
 };
 
-void CheckDtypes(const ArrayArgument& array, const ArrayArgument& out) {
+// What the caller calls the arrays of an operation, and the sizes of their blocks.
+struct Names {
+  std::string array = "array";
+  std::string out = "out";
+  std::string counts = "counts";
+};
+
+void CheckDtypes(const ArrayArgument& array, const ArrayArgument& out, const Names& names) {
   if (array.dtype == out.dtype) return;
-  RaiseInvalid("array is " + std::string(NameOf(array.dtype)) + ", out is " +
+  RaiseInvalid(names.array + " is " + std::string(NameOf(array.dtype)) + ", " + names.out + " is " +
                std::string(NameOf(out.dtype)) + "; they must be alike");
 }
 
@@ -62,14 +73,14 @@ uint64_t Total(const std::vector<uint64_t>& counts) {
   return total;
 }
 
-std::vector<uint64_t> ReadCounts(const char* name, const std::vector<int64_t>& counts,
+std::vector<uint64_t> ReadCounts(const std::string& name, const std::vector<int64_t>& counts,
                                  int world_size) {
   if (counts.size() != static_cast<size_t>(world_size)) {
-    RaiseInvalid(std::string(name) + " must have world_size = " + std::to_string(world_size) +
-                 " entries, got " + std::to_string(counts.size()));
+    RaiseInvalid(name + " must have world_size = " + std::to_string(world_size) + " entries, got " +
+                 std::to_string(counts.size()));
   }
   const auto least = std::ranges::min(counts);
-  if (least < 0) RaiseInvalid(std::string(name) + " has " + std::to_string(least) + " elements");
+  if (least < 0) RaiseInvalid(name + " has " + std::to_string(least) + " elements");
   return {counts.begin(), counts.end()};
 }
 
@@ -82,13 +93,13 @@ void CheckSize(const Sized& sized, uint64_t expected, const std::string& why) {
 // Sets the sizes of an operation that has a block of this rank and the blocks of all; one of the
 // two may be missing here.
 void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, const Counts& given,
-               int rank, int world_size) {
+               int rank, int world_size, const std::string& counts_name = "counts") {
   const auto num_ranks = static_cast<uint64_t>(world_size);
   if (given.has_value()) {
-    std::vector<uint64_t> counts = ReadCounts("counts", *given, world_size);
+    std::vector<uint64_t> counts = ReadCounts(counts_name, *given, world_size);
     CheckSize(block, counts[static_cast<size_t>(rank)],
-              "counts[" + std::to_string(rank) + "] elements");
-    CheckSize(whole, Total(counts), "the sum of counts");
+              counts_name + "[" + std::to_string(rank) + "] elements");
+    CheckSize(whole, Total(counts), "the sum of " + counts_name);
     // Equal blocks are the same operation however they were said.
     if (std::ranges::count(counts, counts.front()) == world_size) {
       operation.count = counts.front();
@@ -111,41 +122,35 @@ void SetBlocks(Operation& operation, const Sized& block, const Sized& whole, con
   operation.count = block.array->count;
 }
 
-// What the caller calls the two arrays of an operation.
-struct PairNames {
-  std::string array = "array";
-  std::string out = "out";
-};
-
 // One array goes in, another comes out.
 Request Between(OpKind kind, nb::handle array_object, nb::handle out_object,
-                const PairNames& names = {}) {
+                const Names& names = {}) {
   ArrayArgument array = ToArray(names.array.c_str(), array_object, Access::kRead);
   ArrayArgument out = ToArray(names.out.c_str(), out_object, Access::kWrite);
-  CheckDtypes(array, out);
+  CheckDtypes(array, out, names);
   Request request;
   request.operation.kind = kind;
   request.operation.dtype = array.dtype;
   request.operation.input = array.data;
   request.operation.output = out.data;
-  request.arguments.push_back(std::move(array));
-  request.arguments.push_back(std::move(out));
+  Add(request, std::move(array));
+  Add(request, std::move(out));
   return request;
 }
 
 // Between, of which the one array holds blocks of all ranks, and the other one is this rank's.
 Request OfBlocks(OpKind kind, nb::handle array, nb::handle out, const Counts& counts, int rank,
-                 int world_size, const PairNames& names = {}) {
+                 int world_size, const Names& names = {}) {
   Request request = Between(kind, array, out, names);
   const Sized first{names.array.c_str(), request.arguments.data()};
   const Sized second{names.out.c_str(), &request.arguments[1]};
   const bool gathers = kind == OpKind::kAllGather;
   SetBlocks(request.operation, gathers ? first : second, gathers ? second : first, counts, rank,
-            world_size);
+            world_size, names.counts);
   return request;
 }
 
-void CheckNotEmpty(const std::vector<nb::handle>& arrays) {
+void CheckNotEmpty(const std::vector<nb::object>& arrays) {
   if (arrays.empty()) RaiseInvalid("arrays must have one at least");
 }
 
@@ -162,8 +167,8 @@ void CheckGroupDtype(const Request& request, Dtype dtype) {
 }
 
 // OfBlocks of several pairs as one operation.
-Request GroupOfBlocks(OpKind kind, const std::vector<nb::handle>& arrays,
-                      const std::vector<nb::handle>& outs, const GroupCounts& counts, int rank,
+Request GroupOfBlocks(OpKind kind, const std::vector<nb::object>& arrays,
+                      const std::vector<nb::object>& outs, const GroupCounts& counts, int rank,
                       int world_size) {
   CheckNotEmpty(arrays);
   CheckLengths(arrays.size(), outs.size(), "outs");
@@ -174,8 +179,9 @@ Request GroupOfBlocks(OpKind kind, const std::vector<nb::handle>& arrays,
   std::vector<uint64_t> sums(static_cast<size_t>(world_size));
   for (size_t i = 0; i < arrays.size(); ++i) {
     const std::string index = "[" + std::to_string(i) + "]";
-    Request one = OfBlocks(kind, arrays[i], outs[i], counts ? Counts((*counts)[i]) : std::nullopt,
-                           rank, world_size, {.array = "arrays" + index, .out = "outs" + index});
+    Request one =
+        OfBlocks(kind, arrays[i], outs[i], counts ? (*counts)[i] : std::nullopt, rank, world_size,
+                 {.array = "arrays" + index, .out = "outs" + index, .counts = "counts" + index});
     CheckGroupDtype(group, one.operation.dtype);
     operation.dtype = one.operation.dtype;
     const std::vector<uint64_t> blocks =
@@ -186,7 +192,7 @@ Request GroupOfBlocks(OpKind kind, const std::vector<nb::handle>& arrays,
     const size_t element_bytes = BytesOf(operation.dtype);
     operation.group_input.push_back({one.operation.input, one.arguments[0].count * element_bytes});
     operation.group.push_back({one.operation.output, one.arguments[1].count * element_bytes});
-    std::ranges::move(one.arguments, std::back_inserter(group.arguments));
+    for (ArrayArgument& argument : one.arguments) Add(group, std::move(argument));
   }
   if (std::ranges::count(sums, sums.front()) == world_size) {
     operation.count = sums.front();
@@ -214,37 +220,37 @@ Request OneSided(OpKind kind, const char* name, nb::handle object, Access access
   } else {
     request.operation.output = array.data;
   }
-  request.arguments.push_back(std::move(array));
+  Add(request, std::move(array));
   return request;
 }
 
 }  // namespace
 
 Request AllReduceRequest(nb::handle object, const ReductionArguments& reduction) {
-  Request request = InPlace(OpKind::kAllReduce, object, Access::kWrite);
+  Request request = InPlace(OpKind::kAllReduce, object, Access::kUpdate);
   SetReduction(request, reduction);
   return request;
 }
 
-Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
+Request AllReduceGroupRequest(const std::vector<nb::object>& arrays,
                               const ReductionArguments& reduction) {
   CheckNotEmpty(arrays);
   Request request;
   request.operation.kind = OpKind::kAllReduce;
-  for (const nb::handle object : arrays) {
-    ArrayArgument array = ToArray("array", object, Access::kWrite);
+  for (const nb::object& object : arrays) {
+    ArrayArgument array = ToArray("array", object, Access::kUpdate);
     CheckGroupDtype(request, array.dtype);
     request.operation.dtype = array.dtype;
     request.operation.count += array.count;
     request.operation.group.push_back({array.data, array.count * BytesOf(array.dtype)});
-    request.arguments.push_back(std::move(array));
+    Add(request, std::move(array));
   }
   SetReduction(request, reduction);
   return request;
 }
 
 Request ReduceRequest(nb::handle object, int root, const ReductionArguments& reduction) {
-  Request request = InPlace(OpKind::kReduce, object, Access::kWrite);
+  Request request = InPlace(OpKind::kReduce, object, Access::kUpdate);
   request.operation.root = root;
   SetReduction(request, reduction);
   return request;
@@ -264,8 +270,8 @@ Request ReduceScatterRequest(nb::handle array, nb::handle out, const Counts& cou
   return request;
 }
 
-Request ReduceScatterGroupRequest(const std::vector<nb::handle>& arrays,
-                                  const std::vector<nb::handle>& outs, const GroupCounts& counts,
+Request ReduceScatterGroupRequest(const std::vector<nb::object>& arrays,
+                                  const std::vector<nb::object>& outs, const GroupCounts& counts,
                                   const ReductionArguments& reduction, int rank, int world_size) {
   Request request = GroupOfBlocks(OpKind::kReduceScatter, arrays, outs, counts, rank, world_size);
   SetReduction(request, reduction);
@@ -277,8 +283,8 @@ Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts,
   return OfBlocks(OpKind::kAllGather, array, out, counts, rank, world_size);
 }
 
-Request AllGatherGroupRequest(const std::vector<nb::handle>& arrays,
-                              const std::vector<nb::handle>& outs, const GroupCounts& counts,
+Request AllGatherGroupRequest(const std::vector<nb::object>& arrays,
+                              const std::vector<nb::object>& outs, const GroupCounts& counts,
                               int rank, int world_size) {
   return GroupOfBlocks(OpKind::kAllGather, arrays, outs, counts, rank, world_size);
 }
@@ -326,15 +332,6 @@ Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_cou
   SetBlocks(request.operation, {"array", nullptr}, sent, {}, 0, world_size);
   CheckSize(received, sent.array->count, "as many elements as array");
   return request;
-}
-
-void SetPackings(Request& request) {
-  for (const ArrayArgument& argument : request.arguments) {
-    if (argument.packed == nullptr) continue;
-    const PackedArray& packed = *argument.packed;
-    request.operation.packings.push_back(
-        {.array = packed.array, .packed = packed.elements.get(), .is_written = packed.is_written});
-  }
 }
 
 void SetName(Request& request, std::string_view name) {

@@ -30,21 +30,21 @@ struct ReductionArguments {
 // Elements of each rank's block; None if all are equal.
 using Counts = std::optional<std::vector<int64_t>>;
 
-// The same for each array of a group; None if all blocks of an array are equal.
-using GroupCounts = std::optional<std::vector<std::vector<int64_t>>>;
+// The same for each array of a group; None if those of all are equal.
+using GroupCounts = std::optional<std::vector<Counts>>;
 
 // All raise ParamError if the arguments cannot be used.
 Request AllReduceRequest(nb::handle array, const ReductionArguments& reduction);
-Request AllReduceGroupRequest(const std::vector<nb::handle>& arrays,
+Request AllReduceGroupRequest(const std::vector<nb::object>& arrays,
                               const ReductionArguments& reduction);
 Request ReduceRequest(nb::handle array, int root, const ReductionArguments& reduction);
 Request ReduceScatterRequest(nb::handle array, nb::handle out, const Counts& counts,
                              const ReductionArguments& reduction, int rank, int world_size);
-Request ReduceScatterGroupRequest(const std::vector<nb::handle>& arrays,
-                                  const std::vector<nb::handle>& outs, const GroupCounts& counts,
+Request ReduceScatterGroupRequest(const std::vector<nb::object>& arrays,
+                                  const std::vector<nb::object>& outs, const GroupCounts& counts,
                                   const ReductionArguments& reduction, int rank, int world_size);
-Request AllGatherGroupRequest(const std::vector<nb::handle>& arrays,
-                              const std::vector<nb::handle>& outs, const GroupCounts& counts,
+Request AllGatherGroupRequest(const std::vector<nb::object>& arrays,
+                              const std::vector<nb::object>& outs, const GroupCounts& counts,
                               int rank, int world_size);
 Request AllGatherRequest(nb::handle array, nb::handle out, const Counts& counts, int rank,
                          int world_size);
@@ -57,9 +57,6 @@ Request ScatterRequest(nb::handle array, nb::handle out, int root, const Counts&
                        int world_size);
 Request AllToAllRequest(nb::handle array, nb::handle out, const Counts& send_counts,
                         const Counts& receive_counts, int world_size);
-
-// Has arrays that are not C-contiguous packed when the operation begins.
-void SetPackings(Request& request);
 
 // Gives the operation its name, and with it the shape that all ranks must agree on.
 void SetName(Request& request, std::string_view name);

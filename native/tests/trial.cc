@@ -163,7 +163,7 @@ Operation Trials::GroupOf(Operation operation, const std::vector<Counts>& counts
   if (std::ranges::count(sums, sums[0]) == world_size_) {
     operation.count = sums[0];
   } else {
-    operation.counts = sums;
+    operation.counts = std::move(sums);
   }
   return operation;
 }

@@ -83,20 +83,21 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
     """
     column = dataset.column(name)
     if not column.shape and "int" in column.dtype and ignored is None:
-        check_labels(dataset, name, num_classes)
+        try:
+            check_labels(dataset, name, num_classes)
+        except DataError as error:
+            raise DataError(f"{error} Or name the classes in Param labels.") from error
         return
     # A row of several labels often pads with torch's own ignore_index.
     allowed = ignored if ignored is not None or not column.shape else -100
     for values in stored_values(dataset, name):
-        _check_values(values, name, num_classes, allowed)
-
-
-def _check_values(values: np.ndarray, name: str, num_classes: int, allowed: int | None) -> None:
-    bad = (values < 0) | (values >= num_classes) | (values != np.floor(values))
-    if allowed is not None:
-        bad &= values != allowed
-    if bad.any():
-        raise DataError(
-            f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]} (and "
-            f"{int(bad.sum()) - 1} more like it). Number the classes from 0, or give the model more outputs."
-        )
+        bad = (values < 0) | (values >= num_classes) | (values != np.floor(values))
+        if allowed is not None:
+            bad &= values != allowed
+        if bad.any():
+            remedy = "" if column.shape else ", name them in Param labels"
+            raise DataError(
+                f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]} "
+                f"(and {int(bad.sum()) - 1} more like it). Number the classes from 0{remedy}, or give the model more "
+                "outputs."
+            )

@@ -149,7 +149,7 @@ REFUSED = {
     "fewer odd integers than outputs": (
         {"model": nn.Linear(4, 5), "labelCol": "code"},
         DataError,
-        r"Labels must lie in \[0, 5\)",
+        r"Labels must lie in \[0, 5\).* Number the classes from 0.* Or name the classes in Param labels\.",
     ),
     "integers that no double holds": (
         {"model": nn.Linear(4, 3), "labelCol": "large"},
@@ -180,6 +180,11 @@ REFUSED = {
         {"featuresCol": "code", "labelCol": "code", "model": nn.Linear(1, 3)},
         ParamError,
         "Column 'code' is a feature and a label whose values have to be indexed",
+    ),
+    "doubles that are no classes": (
+        {"model": nn.Linear(4, 2), "labelCol": "target"},
+        DataError,
+        r"whole numbers in \[0, 2\).* Number the classes from 0, name them in Param labels, or give",
     ),
     "more integers than outputs": (
         {"model": nn.Linear(4, 2), "labelCol": "code"},

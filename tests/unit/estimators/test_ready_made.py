@@ -241,7 +241,7 @@ REFUSED = {
         TorchClassifier,
         {"featuresCol": ["age", "kind"], "categoricalCols": ["age"]},
         DataError,
-        "'age' is to hold categories, and it holds number of float64",
+        "'age' is to hold categories, and it holds number of float64.* Cast whole numbers to bigint; decimals are",
     ),
     "vectors as categories": (
         TorchClassifier,
@@ -254,7 +254,8 @@ REFUSED = {
         TorchClassifier,
         {"labelCol": "halves"},
         DataError,
-        "holds the label 0.5, which is no class: doubles .* StringIndexer, or take TorchRegressor",
+        "holds the label 0.5, which is no class: doubles, as which decimals are taken, have to be whole numbers from 0 "
+        "to 999, or those that Param labels names. .* StringIndexer, or take TorchRegressor",
     ),
     "NaN as a class": (
         TorchClassifier,

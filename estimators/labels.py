@@ -21,8 +21,8 @@ def named_classes(
 ) -> tuple[Any, ...] | None:
     """Return the classes of labels that the user named; None where they are the numbers from 0 in their order.
 
-    The column is not read for them: only that its least and greatest number are among them is told by the footers, and
-    ranks tell the first label that is not.
+    The column is not read for others: of integers the footers tell whether the least and the greatest are among them,
+    and ranks tell the first label that is not. For the numbers from 0 :func:`check_class_labels` decides.
 
     Raises:
         ParamError: if the loss or the column can have no such labels.
@@ -46,9 +46,15 @@ def named_classes(
         )
     if given != "numbers":
         return tuple(labels)
+    ignored = ignored_label(loss)
     if list(labels) == list(range(most)):
-        check_class_labels(dataset, name, most, ignored_label(loss))
+        check_class_labels(dataset, name, most, ignored)
         return None
+    if ignored is not None:
+        raise ParamError(
+            f"Param labels names labels of column {name!r}, whose loss has ignore_index {ignored}; that goes with the "
+            f"labels 0 to {most - 1} in their order alone. Number the classes so, or leave such rows out."
+        )
     check_magnitudes(labels, name)
     for value in column.value_range or ():
         if value not in labels:

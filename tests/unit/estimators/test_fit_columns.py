@@ -347,6 +347,11 @@ def test_numbers_from_0_in_their_order_stay_what_they_are(dataset):
             DataError,
             "'code' holds 9, which is none of the 3 labels",
         ),
+        (
+            {"labels": [3, 9, 5], "labelCol": "code", "loss": nn.CrossEntropyLoss(ignore_index=-1)},
+            ParamError,
+            "of column 'code', whose loss has ignore_index -1; that goes with the labels 0 to 2 in their order alone",
+        ),
         ({"labels": [0, 1], "model": nn.Linear(4, 2)}, DataError, r"lie in \[0, 2\).* 'number' holds 0 to 2"),
         ({"labels": [0, 1]}, DataError, "names 2 labels of column 'number', and the model tells 3 classes"),
         ({"labels": ["a", "b", "c"]}, DataError, "names strings, and column 'number' holds numbers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -315,6 +316,7 @@ def test_a_row_of_a_frame_is_predicted_whatever_else_it_holds(dataset):
     alone = fitted(dataset, featuresCol="vector")
     for each in (Row(vector=features["vector"], kind=None), features["vector"]):
         assert alone.predictRaw(each) == alone.predictRaw({"vector": features["vector"]})
+    assert alone.predictRaw([Decimal(1), 2, Decimal("3.0"), 4.0]) == alone.predictRaw(features["vector"])
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def check_magnitudes(classes: Sequence[int], name: str) -> None:
 def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ignored: int | None) -> None:
     """Check that labels are whole numbers in ``[0, num_classes)``, or the one label that the loss ignores.
 
-    Integers are judged by the footers of the files; doubles, as Spark ML writes labels, and arrays are read.
+    Integers are judged by the footers of the files. Doubles, as Spark ML writes labels, arrays, and integers beside a
+    label that is ignored are read.
 
     Raises:
         DataError: naming the column and what it holds.

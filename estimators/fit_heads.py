@@ -179,7 +179,7 @@ def _may_be_indexed(head: Head, column: Column) -> bool:
         return False
     if column.kind == "string" or column.dtype == "bool":
         return prediction_kind(head.loss) != "value"
-    return is_class_loss(head.loss) and "int" in column.dtype
+    return is_class_loss(head.loss)
 
 
 def _check_kind(head: Head, column: Column) -> None:

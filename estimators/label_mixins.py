@@ -15,16 +15,19 @@ Labels: TypeAlias = Sequence[Any]
 """What the label column calls the classes: strings, booleans or whole numbers."""
 
 
+_LISTS = (list, tuple, range, np.ndarray)
+
+
 def _to_labels(value: Any) -> list[Any]:
     """Convert to a list of labels, or to a list of such lists, with None for a column whose labels are not named."""
-    each = list(value) if isinstance(value, list | tuple | np.ndarray) else []
-    if any(one is None or isinstance(one, list | tuple | np.ndarray) for one in each):
-        return [None if one is None else _to_list(one) for one in each]
-    return _to_list(each)
+    if isinstance(value, _LISTS) and any(one is None or isinstance(one, _LISTS) for one in value):
+        return [None if one is None else _to_list(one) for one in value]
+    return _to_list(value)
 
 
 def _to_list(value: Any) -> list[Any]:
-    each = [one.item() if isinstance(one, np.generic) else one for one in value]
+    given = list(value) if isinstance(value, _LISTS) else []
+    each = [one.item() if isinstance(one, np.generic) else one for one in given]
     labels = [int(one) if isinstance(one, float) and one.is_integer() else one for one in each]
     kinds = {type(label) for label in labels}
     if len(labels) < 2 or len(kinds) > 1 or not kinds <= {str, bool, int} or len(set(labels)) < len(labels):

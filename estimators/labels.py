@@ -21,8 +21,8 @@ def named_classes(
 ) -> tuple[Any, ...] | None:
     """Return the classes of labels that the user named; None where they are the numbers from 0 in their order.
 
-    The column is not read for them: only that its least and greatest number are among them is told by the footers, and
-    ranks tell the first label that is not.
+    The column is not read for others: of integers the footers tell whether the least and the greatest are among them,
+    and ranks tell the first label that is not. For the numbers from 0 :func:`check_class_labels` decides.
 
     Raises:
         ParamError: if the loss or the column can have no such labels.
@@ -46,9 +46,15 @@ def named_classes(
         )
     if given != "numbers":
         return tuple(labels)
+    ignored = ignored_label(loss)
     if list(labels) == list(range(most)):
-        check_class_labels(dataset, name, most, ignored_label(loss))
+        check_class_labels(dataset, name, most, ignored)
         return None
+    if ignored is not None:
+        raise ParamError(
+            f"Param labels names labels of column {name!r}, whose loss has ignore_index {ignored}; that goes with the "
+            f"labels 0 to {most - 1} in their order alone. Number the classes so, or leave such rows out."
+        )
     check_magnitudes(labels, name)
     for value in column.value_range or ():
         if value not in labels:
@@ -76,27 +82,29 @@ def check_magnitudes(classes: Sequence[int], name: str) -> None:
 def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ignored: int | None) -> None:
     """Check that labels are whole numbers in ``[0, num_classes)``, or the one label that the loss ignores.
 
-    Integers are judged by the footers of the files; doubles, as Spark ML writes labels, and arrays are read.
+    Integers are judged by the footers of the files. Doubles, as Spark ML writes labels, arrays, and integers beside a
+    label that is ignored are read.
 
     Raises:
         DataError: naming the column and what it holds.
     """
     column = dataset.column(name)
     if not column.shape and "int" in column.dtype and ignored is None:
-        check_labels(dataset, name, num_classes)
+        try:
+            check_labels(dataset, name, num_classes)
+        except DataError as error:
+            raise DataError(f"{error} Or name the classes in Param labels.") from error
         return
     # A row of several labels often pads with torch's own ignore_index.
     allowed = ignored if ignored is not None or not column.shape else -100
     for values in stored_values(dataset, name):
-        _check_values(values, name, num_classes, allowed)
-
-
-def _check_values(values: np.ndarray, name: str, num_classes: int, allowed: int | None) -> None:
-    bad = (values < 0) | (values >= num_classes) | (values != np.floor(values))
-    if allowed is not None:
-        bad &= values != allowed
-    if bad.any():
-        raise DataError(
-            f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]} (and "
-            f"{int(bad.sum()) - 1} more like it). Number the classes from 0, or give the model more outputs."
-        )
+        bad = (values < 0) | (values >= num_classes) | (values != np.floor(values))
+        if allowed is not None:
+            bad &= values != allowed
+        if bad.any():
+            remedy = "" if column.shape else ", name them in Param labels"
+            raise DataError(
+                f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]} "
+                f"(and {int(bad.sum()) - 1} more like it). Number the classes from 0{remedy}, or give the model more "
+                "outputs."
+            )

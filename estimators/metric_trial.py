@@ -37,7 +37,7 @@ def try_metrics(
 ) -> None:
     """Have each metric take in the first rows and, as at the end of an epoch, be computed.
 
-    Many metrics cannot be computed from a row or two (R2Score wants two, others both classes), but from a whole epoch.
+    Many metrics cannot be computed from a row or two (R2Score wants two, others both classes), or do not take them in.
     One that fails is therefore tried again on whole batches, until it can be computed. A ValueError may even then be
     about the rows, as where a metric wants a thousand of them: unless those were all the rows there are, it is warned
     of, and the ranks will tell. Any other error is one of the metric itself, and so is a value that is not one number.
@@ -56,22 +56,23 @@ def try_metrics(
             "Param metrics need the model's outputs, and trainStep returns the loss alone. Return a tuple of the loss "
             "and the outputs."
         )
-    failures = {name: _failure(metric, first) for name, metric in _running(metrics).items()}
-    failing = _running({name: metrics[name] for name, error in failures.items() if error is not None})
-    tried = 0
+    trials = [_Trial(name, metric) for name, metric in metrics.items()]
+    failing = [trial for trial in trials if trial.failure(first)]
+    for trial in failing:
+        trial.begin()
+    tried, errors = 0, []
     for batch in islice(whole_batches(), _NUM_BATCHES) if failing else ():
         tried += batch[1]
-        failures = {name: _failure(metric, batch) for name, metric in failing.items()}
-        failing = {name: metric for name, metric in failing.items() if failures[name] is not None}
+        failures = [(trial, trial.failure(batch)) for trial in failing]
+        failing = [trial for trial, error in failures if error]
+        errors = [error for _, error in failures if error]
         if not failing:
             break
-    for error in failures.values():
-        if error is None:
-            continue
+    for error in errors:
         if not isinstance(error.__cause__, ValueError) or tried >= num_rows:
             raise _refusal(error, f"the first {tried} rows") from error
         logger.warning(
-            "After the first %d of %d rows: %s. The fit starts nevertheless, and fails after its first epoch where "
+            "After the first %d of %d rows: %s. The fit starts nevertheless, and fails in its first epoch where "
             "that is so for all rows.",
             tried,
             num_rows,
@@ -79,30 +80,37 @@ def try_metrics(
         )
 
 
-def _running(metrics: Mapping[str, Metric]) -> dict[str, EpochMetrics]:
-    """Each by itself, so that one that fails keeps no other from being tried."""
-    return {name: EpochMetrics({name: metric}, _CPU) for name, metric in metrics.items()}
+class _Trial:
+    """A metric by itself, so that one that fails keeps no other from being tried."""
 
+    def __init__(self, name: str, metric: Metric) -> None:
+        self._metrics = {name: metric}
+        self.begin()
 
-def _failure(metric: EpochMetrics, batch: Evaluated) -> TrainingError | None:
-    """Have a metric take in a batch; return why it cannot be computed then, or None if it can.
+    def begin(self) -> None:
+        """Forget all that was taken in."""
+        self._running = EpochMetrics(self._metrics, _CPU)
 
-    Raises:
-        ParamError: if it cannot be used whatever the rows are.
-    """
-    try:
-        metric.add(*batch)
-    except TrainingError as error:
-        raise _refusal(error, "the first rows") from error
-    try:
+    def failure(self, batch: Evaluated) -> TrainingError | None:
+        """Have the metric take in a batch; return why it cannot be computed then, or None if it can.
+
+        Raises:
+            ParamError: if it cannot be used whatever the rows are.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is said of a few rows is true of no epoch
-            metric.try_to_compute()
-    except TrainingError as error:
-        if error.__cause__ is None:  # it is not one number
-            raise _refusal(error, "the first rows") from error
-        return error
-    return None
+            try:
+                self._running.add(*batch)
+            except TrainingError as error:
+                self.begin()  # it may have taken in half of the batch
+                return error
+            try:
+                self._running.try_to_compute()
+            except TrainingError as error:
+                if error.__cause__ is None:  # it is not one number
+                    raise _refusal(error, "the first rows") from error
+                return error
+        return None
 
 
 def _refusal(error: TrainingError, tried_on: str) -> ParamError:

@@ -224,7 +224,8 @@ class HasWire(Params):
     wire: Param[str] = Param(
         Params._dummy(),
         "wire",
-        "how gradients of float32 travel between hosts: float32, or rounded to bfloat16 or float16, half the bytes",
+        "how gradients of float32 travel between hosts: float32, or rounded to bfloat16 or float16, half the bytes; "
+        "on GPUs with transport='hierarchical' alone",
         one_of(*WIRES),
     )
 

@@ -184,7 +184,7 @@ def _values(
 
 
 def _numbered(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[np.float64]:
-    """Classes that are called by strings keep their numbers; others are numbers already."""
+    """Classes that are called by strings have their numbers; of booleans and numbers these are given themselves."""
     if output.classes is None or isinstance(output.classes[0], str):
         return predictions
     return called(predictions, output).astype(np.float64)

@@ -128,7 +128,8 @@ class TorchEstimator(
             MPI across.
         wire: how sums of float32, the gradients, travel between hosts: ``"float32"`` (default), or rounded to
             ``"bfloat16"`` or ``"float16"`` (which ends at 65504), half the bytes; added up in float32. Inside a host
-            nothing is rounded; MPI sends float32 alone.
+            nothing is rounded; MPI sends float32 alone, and so does NCCL, by which gradients on GPUs travel unless
+            ``transport`` is ``"hierarchical"``: ranks warn of it.
         tracking: MLflow: ``"auto"`` (default: on when it is installed), ``"on"`` or ``"off"``.
         experiment: MLflow experiment; default: the active one.
         runName: name of the MLflow run.

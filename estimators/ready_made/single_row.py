@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,7 +109,11 @@ def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
         row = rectangular_array(value.toArray() if hasattr(value, "toArray") else value)
     except ValueError as error:  # arrays inside arrays that differ in length
         raise _not_taken(value, column, wanted, f" {error}") from error
-    if element == "number" and row.dtype == object and all(isinstance(each, Decimal) for each in row.flat):
+    if (
+        element == "number"
+        and row.dtype == object
+        and all(isinstance(each, Decimal | Real) for each in row.flat)
+    ):
         row = row.astype(np.float64)
     if element == "number" and row.dtype.kind not in "biuf":
         raise _not_taken(value, column, wanted)

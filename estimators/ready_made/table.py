@@ -104,8 +104,12 @@ def learn_table(
 def _check_kind(column: Column, *, is_category: bool) -> None:
     if is_category and (column.shape or column.kind not in ("number", "string") or "float" in column.dtype):
         held = f"arrays of {math.prod(column.shape)}" if column.shape else f"{column.kind} of {column.dtype}"
+        remedy = (
+            " Cast whole numbers to bigint; decimals are taken as doubles." if "float" in column.dtype else ""
+        )
         raise DataError(
             f"Column {column.name!r} is to hold categories, and it holds {held}. Categories are strings or integers."
+            f"{remedy}"
         )
     if not is_category and column.kind == "ragged":
         raise DataError(

@@ -34,7 +34,8 @@ class Runner:
         local: run the ranks as processes of this machine, without Spark.
         spark: classic or Connect session; the active one when None.
         transport: what carries the data of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
-        wire: how sums and averages of float32 travel between hosts: ``float32``, ``bfloat16`` or ``float16``.
+        wire: how sums and averages of float32 travel between hosts: ``float32``, ``bfloat16`` or ``float16``. Those of
+            CUDA tensors only with ``transport="hierarchical"``, as NCCL does not round.
         resources: a ``pyspark.resource.ResourceProfile`` of what each rank takes of the cluster, where that differs
             from what all tasks of the application take. Task requests alone; needs Spark 4.0, and a cluster.
         environment: variables for the rank processes.

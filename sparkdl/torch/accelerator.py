@@ -82,6 +82,8 @@ def open_accelerator(
         return None
     if road == "auto" and chosen == "host" and communicator.rank == 0:
         logger.warning("Ranks share a GPU, which NCCL refuses: CUDA tensors travel through host memory.")
+    if communicator.rank == 0:
+        warn_of_wire(chosen, communicator.wire, communicator.topology.num_hosts)
     if chosen == "torch":
         return _torch_nccl(communicator, store, timeout_s)
     device = torch.device("cuda", torch.cuda.current_device())
@@ -129,6 +131,16 @@ def choose_road(
     if road == "hierarchical" and num_hosts == 1:
         return "torch"
     return road
+
+
+def warn_of_wire(road: str, wire: str, num_hosts: int) -> None:
+    """Say so where ``wire`` asks for rounding between hosts, and NCCL, which does not round, sends there."""
+    if road in ("torch", "sparkdl") and num_hosts > 1 and wire != "float32":
+        logger.warning(
+            "wire=%r does not reach CUDA tensors: they travel by NCCL, which sends float32 as it is. "
+            "transport='hierarchical' rounds it between hosts.",
+            wire,
+        )
 
 
 def stage(

@@ -21,7 +21,8 @@ def reduce_parametrized(module: nn.Module) -> tuple[Any, ...]:
     names = tuple(name for name, _ in module.get_submodule("parametrizations").named_children())
     # That of the class, where it has one: torch's own stands before it.
     getstate = getattr(kind, "__getstate__", None)
-    state = module.__dict__ if getstate is None else getstate(module)
+    with torch.no_grad():  # LSTMs keep there what they compute of the parametrized, which shall have no graph
+        state = module.__dict__ if getstate is None else getstate(module)
     return make_parametrized, (kind, names), state
 
 

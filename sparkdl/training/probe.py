@@ -48,6 +48,7 @@ _CPU = torch.device("cpu")
 _MAX_MIXED = 4
 """Of how many columns of integers each may stay integers or not, apart from the others."""
 
+_WANTS_INTEGERS = re.compile("scalar types?:? Long")
 _ABOUT_DTYPES = re.compile(
     r"dtype|scalar type|tensor type|input type|result type|not implemented for '", re.IGNORECASE
 )
@@ -156,6 +157,8 @@ def _try_features(
             failures.append(error)
     failure = _telling(failures)
     told = f"{type(failure).__name__}: {failure}"
+    if _WANTS_INTEGERS.search(told):
+        told = f"{told.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."
     if len(arrays) == 1:
         ((name, array),) = arrays.items()
         raise DataError(

@@ -31,7 +31,9 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
     """
     memo: dict[int, Any] = {}
     shared = []
-    for tensor in sorted((*module.parameters(), *_computed(module)), key=_num_bytes):
+    seen: set[int] = set()
+    computed = (tensor for part in module.modules() for tensor in _computed(vars(part), seen))
+    for tensor in sorted((*module.parameters(), *computed), key=_num_bytes):
         copied_bytes -= _num_bytes(tensor)
         if not tensor.is_leaf:
             there = tensor.detach()
@@ -43,15 +45,23 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
     return copy.deepcopy(value, memo), shared
 
 
-def _computed(module: nn.Module) -> Iterator[Tensor]:
-    """What a module has computed from parameters and keeps as an attribute, as hooks of weight_norm and of pruning do.
+def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """What a module has computed from parameters and keeps, as hooks of weight_norm and of pruning do, each once.
 
-    A hook computes it anew in each forward pass. ``deepcopy`` refuses it for the graph that it has.
+    A forward pass computes it anew. ``deepcopy`` refuses it for the graph that it has.
+
+    Args:
+        value: the module's attributes, or one of them: LSTMs keep their weights in a list.
+        seen: the identities of what was looked at, to which this one's are added.
     """
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                yield value
+    if not isinstance(value, Tensor | dict | list | tuple) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if not isinstance(value, Tensor):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _computed(each, seen)
+    elif not value.is_leaf:
+        yield value
 
 
 def _num_bytes(tensor: Tensor) -> int:

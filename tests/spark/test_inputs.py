@@ -7,8 +7,9 @@ import pytest
 import torch
 from pyspark.sql import functions as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, SparkdlError
 from sparkdl.estimators import TorchModel
 from tests.spark.estimator_examples import make_estimator
 
@@ -82,6 +83,50 @@ def test_columns_of_many_kinds_and_two_labels_are_fitted_and_applied(rows, tmp_p
     with_null = rows.selectExpr("if(id = 3, null, tokens) as tokens", "blob", "age", "id")
     (null,) = model.transform(with_null).filter("prediction is null").select("id").collect()
     assert null["id"] == 3
+
+
+class Recurrent(nn.Module):
+    """Computes a weight from others, and keeps it in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = weight_norm(nn.LSTM(4, 8), "weight_hh_l0")
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.lstm(x[None])[0][0])
+
+
+@pytest.mark.any_spark_will_do
+def test_labels_that_are_named_are_told_in_their_order_though_rows_lack_one(frame, tmp_path):
+    torch.manual_seed(0)
+    labels = ["plum", "apple", "none such", "pear"]
+    named = frame.coalesce(1).withColumn(
+        "kind", F.element_at(F.array(*map(F.lit, KINDS)), F.col("digit") + 1)
+    )
+    fold = named.filter("kind != 'plum'")
+    estimator = make_estimator(
+        tmp_path,
+        model=Recurrent(),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        labelCol="kind",
+        labels=labels,
+        probabilityCol="probability",
+        numWorkers=1,
+        epochs=1,
+    )
+    model = estimator.fit(fold)
+    model.save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    assert model.labels == loaded.labels == labels
+    found = loaded.transform(named).select("kind", "prediction", "probability").collect()
+    assert all(row["prediction"] == labels[int(row["probability"].argmax())] for row in found)
+    told = [row["prediction"] == row["kind"] for row in found if row["kind"] != "plum"]
+    assert np.mean(told) > 0.8
+    with pytest.raises(
+        SparkdlError, match="In epoch 1, step 1 on rank 0: Column 'kind' holds 'plum', which is none"
+    ):
+        estimator.copy({estimator.labels: labels[1:], estimator.model: nn.Linear(4, 3)}).fit(named)
 
 
 @pytest.mark.any_spark_will_do

@@ -34,7 +34,8 @@ class Noted(nn.Module):
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        Path(self.folder, f"loaded-{os.getpid()}-{uuid.uuid4().hex}").touch()
+        if self.folder:
+            Path(self.folder, f"loaded-{os.getpid()}-{uuid.uuid4().hex}").touch()
 
     def forward(self, inputs):
         if not self.folder:

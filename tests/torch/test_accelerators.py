@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.accelerator import choose_road
+from sparkdl.torch.accelerator import choose_road, warn_of_wire
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.torch.accelerator_claims import CLAIMS, run_claims
@@ -98,6 +98,21 @@ def test_hierarchical_transport_chooses_the_road_unless_another_was_asked_for(
 def test_hierarchical_transport_is_not_replaced_where_ranks_share_a_gpu() -> None:
     with pytest.raises(ParamError, match=r"cuda='hierarchical' needs a GPU for every rank"):
         choose_road(["auto"] * 2, ["a", "a"], is_hierarchical=True, num_hosts=1)
+
+
+def test_wire_that_nccl_does_not_know_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for road, wire, num_hosts in (
+        ("torch", "float32", 2),
+        ("hierarchical", "float16", 2),
+        ("torch", "float16", 1),
+    ):
+        warn_of_wire(road, wire, num_hosts)
+    assert not caplog.messages
+    warn_of_wire("torch", "float16", 2)
+    assert caplog.messages == [
+        "wire='float16' does not reach CUDA tensors: they travel by NCCL, which sends float32 as it is. "
+        "transport='hierarchical' rounds it between hosts."
+    ]
 
 
 def test_road_that_cannot_be_had_is_refused_with_the_ranks_that_stand_in_the_way() -> None:

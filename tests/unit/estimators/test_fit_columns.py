@@ -149,7 +149,7 @@ REFUSED = {
     "fewer odd integers than outputs": (
         {"model": nn.Linear(4, 5), "labelCol": "code"},
         DataError,
-        r"Labels must lie in \[0, 5\)",
+        r"Labels must lie in \[0, 5\).* Number the classes from 0.* Or name the classes in Param labels\.",
     ),
     "integers that no double holds": (
         {"model": nn.Linear(4, 3), "labelCol": "large"},
@@ -180,6 +180,11 @@ REFUSED = {
         {"featuresCol": "code", "labelCol": "code", "model": nn.Linear(1, 3)},
         ParamError,
         "Column 'code' is a feature and a label whose values have to be indexed",
+    ),
+    "doubles that are no classes": (
+        {"model": nn.Linear(4, 2), "labelCol": "target"},
+        DataError,
+        r"whole numbers in \[0, 2\).* Number the classes from 0, name them in Param labels, or give",
     ),
     "more integers than outputs": (
         {"model": nn.Linear(4, 2), "labelCol": "code"},
@@ -341,6 +346,11 @@ def test_numbers_from_0_in_their_order_stay_what_they_are(dataset):
             {"labels": [3, 7, 5], "labelCol": "code"},
             DataError,
             "'code' holds 9, which is none of the 3 labels",
+        ),
+        (
+            {"labels": [3, 9, 5], "labelCol": "code", "loss": nn.CrossEntropyLoss(ignore_index=-1)},
+            ParamError,
+            "of column 'code', whose loss has ignore_index -1; that goes with the labels 0 to 2 in their order alone",
         ),
         ({"labels": [0, 1], "model": nn.Linear(4, 2)}, DataError, r"lie in \[0, 2\).* 'number' holds 0 to 2"),
         ({"labels": [0, 1]}, DataError, "names 2 labels of column 'number', and the model tells 3 classes"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from functools import partial
 
 import pytest
 import torch
+from sklearn.metrics import log_loss
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
@@ -15,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from sparkdl.errors import DataError, ParamError, ShardingError
 from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.fit_checkpoints import with_checkpoints
-from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
 from sparkdl.training.early_stopping import Patience
 from sparkdl.training.goal import Goal
 from tests.training.training_scenes import make_model, write_dataset
@@ -152,6 +155,23 @@ def test_sparse_gradients_of_one_worker_are_fine(dataset):
     assert prepare_fit(make_estimator(model=Embedded()), dataset).spec.model is not None
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = weight_norm(nn.LSTM(4, 3), "weight_hh_l0")
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+def test_an_lstm_whose_weights_are_computed_from_others_is_tried_as_it_is(dataset):
+    model = Recurrent()
+    estimator = make_estimator(model=model, metrics={"right": is_right})
+    check_picklable(estimator)
+    assert prepare_fit(estimator, dataset).spec.model is model
+    assert torch.equal(copy.deepcopy(model)(torch.ones(2, 4)), model(torch.ones(2, 4)))
+
+
 def test_rows_to_validate_on_are_not_trained_on_nor_counted_for_the_schedule(dataset):
     told = []
 
@@ -233,13 +253,15 @@ def test_early_stopping_watches_the_best_metric_or_the_loss_that_tells_most(data
 class WantsRows(Metric):
     """As R2Score wants two rows, and others a thousand; and so that they can be told from a metric that is wrong."""
 
-    def __init__(self, least, error=ValueError):
+    def __init__(self, least, error=ValueError, *, at_once=0):
         super().__init__()
-        self.least, self.error = least, error
+        self.least, self.error, self.at_once = least, error, at_once
         self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, outputs, labels):
         self.rows += len(labels)
+        if len(labels) < self.at_once:
+            raise self.error(f"a batch of {len(labels)} rows is too small")
 
     def compute(self):
         if self.rows < self.least:
@@ -258,6 +280,10 @@ WRONG = "Param metrics cannot be used with this model and its labels, tried on t
             f"{WRONG}16 rows. Metric 'm' failed: KeyError: '16 rows are too",
         ),
         (
+            partial(WantsRows, 0, KeyError, at_once=5),
+            f"{WRONG}16 rows. Metric 'm' failed: KeyError: 'a batch of 4 rows is too small",
+        ),
+        (
             partial(MulticlassAccuracy, 3, average=None),
             f"{WRONG}rows. Metric 'm' is not one number but .3,.. Choose an average over the classes",
         ),
@@ -269,7 +295,13 @@ def test_a_metric_that_cannot_be_computed_is_refused(dataset, metric, message):
 
 
 def test_a_metric_that_takes_more_rows_than_the_first_is_tried_on_them(dataset, caplog, recwarn):
-    metrics = {"few": partial(WantsRows, 2, RuntimeError), "auroc": MulticlassAUROC(3), "all": WantsRows(37)}
+    metrics = {
+        "few": partial(WantsRows, 2, RuntimeError),
+        "auroc": MulticlassAUROC(3),
+        "all": WantsRows(37),
+        "batch": WantsRows(0, KeyError, at_once=32),
+        "scikit-learn": lambda outputs, labels: log_loss(labels, outputs.softmax(dim=1)),
+    }
     prepare_fit(make_estimator(metrics=metrics), dataset)
     assert not caplog.records
     assert not [each for each in recwarn if "samples in targets" in str(each.message)]
@@ -280,7 +312,7 @@ def test_a_value_error_of_a_metric_is_warned_of_unless_all_rows_were_tried(datas
     prepare_fit(make_estimator(metrics=metrics, batchSize=4), dataset)
     assert caplog.messages == [
         "After the first 16 of 37 rows: Metric 'm' failed: ValueError: 16 rows are too few. The fit starts "
-        "nevertheless, and fails after its first epoch where that is so for all rows."
+        "nevertheless, and fails in its first epoch where that is so for all rows."
     ]
     with pytest.raises(
         ParamError, match=f"{WRONG}37 rows. Metric 'm' failed: ValueError: 37 rows are too few"

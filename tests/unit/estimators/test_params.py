@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import numpy as np
@@ -82,20 +83,29 @@ def test_labels_are_a_list_or_one_for_each_label_column():
     assert make_estimator(labels=("b", "a")).getLabels() == ["b", "a"]
     assert make_estimator(labels=np.array([3.0, -1.0])).getLabels() == [3, -1]
     assert make_estimator(labels=[[True, False], None]).getLabels() == [[True, False], None]
-    for wrong in (
-        "ab",
-        ["a"],
-        ["a", "a"],
-        ["a", 1],
-        [0.5, 1.0],
-        [True, 1],
-        {"y": ["a", "b"]},
-        [["a", "b"], []],
-    ):
-        with pytest.raises(
-            ParamTypeError, match="are not two labels or more, each once, that are all strings"
-        ):
-            make_estimator(labels=wrong)
+    assert make_estimator(labels=range(3)).getLabels() == [0, 1, 2]
+    assert make_estimator(labels=(None, np.array(["ab", "c"]), range(2))).getLabels() == [
+        None,
+        ["ab", "c"],
+        [0, 1],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        *[(each, each) for each in (5, "ab", ["a"], ["a", "a"], ["a", 1], [0.5, 1.0], [True, 1], {"a", "b"})],
+        ({"y": ["a", "b"]}, {"y": ["a", "b"]}),
+        ([["a", "b"], []], []),
+        ([None, "ab"], "ab"),
+        (["ab", ["x", "y"]], "ab"),
+        ([None, 3], 3),
+    ],
+)
+def test_labels_that_are_no_list_of_classes_are_refused_as_they_were_given(given, wrong):
+    message = f"{wrong!r} are not two labels or more, each once, that are all strings"
+    with pytest.raises(ParamTypeError, match=re.escape(message)):
+        make_estimator(labels=given)
 
 
 class OwnLoss(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -241,7 +242,7 @@ REFUSED = {
         TorchClassifier,
         {"featuresCol": ["age", "kind"], "categoricalCols": ["age"]},
         DataError,
-        "'age' is to hold categories, and it holds number of float64",
+        "'age' is to hold categories, and it holds number of float64.* Cast whole numbers to bigint; decimals are",
     ),
     "vectors as categories": (
         TorchClassifier,
@@ -254,7 +255,8 @@ REFUSED = {
         TorchClassifier,
         {"labelCol": "halves"},
         DataError,
-        "holds the label 0.5, which is no class: doubles .* StringIndexer, or take TorchRegressor",
+        "holds the label 0.5, which is no class: doubles, as which decimals are taken, have to be whole numbers from 0 "
+        "to 999, or those that Param labels names. .* StringIndexer, or take TorchRegressor",
     ),
     "NaN as a class": (
         TorchClassifier,
@@ -314,6 +316,7 @@ def test_a_row_of_a_frame_is_predicted_whatever_else_it_holds(dataset):
     alone = fitted(dataset, featuresCol="vector")
     for each in (Row(vector=features["vector"], kind=None), features["vector"]):
         assert alone.predictRaw(each) == alone.predictRaw({"vector": features["vector"]})
+    assert alone.predictRaw([Decimal(1), 2, Decimal("3.0"), 4.0]) == alone.predictRaw(features["vector"])
 
 
 @pytest.mark.parametrize(

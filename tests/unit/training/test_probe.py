@@ -141,6 +141,13 @@ def test_integers_that_fit_in_no_dtype_are_told_by_the_shapes_that_differ(model)
     assert "shapes cannot be multiplied" in str(caught.value.__cause__)
 
 
+def test_doubles_for_an_embedding_are_told_what_to_be_cast_to():
+    with pytest.raises(
+        DataError, match="dtype float64 gave .* Long.* Cast whole numbers to bigint; decimals are"
+    ):
+        probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1.0, 2.0], 0)
+
+
 def test_integers_beyond_an_embedding_are_told_as_such():
     with pytest.raises(DataError, match="dtype int64 gave IndexError: index out of range"):
         probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 20], 0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import pickletools
 import subprocess
@@ -80,11 +81,26 @@ def test_frozen_parameters_stay_frozen(tmp_path):
     assert loaded.bias.requires_grad
 
 
+class Recurrent(nn.Module):
+    """Keeps its weights in a list, in which torch changes a parametrized one for what was computed last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = parametrizations.weight_norm(nn.LSTM(4, 4), "weight_hh_l0")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0]
+
+
 def changing(kind):
     """Layers of which one computes a weight from others; in use, so that it has a graph where it is kept."""
     torch.manual_seed(0)
     layer = nn.Linear(4, 4)
-    if kind == "parametrized twice":
+    if "LSTM" in str(kind):
+        layer = Recurrent()
+        if kind == "fresh LSTM":
+            return nn.Sequential(nn.Linear(4, 4), layer).eval()
+    elif kind == "parametrized twice":
         layer = parametrizations.spectral_norm(parametrizations.weight_norm(layer), "bias", dim=0)
     else:
         layer = kind(layer)
@@ -94,6 +110,8 @@ def changing(kind):
 
 
 KINDS = [
+    "fresh LSTM",
+    "LSTM",
     "parametrized twice",
     parametrizations.weight_norm,
     parametrizations.spectral_norm,
@@ -110,9 +128,9 @@ def test_a_module_whose_weights_are_computed_from_others_is_saved_and_copied(tmp
     save_model(SavedModel(module, signature()), tmp_path / "model")
     loaded = load_model(tmp_path / "model").module
     copies = [loaded, *(trial_copy(module, module, copied_bytes)[0] for copied_bytes in (0, 1 << 20))]
-    for copy in copies:
-        assert torch.equal(copy(rows), module(rows))
-        assert list(copy.state_dict()) == list(module.state_dict())
+    for each in copies:
+        assert torch.equal(each(rows), module(rows))
+        assert list(each.state_dict()) == list(module.state_dict())
     # It can be trained, saved and changed like the one that was saved.
     with torch.no_grad():
         next(iter(loaded[1].parameters())).mul_(2)
@@ -120,6 +138,12 @@ def test_a_module_whose_weights_are_computed_from_others_is_saved_and_copied(tmp
     assert all(parameter.grad is not None for parameter in loaded.parameters())
     save_model(SavedModel(loaded.eval(), signature()), tmp_path / "again")
     assert torch.equal(load_model(tmp_path / "again").module(rows), loaded(rows))
+
+
+def test_a_module_that_was_packed_can_still_be_copied():
+    module = changing("fresh LSTM")
+    split_module(module)
+    assert torch.equal(copy.deepcopy(module)(torch.ones(3, 4)), module(torch.ones(3, 4)))
 
 
 def test_parametrizations_can_be_removed_from_a_loaded_module(tmp_path):

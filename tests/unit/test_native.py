@@ -252,8 +252,14 @@ def test_bad_arguments_are_named_with_their_values(alone: _native.Communicator) 
         alone.allreduce(array, op="mean")
     with pytest.raises(ParamError, match="array has dtype >f4, which is byte-swapped"):
         alone.allreduce(np.zeros(4, ">f4"))
-    with pytest.raises(ParamError, match="not C-contiguous"):
-        alone.allreduce(np.zeros((4, 4), np.float32).T)
+    with pytest.raises(ParamError, match="array has elements that share memory"):
+        alone.allreduce(np.lib.stride_tricks.as_strided(np.zeros(4), (2, 2), (8, 8)))
+    with pytest.raises(ParamError, match=r"arrays\[1\] is float32, outs\[1\] is float64"):
+        alone.allgather_group([np.zeros(4), np.zeros(4, np.float32)], [np.zeros(4), np.zeros(4)])
+    with pytest.raises(ParamError, match=r"outs\[1\] must hold counts\[1\]\[0\] elements: 3, got 4"):
+        alone.reduce_scatter_group([np.zeros(4)] * 2, [np.zeros(4)] * 2, counts=[None, [3]])
+    with pytest.raises(ParamError, match="as many outs as arrays, which are 2, got 1"):
+        alone.allgather_group([np.zeros(4)] * 2, [np.zeros(4)])
     with pytest.raises(ParamError, match="array is read-only"):
         array.setflags(write=False)
         alone.allreduce(array)

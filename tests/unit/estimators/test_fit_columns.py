@@ -7,12 +7,10 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
 
-from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_inputs import prepare_fit
@@ -20,7 +18,7 @@ from sparkdl.estimators.scoring import score_batch
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.signature import ModelOutput, ModelSignature
-from tests.training.input_scenes import CODES, KINDS, Two, decode, write_rows
+from tests.training.input_scenes import Two, decode, write_rows
 from tests.unit.estimators.fit_examples import (
     HEADS,
     Encoder,
@@ -276,103 +274,6 @@ def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
 def test_values_that_cannot_work_need_no_data(changes, message):
     with pytest.raises(ParamError, match=message):
         make_estimator(**changes).check_values()
-
-
-@pytest.mark.parametrize(
-    ("label", "changes", "classes"),
-    [
-        ("kind", {}, KINDS),
-        ("code", {}, CODES),
-        ("number", {}, None),
-        ("flag", {"model": nn.Linear(4, 1), "loss": nn.BCEWithLogitsLoss()}, (False, True)),
-        ("flag", {"model": nn.Linear(4, 1), "loss": nn.MSELoss()}, None),
-    ],
-)
-def test_labels_are_indexed_where_they_are_no_numbers_from_0(dataset, label, changes, classes):
-    fit = prepare_fit(make_estimator(labelCol=label, **changes), dataset)
-    assert fit.spec.heads[0].label.classes == classes
-    assert fit.signature.outputs[0].classes == classes
-
-
-def test_a_label_that_no_row_had_is_named_on_the_rank(dataset):
-    label = prepare_fit(make_estimator(labelCol="kind"), dataset).spec.heads[0].label
-    with pytest.raises(
-        DataError, match="'kind' holds 'quince', which is none of the 3 classes .*'apple', 'pear'"
-    ):
-        label.encoded(np.array(["pear", "quince"], dtype=object))
-
-
-FOUR = {"model": nn.Linear(4, 4)}
-SWAPPED = {"labels": [True, False], "model": nn.Linear(4, 1), "loss": nn.BCEWithLogitsLoss()}
-NAMED = [
-    ("kind", {**FOUR, "labels": ["quince", *KINDS]}, [2, 0], ["pear", "quince"]),
-    ("code", {**FOUR, "labels": [9, 7, 5, 3]}, [3, 0], [3, 9]),
-    ("flag", SWAPPED, [0, 1], [True, False]),
-]
-
-
-@pytest.mark.parametrize(("label", "changes", "numbers", "values"), NAMED)
-def test_labels_that_are_named_are_classes_in_their_order_also_where_rows_lack_one(
-    dataset, label, changes, numbers, values
-):
-    fit = prepare_fit(make_estimator(labelCol=label, **changes), dataset)
-    (head,) = fit.spec.heads
-    assert head.label.classes == fit.signature.outputs[0].classes == tuple(changes["labels"])
-    given = np.array(values, dtype=object) if label == "kind" else np.array(values)
-    assert head.label.encoded(given).tolist() == numbers
-
-
-def test_doubles_may_be_named_and_numbers_from_0_are_their_own_names(tmp_path):
-    rows = pa.table({"dense": [[1.0] * 4] * 4, "number": [10.0, 20.0, 10.0, 20.0]})
-    pq.write_table(rows, tmp_path / "part-0.parquet")
-    named = make_estimator(labels=[20, 10], model=nn.Linear(4, 2))
-    (head,) = prepare_fit(named, scan_dataset(str(tmp_path))).spec.heads
-    assert head.label.dtype == "int64"
-    assert head.label.encoded(np.array([10.0, 20.0])).tolist() == [1, 0]
-    with pytest.raises(DataError, match=r"'number' holds 30\.0, which is none of the 2 classes"):
-        head.label.encoded(np.array([10.0, 30.0]))
-
-
-def test_numbers_from_0_in_their_order_stay_what_they_are(dataset):
-    (head,) = prepare_fit(make_estimator(labels=[0, 1, 2]), dataset).spec.heads
-    assert head.label.classes is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"labels": [3, 9, 5], "labelCol": "code"}, None, None),
-        (
-            {"labels": [3, 7, 5], "labelCol": "code"},
-            DataError,
-            "'code' holds 9, which is none of the 3 labels",
-        ),
-        (
-            {"labels": [3, 9, 5], "labelCol": "code", "loss": nn.CrossEntropyLoss(ignore_index=-1)},
-            ParamError,
-            "of column 'code', whose loss has ignore_index -1; that goes with the labels 0 to 2 in their order alone",
-        ),
-        ({"labels": [0, 1], "model": nn.Linear(4, 2)}, DataError, r"lie in \[0, 2\).* 'number' holds 0 to 2"),
-        ({"labels": [0, 1]}, DataError, "names 2 labels of column 'number', and the model tells 3 classes"),
-        ({"labels": ["a", "b", "c"]}, DataError, "names strings, and column 'number' holds numbers"),
-        (
-            {"labels": [0, 1, 2], "labelCol": "kind"},
-            DataError,
-            "names numbers, and column 'kind' holds strings",
-        ),
-        (
-            {"labels": [0, 1, 2], "labelCol": "target", "loss": nn.MSELoss(), "model": nn.Linear(4, 1)},
-            ParamError,
-            "labels of column 'target', which holds labels for a loss that is not over classes",
-        ),
-    ],
-)
-def test_named_labels_that_cannot_be_are_refused(dataset, changes, error, message):
-    if error is None:
-        assert prepare_fit(make_estimator(**changes), dataset).spec.heads[0].label.classes == (3, 9, 5)
-        return
-    with pytest.raises(error, match=message):
-        prepare_fit(make_estimator(**changes), dataset)
 
 
 def test_prepared_inputs_take_their_dtypes_from_what_the_function_returns(dataset):

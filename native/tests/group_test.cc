@@ -4,43 +4,32 @@
 
 #include "check.h"
 #include "trial.h"
-#include "world.h"
 
 namespace sparkdl::tests {
 namespace {
 
 TEST(GroupsAreRightForEveryDtypeAndReduction) {
-  for (const auto& hosts : Topologies()) {
-    World world(hosts);
-    world.OpenAll();
-    world.Run([](Communicator& communicator, int) {
-      const Trials trials(communicator);
-      for (const Dtype dtype : kDtypes) {
-        for (const ReduceOp op : kReduceOps) {
-          if (!CanReduce(dtype, op)) continue;
-          RunTrial(communicator, trials.AllReduceGroup({dtype, op}, {33, 0, 1, 1031, 0}));
-          RunTrial(communicator,
-                   trials.AllReduceGroup({dtype, op, {.before = 0.5, .after = 0.75}}, {7, 129}));
-        }
+  OnEveryTopology([](Communicator& communicator, const Trials& trials) {
+    for (const Dtype dtype : kDtypes) {
+      for (const ReduceOp op : kReduceOps) {
+        if (!CanReduce(dtype, op)) continue;
+        RunTrial(communicator, trials.AllReduceGroup({dtype, op}, {33, 0, 1, 1031, 0}));
+        RunTrial(communicator,
+                 trials.AllReduceGroup({dtype, op, {.before = 0.5, .after = 0.75}}, {7, 129}));
       }
-    });
-  }
+    }
+  });
 }
 
 TEST(GroupsMayBeSmallOrEmptyOrLongerThanATile) {
-  for (const auto& hosts : Topologies()) {
-    World world(hosts);
-    world.OpenAll();
-    world.Run([](Communicator& communicator, int) {
-      const Trials trials(communicator);
-      RunTrial(communicator, trials.AllReduceGroup({}, {0}));
-      RunTrial(communicator, trials.AllReduceGroup({}, {0, 0, 0}));
-      RunTrial(communicator, trials.AllReduceGroup({}, {1}));
-      RunTrial(communicator, trials.AllReduceGroup({}, {200'003, 1, 200'003}));
-      RunTrial(communicator, trials.AllReduceGroup({Dtype::kBfloat16}, {5, 300'001}));
-      RunTrial(communicator, trials.AllReduceGroup({}, std::vector<size_t>(300, 17)));
-    });
-  }
+  OnEveryTopology([](Communicator& communicator, const Trials& trials) {
+    RunTrial(communicator, trials.AllReduceGroup({}, {0}));
+    RunTrial(communicator, trials.AllReduceGroup({}, {0, 0, 0}));
+    RunTrial(communicator, trials.AllReduceGroup({}, {1}));
+    RunTrial(communicator, trials.AllReduceGroup({}, {200'003, 1, 200'003}));
+    RunTrial(communicator, trials.AllReduceGroup({Dtype::kBfloat16}, {5, 300'001}));
+    RunTrial(communicator, trials.AllReduceGroup({}, std::vector<size_t>(300, 17)));
+  });
 }
 
 // Arrays whose blocks are equal, or not, or not there at all; some longer than a tile.
@@ -58,35 +47,25 @@ std::vector<std::vector<Counts>> BlocksOfSeveral(int world_size) {
 }
 
 TEST(GroupsOfBlocksAreReducedAndScattered) {
-  for (const auto& hosts : Topologies()) {
-    World world(hosts);
-    world.OpenAll();
-    world.Run([](Communicator& communicator, int) {
-      const Trials trials(communicator);
-      for (const auto& counts : BlocksOfSeveral(communicator.world_size())) {
-        for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kInt8}) {
-          RunTrial(communicator, trials.ReduceScatterGroup({dtype, ReduceOp::kSum}, counts));
-          RunTrial(communicator, trials.ReduceScatterGroup(
-                                     {dtype, ReduceOp::kAvg, {.before = 0.5, .after = 4}}, counts));
-        }
+  OnEveryTopology([](Communicator& communicator, const Trials& trials) {
+    for (const auto& counts : BlocksOfSeveral(communicator.world_size())) {
+      for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kInt8}) {
+        RunTrial(communicator, trials.ReduceScatterGroup({dtype, ReduceOp::kSum}, counts));
+        RunTrial(communicator, trials.ReduceScatterGroup(
+                                   {dtype, ReduceOp::kAvg, {.before = 0.5, .after = 4}}, counts));
       }
-    });
-  }
+    }
+  });
 }
 
 TEST(GroupsOfBlocksAreGathered) {
-  for (const auto& hosts : Topologies()) {
-    World world(hosts);
-    world.OpenAll();
-    world.Run([](Communicator& communicator, int) {
-      const Trials trials(communicator);
-      for (const auto& counts : BlocksOfSeveral(communicator.world_size())) {
-        for (const Dtype dtype : {Dtype::kUint8, Dtype::kFloat64}) {
-          RunTrial(communicator, trials.AllGatherGroup(dtype, counts));
-        }
+  OnEveryTopology([](Communicator& communicator, const Trials& trials) {
+    for (const auto& counts : BlocksOfSeveral(communicator.world_size())) {
+      for (const Dtype dtype : {Dtype::kUint8, Dtype::kFloat64}) {
+        RunTrial(communicator, trials.AllGatherGroup(dtype, counts));
       }
-    });
-  }
+    }
+  });
 }
 
 }  // namespace

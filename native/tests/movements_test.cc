@@ -2,7 +2,6 @@
 // topology.
 #include "check.h"
 #include "trial.h"
-#include "world.h"
 
 namespace sparkdl::tests {
 namespace {
@@ -10,15 +9,6 @@ namespace {
 // One of each size.
 constexpr Dtype kWidths[] = {Dtype::kInt8, Dtype::kFloat16, Dtype::kUint32, Dtype::kFloat64};
 constexpr size_t kCounts[] = {0, 1, 7, 1031, 40'009};
-
-void OnEveryTopology(const std::function<void(Communicator&, const Trials&)>& function) {
-  for (const auto& hosts : Topologies()) {
-    World world(hosts);
-    world.OpenAll();
-    world.Run(
-        [&](Communicator& communicator, int) { function(communicator, Trials(communicator)); });
-  }
-}
 
 TEST(BroadcastIsRightFromEveryRoot) {
   OnEveryTopology([](Communicator& communicator, const Trials& trials) {

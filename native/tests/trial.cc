@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "sparkdl/blocks.h"
+#include "world.h"
 
 namespace sparkdl::tests {
 namespace {
@@ -273,6 +274,15 @@ Trial Trials::AllToAll(Dtype dtype, const std::function<size_t(int, int)>& count
     trial.operation.receive_counts.push_back(count_between(other, rank_));
   }
   return trial;
+}
+
+void OnEveryTopology(const std::function<void(Communicator&, const Trials&)>& function) {
+  for (const auto& hosts : Topologies()) {
+    World world(hosts);
+    world.OpenAll();
+    world.Run(
+        [&](Communicator& communicator, int) { function(communicator, Trials(communicator)); });
+  }
 }
 
 void RunTrial(Communicator& communicator, const Trial& trial) {

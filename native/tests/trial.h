@@ -74,6 +74,9 @@ class Trials {
   const int world_size_;
 };
 
+// Has the ranks of a world of every topology run the function.
+void OnEveryTopology(const std::function<void(Communicator&, const Trials&)>& function);
+
 // Runs and checks it.
 void RunTrial(Communicator& communicator, const Trial& trial);
 

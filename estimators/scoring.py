@@ -6,6 +6,7 @@ it has loaded, so that a model is loaded once per process and not once per task.
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator  # at run time, as Spark reads the annotations of the functions it runs
@@ -116,8 +117,11 @@ def load_predictor(model: ScoringModel) -> Predictor:
         _limit_threads()
         saved = SavedModel(_load_module(model), model.signature)
         _loaded[model.key] = Predictor(saved, batch_size=model.batch_size, device=_device())
+        gc.unfreeze()
         while len(_loaded) > _MAX_LOADED:
             _loaded.popitem(last=False)
+            gc.collect()
+        gc.freeze()  # Spark's worker collects garbage after every task, and looks for 0.1 s through what torch imports
     _loaded.move_to_end(model.key)
     return _loaded[model.key]
 

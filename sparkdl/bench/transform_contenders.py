@@ -41,8 +41,8 @@ class JoinedColumns(nn.Module):
         self.model = model
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """Put columns of shape ``(N, 1)`` together."""
-        found: Tensor = self.model(torch.cat(columns, dim=1))
+        """Put columns of shape ``(N, 1)`` together: each is copied whole, and a layer takes the transposed matrix."""
+        found: Tensor = self.model(torch.cat([column.T for column in columns]).T)
         return found
 
 

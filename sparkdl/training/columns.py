@@ -13,8 +13,9 @@ def to_tensor(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, devic
     if isinstance(array, Tensor):
         return array.to(device=device, dtype=dtype, non_blocking=True)
     # Arrow hands out read-only arrays, and a tensor over one could be written to.
-    writable = np.require(array, requirements=["C", "W"])
-    return torch.from_numpy(writable).to(device=device, dtype=dtype, non_blocking=True)
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        array = np.require(array, requirements=["C", "W"])
+    return torch.from_numpy(array).to(device=device, dtype=dtype, non_blocking=True)
 
 
 def to_features(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -63,6 +63,13 @@ class ModelInputs:
         """Names of the feature columns."""
         return tuple(column.name for column in self.columns)
 
+    @property
+    def are_numbers(self) -> bool:
+        """Whether every input is a feature column as it comes, with one number per row."""
+        return self.prepare is None and all(
+            column.kind == "number" and not column.shape for column in self.columns
+        )
+
     def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
         """Return these inputs with the dtypes by name in which they enter the model."""
         found = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
@@ -97,9 +104,16 @@ class ModelInputs:
 
     def apply(self, module: nn.Module, arrays: Mapping[str, Any], device: torch.device) -> Any:
         """Call a module with prepared inputs, arrays or tensors, and return what it returns."""
-        tensors = {
+        return self.call(module, self.tensors(arrays, device))
+
+    def tensors(self, arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+        """Return prepared inputs, arrays or tensors, as the tensors that a module takes."""
+        return {
             each.name: to_features(arrays[each.name], dtype_named(each.dtype), device) for each in self.inputs
         }
+
+    def call(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+        """Call a module with its inputs, and return what it returns."""
         return module(**tensors) if self.by_name else module(*tensors.values())
 
     def _made(self, name: str, values: Any, num_rows: int) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from sparkdl.training.class_scores import class_probabilities, class_scores, num
 from sparkdl.training.heads import NO_LABEL, first_output, output_of_each
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkdl.training.losses import PredictionKind
     from sparkdl.training.model_inputs import Arrays
@@ -77,17 +77,14 @@ class Predictor:
         Raises:
             DataError: as :meth:`predict`.
         """
-        inputs, outputs = self.signature.inputs, self.signature.outputs
-        num_rows = len(next(iter(columns.values())))
+        outputs = self.signature.outputs
         of_each = wanted if isinstance(wanted, Mapping) else {output.name: wanted for output in outputs}
         found: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
             output.name: {answer: [] for answer in of_each[output.name]} for output in outputs
         }
         with torch.inference_mode():
-            for start in range(0, num_rows, self._batch_size):
-                rows = slice(start, start + self._batch_size)
-                arrays = inputs.prepared({name: values[rows] for name, values in columns.items()})
-                given = inputs.apply(self._module, arrays, self._device)
+            for tensors in self._batches(columns):
+                given = self.signature.inputs.call(self._module, tensors)
                 returned = (
                     first_output(given) if list(found) == [NO_LABEL] else output_of_each(given, list(found))
                 )
@@ -100,6 +97,22 @@ class Predictor:
             }
             for output in outputs
         }
+
+    def _batches(self, columns: Arrays) -> Iterator[dict[str, Tensor]]:
+        """Yield the module's inputs for one pass after the other."""
+        inputs, size = self.signature.inputs, self._batch_size
+        num_rows = len(next(iter(columns.values())))
+        if inputs.are_numbers and num_rows:
+            # In one go, and then cut: with many columns, what each costs in every pass adds up to that of the module.
+            tensors = inputs.tensors(inputs.prepared(columns), self._device)
+            for parts in zip(*(tensor.split(size) for tensor in tensors.values()), strict=True):
+                yield dict(zip(tensors, parts, strict=True))
+            return
+        for start in range(0, num_rows, size):
+            arrays = inputs.prepared(
+                {name: values[start : start + size] for name, values in columns.items()}
+            )
+            yield inputs.tensors(arrays, self._device)
 
 
 def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[np.float64]:

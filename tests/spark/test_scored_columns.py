@@ -170,6 +170,21 @@ def test_several_columns_of_numbers_go_packed_to_python_and_stay_what_they_are(f
         assert row["x0"] == row["image"][0]
 
 
+def test_rows_of_a_columnar_table_go_to_python_one_by_one(spark, frame, tmp_path):
+    frame.select("id", "image").write.parquet(str(tmp_path / "rows"))
+    table = spark.read.parquet(str(tmp_path / "rows"))
+    scored = make_model("").transform(table)
+    plan = scored._jdf.queryExecution().executedPlan()
+    assert plan.collectLeaves().head().supportsColumnar()
+    while plan.nodeName() != "ArrowEvalPython":
+        plan = plan.children().head()
+    assert not plan.children().head().supportsColumnar()
+    columns = ["id", "image", "prediction"]
+    assert scored.select(columns).orderBy("id").collect() == (
+        make_model("").transform(frame).select(columns).orderBy("id").collect()
+    )
+
+
 class SumOfNumbers(nn.Module):
     def forward(self, *columns):
         return sum(torch.nan_to_num(column).reshape(len(column), -1).sum(1) for column in columns)

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,7 +13,10 @@ from torch import nn
 from sparkdl.errors import DataError
 from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch, score_columns
 from sparkdl.training.architecture import pack_module
-from tests.training.signatures import make_signature
+from sparkdl.training.predictor import Predictor
+from sparkdl.training.saved_model import SavedModel
+from sparkdl.training.signature import ModelOutput, ModelSignature
+from tests.training.signatures import make_inputs, make_signature
 
 
 def make_model(shape=(2,), prediction_shape=(3,)):
@@ -65,3 +72,50 @@ def test_a_model_is_loaded_once_per_process():
     model, _ = make_model()
     assert load_predictor(model) is load_predictor(model)
     assert load_predictor(make_model()[0]) is not load_predictor(model)
+
+
+class Knotted(nn.Module):
+    """A module that refers to itself, so that the garbage collector alone frees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.knot = [self]
+
+    def forward(self, rows):
+        return rows
+
+
+def test_the_collector_passes_over_what_was_imported_and_frees_models_that_are_no_longer_kept():
+    signature = make_signature((2,), "value", (2,))
+    loaded = [
+        weakref.ref(load_predictor(ScoringModel(pack_module(Knotted()), signature, 4))) for _ in range(4)
+    ]
+    modules = [weakref.ref(predictor()._module) for predictor in loaded]
+    assert gc.get_freeze_count() > 0
+    load_predictor(make_model()[0])
+    assert [module() is None for module in modules] == [True, False, False, False]
+
+
+class Sized(nn.Module):
+    """Adds columns, and notes the shapes in which they come."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def forward(self, a, b, c):
+        self.shapes.append({tuple(column.shape) for column in (a, b, c)})
+        return a + 10 * b + 100 * c
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_many_columns_of_numbers_are_cut_into_passes(by_name):
+    inputs = replace(make_inputs("a", "b", "c"), by_name=by_name)
+    signature = ModelSignature(inputs=inputs, outputs=(ModelOutput(name="y", kind="value"),))
+    module = Sized()
+    predictor = Predictor(SavedModel(module, signature), batch_size=4)
+    columns = {"c": np.full(10, 3), "b": np.arange(10.0)[::-1], "a": np.arange(10.0, dtype=np.float32)}
+    assert predictor.predict(columns)["y"].tolist() == [390.0 - 9 * index for index in range(10)]
+    assert module.shapes == [{(4, 1)}, {(4, 1)}, {(2, 1)}]
+    assert predictor.predict({name: values[:0] for name, values in columns.items()})["y"].shape == (0,)
+    assert len(module.shapes) == 3

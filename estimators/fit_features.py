@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.estimators.params import _TorchEstimatorParams
     from sparkdl.training.heads import Head
+    from sparkdl.training.model_inputs import PrepareFunction
 
 _OTHER_WAYS = {
     "string": "; or index them with StringIndexer, as an embedding takes them. TorchClassifier and TorchRegressor take "
@@ -29,7 +30,8 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
     """Return the inputs of a fit; their dtypes are found out later.
 
     Raises:
-        DataError: if a column holds what only prepareFeatures can make numbers of.
+        DataError: if a column holds what only prepareFeatures can make numbers of, or no part of a matrix.
+        ParamError: if prepareFeatures and a matrix are wanted.
     """
     columns = tuple(dataset.column(name) for name in params.getFeaturesCols())
     if params.getPaddingValue() is not None:
@@ -40,27 +42,33 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
     if prepare is None:
         for column in columns:
             _check_numbers(column)
+    if params.getPassFeaturesBy() == "matrix":
+        _check_matrix(columns, prepare)
     return ModelInputs(
         columns=columns,
-        by_name=params.getPassFeaturesBy() == "name",
+        given_by=params.getPassFeaturesBy(),
         padding_value=params.getPaddingValue(),
         prepare=prepare,
     )
 
 
 def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
-    """Check that what prepareFeatures returns is not called like a label or the weights, beside which it lies.
+    """Check that an input that is no column is not called like a label or the weights, beside which it lies.
 
     Raises:
         ParamError: if something is.
     """
-    if params.getPrepareFeatures() is None:
+    is_matrix = params.getPassFeaturesBy() == "matrix"
+    if params.getPrepareFeatures() is None and not is_matrix:
         return
     others = {*params.label_names(), params.weight_column()}
     for name in inputs:
         if name in others:
             raise ParamError(
-                f"Param prepareFeatures returned {name!r}, which is a label or weight column. Choose another name."
+                f"The matrix of the features is called {name!r}, and so is a label or weight column. Give that another "
+                "name, with withColumnRenamed."
+                if is_matrix
+                else f"Param prepareFeatures returned {name!r}, which is a label or weight column. Choose another name."
             )
 
 
@@ -88,6 +96,20 @@ def _as_ragged(column: Column) -> Column:
         lengths=(None, *column.shape[1:]),
         element=("number", column.dtype),
     )
+
+
+def _check_matrix(columns: Iterable[Column], prepare: PrepareFunction | None) -> None:
+    if prepare is not None:
+        raise ParamError(
+            'Param passFeaturesBy is "matrix", and prepareFeatures makes the inputs. Leave one of them out; the '
+            "function may return a matrix itself."
+        )
+    for column in columns:
+        if column.kind != "number" or column.shape:
+            raise DataError(
+                f"Column {column.name!r} holds arrays, and a matrix is made of columns of one number each. Leave "
+                'passFeaturesBy="matrix" out: an array goes to the model as a matrix of its own.'
+            )
 
 
 def _check_numbers(column: Column) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol
 
 from sparkdl.estimators.param_mixins import P, one_of
-from sparkdl.training.model_inputs import PrepareFunction
+from sparkdl.training.model_inputs import GivenBy, PrepareFunction
 from sparkdl.training.spec import AugmentFunction
 from sparkdl.training.user_step import UserStep
 
-PASSED_BY = ("position", "name")
+PASSED_BY: tuple[str, ...] = get_args(GivenBy)
 
 
 def _to_names(value: Any) -> str | list[str]:
@@ -49,15 +49,16 @@ class HasFeatureColumns(HasFeaturesCol):
 class HasPassFeaturesBy(Params):
     """Param ``passFeaturesBy``."""
 
-    passFeaturesBy: Param[str] = Param(
+    passFeaturesBy: Param[Any] = Param(
         Params._dummy(),
         "passFeaturesBy",
-        "how the model is called with its features: by position, in the order of featuresCol, or by name",
+        "how the model is called with its features: by position, in the order of featuresCol, by name, or with one "
+        "matrix of columns of one number each",
         one_of(*PASSED_BY),
     )
 
-    def getPassFeaturesBy(self) -> str:
-        """Return ``"position"`` or ``"name"``."""
+    def getPassFeaturesBy(self) -> GivenBy:
+        """Return ``"position"``, ``"name"`` or ``"matrix"``."""
         return self.getOrDefault(self.passFeaturesBy)
 
     def setPassFeaturesBy(self: P, value: str) -> P:

@@ -15,6 +15,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DecimalType, NumericType
 
+from sparkdl.training.model_inputs import MATRIX
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,12 +45,17 @@ class Packing:
     def unpacked(
         self, packed: pa.Array, inputs: ModelInputs
     ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_] | None]:
-        """Return feature columns by name, of the rows without a null, and which rows have one; None where none has."""
+        """Return feature columns by name, of the rows without a null, and which rows have one; None where none has.
+
+        Where the model is called with their matrix, it is that.
+        """
         values, width, absent = packed.flatten(), len(inputs.columns), None
         if values.null_count:
             absent = values.is_null().to_numpy(zero_copy_only=False).reshape(-1, width).any(axis=1)
             values = values.filter(pa.array(np.repeat(~absent, width)))
         numbers = values.to_numpy(zero_copy_only=False).reshape(-1, width)
+        if inputs.given_by == "matrix":
+            return {MATRIX: numbers}, absent
         columns = np.array(numbers.T, order="C")  # one after the other, and nobody else's
         return dict(zip(inputs.names, columns, strict=True)), absent
 

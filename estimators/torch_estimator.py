@@ -40,7 +40,8 @@ class TorchEstimator(
             and the outputs, which metrics need.
         featuresCol: column of numbers, vectors, or arrays; or a list of several; default ``"features"``. Integers stay
             integers where the model takes them, as an embedding does.
-        passFeaturesBy: how the model is called with several: by ``"position"`` (default), or by ``"name"``.
+        passFeaturesBy: how the model is called with several: by ``"position"`` (default), by ``"name"``, or, where each
+            holds one number, with one ``"matrix"`` of shape ``(rows, columns)``, which is called ``features``.
         prepareFeatures: function that makes the model's inputs of feature columns that are no numbers (strings, bytes,
             images) or not yet as the model takes them. It gets a dict by name, arrays with an item per row, and
             returns an array or tensor, or a dict of several; ``transform`` calls it too.

@@ -92,7 +92,7 @@ def fit_identity(
             **{f"labels {head.label.name!r}": described(head.label) for head in spec.heads},
             "trainStep": described(spec.user_step),
             "featuresCol": list(spec.inputs.names),
-            "passFeaturesBy": "name" if spec.inputs.by_name else "position",
+            "passFeaturesBy": spec.inputs.given_by,
             "paddingValue": described(spec.inputs.padding_value),
             "prepareFeatures": described(spec.inputs.prepare),
             "inputs of the model": [f"{each.name} as {each.dtype}" for each in spec.inputs.inputs],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+GivenBy: TypeAlias = Literal["position", "name", "matrix"]
+"""How a model is called with its inputs: one after the other, by keywords, or with numbers as one matrix."""
+
+MATRIX = "features"
+"""What the one input is called that columns of numbers make together, of shape ``(rows, columns)``."""
 
 PrepareFunction: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], Any]
 """Takes feature columns of a batch by name, each with an item per row, and returns the model's inputs: an array or
@@ -46,7 +52,7 @@ class ModelInputs:
     Attributes:
         columns: the feature columns, in the order in which they were given.
         inputs: what the model is called with, in order.
-        by_name: whether they are keyword arguments; otherwise they come in order.
+        given_by: how the model is called with them; as one matrix, :data:`MATRIX` is the only input.
         padding_value: with which arrays that differ in length are filled up to the longest of a batch; None where all
             have one length.
         prepare: the user's function that makes inputs of columns, if there is one.
@@ -54,7 +60,7 @@ class ModelInputs:
 
     columns: tuple[Column, ...]
     inputs: tuple[ModelInput, ...] = ()
-    by_name: bool = False
+    given_by: GivenBy = "position"
     padding_value: float | None = None
     prepare: PrepareFunction | None = None
 
@@ -80,12 +86,19 @@ class ModelInputs:
     def prepared(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Return a batch's inputs by name as arrays of numbers.
 
+        Args:
+            batch: the feature columns, or already their matrix, where it is that with which the model is called.
+
         Raises:
             DataError: if a column is missing, has rows of another shape, or holds what is no number; or the user's
                 function fails on the rows.
             ParamError: if the user's function returns what is no input.
         """
+        if self.given_by == "matrix" and MATRIX in batch and batch[MATRIX].ndim == 2:
+            return {MATRIX: batch[MATRIX]}
         columns = {column.name: _checked(batch, column) for column in self.columns}
+        if self.given_by == "matrix":
+            return {MATRIX: np.stack(list(columns.values()), axis=1)}
         if self.prepare is None:
             return {name: self._as_numbers(name, values) for name, values in columns.items()}
         num_rows = len(next(iter(columns.values())))
@@ -114,7 +127,7 @@ class ModelInputs:
 
     def call(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
         """Call a module with its inputs, and return what it returns."""
-        return module(**tensors) if self.by_name else module(*tensors.values())
+        return module(**tensors) if self.given_by == "name" else module(*tensors.values())
 
     def _made(self, name: str, values: Any, num_rows: int) -> npt.NDArray[Any]:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

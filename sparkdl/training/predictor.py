@@ -109,9 +109,7 @@ class Predictor:
                 yield dict(zip(tensors, parts, strict=True))
             return
         for start in range(0, num_rows, size):
-            arrays = inputs.prepared(
-                {name: values[start : start + size] for name, values in columns.items()}
-            )
+            arrays = inputs.prepared({name: values[start : start + size] for name, values in columns.items()})
             yield inputs.tensors(arrays, self._device)
 
 

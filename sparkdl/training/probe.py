@@ -161,14 +161,22 @@ def _try_features(
         told = f"{told.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."
     if len(arrays) == 1:
         ((name, array),) = arrays.items()
+        told_of = "The matrix of the features" if inputs.given_by == "matrix" else f"Column {name!r}"
         raise DataError(
-            f"Column {name!r} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
+            f"{told_of} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
             f"{array.dtype} gave {told}"
         ) from failure
     given = ", ".join(
         f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()
     )
-    raise DataError(f"The model {type(model).__name__} cannot be called with {given}: {told}") from failure
+    hint = (
+        f'{"" if told.endswith(".") else "."} Where it takes them as one matrix, set passFeaturesBy="matrix".'
+        if inputs.are_numbers and inputs.given_by == "position"
+        else ""
+    )
+    raise DataError(
+        f"The model {type(model).__name__} cannot be called with {given}: {told}{hint}"
+    ) from failure
 
 
 def _telling(failures: Sequence[Exception]) -> Exception:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sparkdl.training.model_inputs import PrepareFunction
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _OLDEST_VERSION = 2
 """Format 1 had another signature; no sparkdl that wrote it was released."""
 

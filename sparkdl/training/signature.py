@@ -11,6 +11,7 @@ from sparkdl.training.model_inputs import ModelInput, ModelInputs
 
 if TYPE_CHECKING:
     from sparkdl.training.losses import PredictionKind
+    from sparkdl.training.model_inputs import GivenBy
 
 _TOLD_BY_FOOTERS = ("value_range", "num_nulls", "object_bytes")
 
@@ -56,7 +57,7 @@ class ModelSignature:
                 for column in columns
             ],
             "inputs": [asdict(each) for each in inputs.inputs],
-            "by_name": inputs.by_name,
+            "given_by": inputs.given_by,
             "padding_value": inputs.padding_value,
             "outputs": [asdict(output) for output in self.outputs],
         }
@@ -72,11 +73,18 @@ class ModelSignature:
             inputs=ModelInputs(
                 columns=tuple(Column(**_with_tuples(column)) for column in content["columns"]),
                 inputs=tuple(ModelInput(**each) for each in content["inputs"]),
-                by_name=bool(content["by_name"]),
+                given_by=content["given_by"]
+                if "given_by" in content
+                else _given_by(by_name=content["by_name"]),
                 padding_value=content["padding_value"],
             ),
             outputs=tuple(ModelOutput(**_with_tuples(output)) for output in content["outputs"]),
         )
+
+
+def _given_by(*, by_name: bool) -> GivenBy:
+    """What format 2 of saved models says."""
+    return "name" if by_name else "position"
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,6 +167,14 @@ SCENES = {
         ),
         {"featuresCol": ["dense", "tokens"], "passFeaturesBy": "name", "paddingValue": 0},
     ),
+    "columns of one number each as a matrix": Scene(
+        lambda: nn.Linear(3, 3),
+        lambda model, rows: F.cross_entropy(
+            model(torch.stack([tensor(rows[name]).float() for name in ("age", "code", "target")], dim=1)),
+            tensor(rows["number"]),
+        ),
+        {"featuresCol": ["age", "code", "target"], "passFeaturesBy": "matrix"},
+    ),
     "bytes and strings": Scene(
         Decoded,
         lambda model, rows: F.mse_loss(

@@ -13,6 +13,7 @@ from torch import nn
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.column_check import check_columns
+from sparkdl.estimators.fit_features import check_names
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.scoring import score_batch
 from sparkdl.training.predictor import Predictor
@@ -34,6 +35,12 @@ from tests.unit.estimators.fit_examples import (
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("rows") / "rows")
+
+
+def test_a_label_called_like_the_matrix_is_refused():
+    estimator = make_estimator(featuresCol=["age", "w"], labelCol="features", passFeaturesBy="matrix")
+    with pytest.raises(ParamError, match="matrix of the features is called 'features', and so is a label"):
+        check_names(["features"], estimator)
 
 
 MISSING = {
@@ -103,6 +110,26 @@ REFUSED = {
         {"passFeaturesBy": "name"},
         DataError,
         "Column 'dense' does not fit the model Linear.*unexpected keyword argument 'dense'",
+    ),
+    "a matrix with an array": (
+        {"featuresCol": ["age", "dense"], "passFeaturesBy": "matrix"},
+        DataError,
+        "Column 'dense' holds arrays, and a matrix is made of columns of one number each",
+    ),
+    "a matrix of what a function makes": (
+        {"passFeaturesBy": "matrix", "prepareFeatures": decode},
+        ParamError,
+        'passFeaturesBy is "matrix", and prepareFeatures makes the inputs. Leave one of them out',
+    ),
+    "a matrix that the model cannot take": (
+        {"featuresCol": ["age", "w"], "passFeaturesBy": "matrix"},
+        DataError,
+        r"The matrix of the features does not fit the model Linear: a batch of shape \(1, 2\)",
+    ),
+    "columns one by one for a model that takes a matrix": (
+        {"featuresCol": ["age", "w", "code", "target"]},
+        DataError,
+        r"cannot be called with 'age' .*but 5 were given\. Where it takes them as one matrix, set passFeaturesBy=",
     ),
     "a function that loses rows": (
         {"prepareFeatures": half},

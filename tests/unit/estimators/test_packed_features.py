@@ -15,6 +15,7 @@ from sparkdl.data import Column
 from sparkdl.estimators.packed_features import Packing, packing_of
 from sparkdl.estimators.scoring import ScoringModel, score_columns
 from sparkdl.training.architecture import pack_module
+from sparkdl.training.model_inputs import MATRIX
 from sparkdl.training.signature import ModelOutput, ModelSignature
 from tests.training.signatures import make_inputs
 
@@ -50,6 +51,21 @@ def test_packed_columns_are_scored_as_columns_are(rows, element):
     assert found.type == apart.type
     assert found.to_pylist() == apart.to_pylist()
     assert [value is None for value in found.to_pylist()] == [None in row for row in rows]
+
+
+@given(rows=ROWS, element=st.sampled_from(["float", "double"]))
+@settings(max_examples=50, deadline=None)
+def test_a_matrix_is_scored_as_it_comes_and_as_its_columns_are(rows, element):
+    arrow = {"float": pa.float32(), "double": pa.float64()}[element]
+    torch.manual_seed(0)
+    inputs = replace(make_inputs("a", "b", "c"), given_by="matrix", inputs=make_inputs(MATRIX).inputs)
+    model = ScoringModel(pack_module(nn.Linear(3, 2)), replace(SIGNATURE, inputs=inputs), 4)
+    columns = tuple(pa.array([row[index] for row in rows], arrow) for index in range(3))
+    apart = next(score_columns(MODEL, iter([columns]))).to_pylist()
+    packed = pa.array(rows, pa.list_(arrow))
+    for batch, packing in ((columns, None), ((packed,), Packing(element))):
+        found = next(score_columns(model, iter([batch]), packing=packing)).to_pylist()
+        assert found == [None if row is None else pytest.approx(row, rel=1e-5, abs=1e-6) for row in apart]
 
 
 def test_a_function_of_the_users_own_gets_the_types_of_the_columns():

@@ -108,9 +108,9 @@ class Sized(nn.Module):
         return a + 10 * b + 100 * c
 
 
-@pytest.mark.parametrize("by_name", [False, True])
-def test_many_columns_of_numbers_are_cut_into_passes(by_name):
-    inputs = replace(make_inputs("a", "b", "c"), by_name=by_name)
+@pytest.mark.parametrize("given_by", ["position", "name"])
+def test_many_columns_of_numbers_are_cut_into_passes(given_by):
+    inputs = replace(make_inputs("a", "b", "c"), given_by=given_by)
     signature = ModelSignature(inputs=inputs, outputs=(ModelOutput(name="y", kind="value"),))
     module = Sized()
     predictor = Predictor(SavedModel(module, signature), batch_size=4)

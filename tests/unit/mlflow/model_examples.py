@@ -28,7 +28,7 @@ def many_into_many() -> TorchModel:
         "count": Column(name="count", dtype="int32"),
     }
     inputs = make_inputs(
-        *columns, dtypes=("float32", "int64", "float32"), by_name=True, padding_value=0.0, **columns
+        *columns, dtypes=("float32", "int64", "float32"), given_by="name", padding_value=0.0, **columns
     )
     outputs = (
         ModelOutput(name="kind", kind="class", num_classes=3, classes=KINDS),

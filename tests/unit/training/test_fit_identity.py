@@ -147,7 +147,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "features passed by name": (
         {},
-        with_inputs(by_name=True),
+        with_inputs(given_by="name"),
         "passFeaturesBy was 'position' and is 'name'",
     ),
     "another padding": (

@@ -213,9 +213,19 @@ def test_a_missing_or_damaged_manifest_is_named(saved, tmp_path):
 def test_a_model_of_a_newer_format_says_what_to_install(saved):
     path = saved[1] / "sparkdl_model.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "format_version": 3, "sparkdl_version": "9.1"}))
-    with pytest.raises(SavedModelError, match=r"format 3 by sparkdl 9\.1.*Install a newer sparkdl"):
+    path.write_text(json.dumps({**manifest, "format_version": 4, "sparkdl_version": "9.1"}))
+    with pytest.raises(SavedModelError, match=r"format 4 by sparkdl 9\.1.*Install a newer sparkdl"):
         load_model(saved[1])
+
+
+@pytest.mark.parametrize(("by_name", "given_by"), [(False, "position"), (True, "name")])
+def test_a_model_of_the_format_before_is_read(saved, by_name, given_by):
+    path = saved[1] / "sparkdl_model.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["signature"].pop("given_by") == "position"
+    manifest["signature"]["by_name"] = by_name
+    path.write_text(json.dumps({**manifest, "format_version": 2}))
+    assert load_model(saved[1]).signature.inputs.given_by == given_by
 
 
 def test_a_model_of_a_format_that_is_no_longer_read_says_to_save_it_again(saved):

@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sparkdl.errors import DataError, ParamError, ParamTypeError
+from sparkdl.data.frame_check import check_frame
+from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators.checked_params import check_param_map
 from sparkdl.estimators.place_of_fit import ALONE
 from sparkdl.estimators.training_rows import share_rows
@@ -64,22 +65,13 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
         return self.__next__()
 
 
-def check_frame(dataset: Any) -> None:
+def check_rows_to_fit(dataset: Any) -> None:
     """Check that what is to be fitted on is a DataFrame of Spark that ends.
 
     Raises:
         DataError: if it is something else, or a stream.
     """
-    if not (hasattr(dataset, "sparkSession") and hasattr(dataset, "schema")):
-        found = f"{type(dataset).__module__}.{type(dataset).__name__}"
-        raise DataError(
-            f"fit takes a Spark DataFrame, got {found}. Make one of it with spark.createDataFrame(...)."
-        )
-    if dataset.isStreaming:
-        raise DataError(
-            "fit takes a DataFrame that ends, and this one is a stream. Read its source with spark.read, or call fit "
-            "on each batch that writeStream.foreachBatch(...) gives; the model's transform takes streams."
-        )
+    check_frame(dataset, "fit", of_streams="; the model's transform takes streams")
 
 
 def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:

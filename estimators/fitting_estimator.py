@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from pyspark.ml import Estimator
 
 from sparkdl.estimators.checked_params import CheckedParams, check_param_map
-from sparkdl.estimators.fit_multiple import FittedModels, check_frame, check_maps, with_param_maps
+from sparkdl.estimators.fit_multiple import FittedModels, check_maps, check_rows_to_fit, with_param_maps
 from sparkdl.estimators.fit_on_rows import fit_on_rows
 from sparkdl.estimators.nested_runs import nested_runs, place_of_single_fit
 from sparkdl.estimators.torch_model import TorchModel
@@ -78,7 +78,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
             LaunchError: if the cluster cannot run the ranks.
             RankError: if a rank fails.
         """
-        check_frame(dataset)
+        check_rows_to_fit(dataset)
         if isinstance(params, dict):
             check_param_map(self, params)
         return super().fit(dataset, params)
@@ -92,7 +92,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         Raises:
             ParamError: if a map cannot work; it says which one.
         """
-        check_frame(dataset)
+        check_rows_to_fit(dataset)
         check_maps(paramMaps)
         estimators = with_param_maps(self, paramMaps)
         return FittedModels(dataset, estimators, nested_runs(estimators))

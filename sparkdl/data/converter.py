@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
+from sparkdl.data.frame_check import check_frame
 from sparkdl.data.materialization import ROW_GROUP_BYTES, obtain_dataset
 from sparkdl.data.spark_columns import is_vector, quoted
 from sparkdl.data.store import Store
@@ -57,9 +58,10 @@ def make_spark_converter(
 
     Raises:
         ParamError: if ``dtype`` is neither, or ``parquet_row_group_size_bytes`` below 1.
-        DataError: if a column cannot be fed, or there are no rows.
+        DataError: if ``df`` is no DataFrame of Spark, or a stream; if a column cannot be fed, or there are no rows.
         StoreError: if the Store cannot be written.
     """
+    check_frame(df, "make_spark_converter")
     if dtype not in ("float32", "float64", None):
         raise ParamError(f"dtype must be 'float32', 'float64' or None, got {dtype!r}.")
     if parquet_row_group_size_bytes < 1:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from sparkdl.data.cleanup import remove_unless_used
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.footers import scan_dataset
+from sparkdl.data.frame_check import check_frame
 from sparkdl.data.in_place import open_in_place
 from sparkdl.data.merging import merge_small_files
 from sparkdl.data.parquet_files import list_parquet_files
@@ -127,12 +128,13 @@ def materialize(
         until a block ends.
 
     Raises:
-        DataError: if a column is missing or cannot be fed, or has nulls; if there are no rows; if Spark cannot read a
-            file, which it names.
+        DataError: if ``df`` is no DataFrame of Spark, or a stream; if a column is missing or cannot be fed, or has
+            nulls; if there are no rows; if Spark cannot read a file, which it names.
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
         LaunchError: if the executors' Python lacks sparkdl or one of its libraries.
     """
+    check_frame(df, "materialize")
     obtained = obtain_dataset(
         df,
         columns,
@@ -168,6 +170,7 @@ def use_materialized(
     ``on_write`` is called before rows are written, and ``in_tasks`` on the executors, in each task that does so, with
     the number of its partition; rows that are found, or read where they lie, are not written.
     """
+    check_frame(df, "use_materialized")
     store = as_store(store)
     obtained = obtain_dataset(
         df,

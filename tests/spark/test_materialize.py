@@ -13,6 +13,7 @@ from sparkdl.data import (
     ParquetFeed,
     Store,
     check_labels,
+    make_spark_converter,
     materialize,
     open_dataset,
     use_materialized,
@@ -167,6 +168,26 @@ def test_an_empty_dataframe_is_an_error(df: DataFrame, store: Store) -> None:
         with pytest.raises(DataError, match="has no rows"):
             materialize(empty, ["id", "array"], store)
     assert files_of(store) == []
+
+
+WRITERS = {
+    "materialize": lambda df, store: materialize(df, ["value"], store),
+    "use_materialized": lambda df, store: use_materialized(df, ["value"], store).__enter__(),
+    "make_spark_converter": lambda df, store: make_spark_converter(df, store.url),
+}
+
+
+@pytest.mark.no_cluster_needed
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_stream_and_what_is_no_dataframe_are_refused_before_anything_runs(
+    spark: SparkSession, store: Store, name: str
+) -> None:
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(DataError, match=f"^{name} takes a DataFrame that ends, .* call {name} on each batch"):
+        WRITERS[name](stream, store)
+    with pytest.raises(DataError, match=f"^{name} takes a Spark DataFrame, got builtins.dict"):
+        WRITERS[name]({"value": [1.0]}, store)
+    assert not Path(store.url).exists()
 
 
 @pytest.mark.any_spark_will_do

@@ -52,8 +52,9 @@ def named_classes(
         return None
     if ignored is not None:
         raise ParamError(
-            f"Param labels names labels of column {name!r}, whose loss has ignore_index {ignored}; that goes with the "
-            f"labels 0 to {most - 1} in their order alone. Number the classes so, or leave such rows out."
+            f"Param labels names other labels of column {name!r} than 0 to {most - 1} in their order, and its loss has "
+            f"ignore_index {ignored}, which goes with these alone. Number the classes so in the column and in labels, "
+            f"or leave out the rows that hold {ignored} and give a loss without ignore_index."
         )
     check_magnitudes(labels, name)
     for value in column.value_range or ():

@@ -80,6 +80,18 @@ def test_numbers_from_0_in_their_order_stay_what_they_are(dataset):
     assert head.label.classes is None
 
 
+def test_named_numbers_from_0_go_with_an_ignore_index_that_is_not_named(tmp_path):
+    rows = pa.table({"dense": [[1.0] * 4] * 4, "number": [0, 2, -1, 2]})
+    pq.write_table(rows, tmp_path / "part-0.parquet")
+    dataset = scan_dataset(str(tmp_path))
+    (head,) = prepare_fit(
+        make_estimator(labels=[0, 1, 2], loss=nn.CrossEntropyLoss(ignore_index=-1)), dataset
+    ).spec.heads
+    assert head.label.classes is None
+    with pytest.raises(DataError, match=r"in \[0, 3\), but column 'number' holds -1"):
+        prepare_fit(make_estimator(labels=[0, 1, 2], loss=nn.CrossEntropyLoss(ignore_index=-2)), dataset)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -91,7 +103,8 @@ def test_numbers_from_0_in_their_order_stay_what_they_are(dataset):
         (
             {"labels": [3, 9, 5], "labelCol": "code", "loss": nn.CrossEntropyLoss(ignore_index=-1)},
             ParamError,
-            "of column 'code', whose loss has ignore_index -1; that goes with the labels 0 to 2 in their order alone",
+            "other labels of column 'code' than 0 to 2 in their order, and its loss has ignore_index -1.* Number the "
+            "classes so in the column and in labels, or leave out the rows that hold -1 and give a loss without ignore",
         ),
         ({"labels": [0, 1], "model": nn.Linear(4, 2)}, DataError, r"lie in \[0, 2\).* 'number' holds 0 to 2"),
         ({"labels": [0, 1]}, DataError, "names 2 labels of column 'number', and the model tells 3 classes"),

@@ -88,8 +88,11 @@ def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
     from sparkdl.data.petastorm.containment import install
 
     install()
+    # Ranks are processes of Horovod's own, which have to take Petastorm as it is here before they import it.
+    (folder / "sitecustomize.py").write_text(f"from {install.__module__} import install\ninstall()\n")
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     common, model = "horovod.spark.common", make_model()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     estimator = import_module("horovod.spark.torch").TorchEstimator(
         backend=import_module(f"{common}.backend").SparkBackend(num_proc=job.num_ranks, env=environment),
         store=import_module(f"{common}.store").LocalStore(str(folder)),

@@ -26,6 +26,7 @@ from sparkdl.training.columns import dtype_name
 from sparkdl.training.goal import Goal
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.losses import prediction_kind
+from sparkdl.training.model_inputs import MATRIX
 from sparkdl.training.probe import ProbeResult, probe
 from sparkdl.training.signature import ModelOutput, ModelSignature
 from sparkdl.training.spec import TrainingSpec
@@ -104,6 +105,10 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     if weight is not None:
         check_row_weights(dataset, weight)
     inputs, heads = make_inputs(params, dataset), make_heads(params, dataset)
+    if inputs.given_by == "matrix":
+        check_names(
+            [MATRIX], params
+        )  # before the model is tried on a row in which a label may have that name
     named = labels_by_column(params.getLabels(), params.label_names())
     row = _first_row(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     found = probe(

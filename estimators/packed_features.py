@@ -66,8 +66,7 @@ def packing_of(types: Sequence[DataType], inputs: ModelInputs) -> Packing | None
     Where all enter the model as numbers of one floating type, Spark makes them that; a function of the user's own
     looks at them first as they are, and then they have to be of one type.
     """
-    are_numbers = all(column.kind == "number" and not column.shape for column in inputs.columns)
-    if len(types) < 2 or not are_numbers or not all(map(_is_plain_number, types)):
+    if len(types) < 2 or not inputs.come_as_numbers or not all(map(_is_plain_number, types)):
         return None
     given = {each.dtype for each in inputs.inputs}
     if inputs.prepare is None and len(given) == 1 and given <= set(_DIRECTLY):

@@ -120,8 +120,10 @@ def load_predictor(model: ScoringModel) -> Predictor:
         gc.unfreeze()
         while len(_loaded) > _MAX_LOADED:
             _loaded.popitem(last=False)
-            gc.collect()
-        gc.freeze()  # Spark's worker collects garbage after every task, and looks for 0.1 s through what torch imports
+        gc.collect()  # what is garbage now would stay for good, and so would a model that refers to itself
+        # Spark's worker collects garbage after every task, and looks for 0.1 s through what torch imports. Cycles that
+        # the user's own functions hold now are freed when another model is loaded, and not before.
+        gc.freeze()
     _loaded.move_to_end(model.key)
     return _loaded[model.key]
 
@@ -157,7 +159,7 @@ def score_features(
     absent: npt.NDArray[np.bool_] | None,
     wanted: tuple[ScoredColumn, ...],
 ) -> pa.Array:
-    """Return what is wanted for feature columns by name, with null for rows that are absent from them."""
+    """Return what is wanted for feature columns by name, or their matrix, with null for rows that are absent there."""
     outputs = predictor.signature.outputs
     of_each = {
         output.name: [column.answer for column in wanted if output in answering(column, outputs)]

@@ -21,7 +21,8 @@ def check_frame(df: Any, taker: str, *, of_streams: str = "") -> None:
     if not (hasattr(df, "sparkSession") and hasattr(df, "schema")):
         found = f"{type(df).__module__}.{type(df).__name__}"
         raise DataError(
-            f"{taker} takes a Spark DataFrame, got {found}. Make one of it with spark.createDataFrame(...)."
+            f"{taker} takes a Spark DataFrame, got {found}. Read files with spark.read, and make one of other data "
+            "with spark.createDataFrame(...)."
         )
     if df.isStreaming:
         raise DataError(

@@ -71,10 +71,13 @@ class ModelInputs:
 
     @property
     def are_numbers(self) -> bool:
-        """Whether every input is a feature column as it comes, with one number per row."""
-        return self.prepare is None and all(
-            column.kind == "number" and not column.shape for column in self.columns
-        )
+        """Whether what enters the model is feature columns as they come, with one number per row each."""
+        return self.prepare is None and self.come_as_numbers
+
+    @property
+    def come_as_numbers(self) -> bool:
+        """Whether every feature column has one number per row."""
+        return all(column.kind == "number" and not column.shape for column in self.columns)
 
     def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
         """Return these inputs with the dtypes by name in which they enter the model."""

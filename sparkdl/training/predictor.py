@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sparkdl.training.signature import ModelOutput
 
 DEFAULT_BATCH_SIZE = 1024
+_ROWS_AT_ONCE = 1 << 14
+"""About so many rows of number columns become tensors together: what is served may be a frame of any length."""
 
 Answer: TypeAlias = Literal["prediction", "probability", "rawPrediction"]
 """What a model can be asked about a row, by the names that Spark ML has for it."""
@@ -50,7 +52,7 @@ class Predictor:
         They are float64 of shape ``(rows, *output.shape)``, or what the label column calls the classes.
 
         Args:
-            columns: holds the feature columns, ``(rows, *column.shape)``.
+            columns: holds the feature columns, ``(rows, *column.shape)``, or, where the model takes it, their matrix.
 
         Raises:
             DataError: if a column is missing, its rows have another shape than the model was trained on, or it holds
@@ -71,7 +73,7 @@ class Predictor:
         ``"rawPrediction"``: of shape ``(rows, classes)``, see :mod:`sparkdl.training.class_scores`.
 
         Args:
-            columns: holds the feature columns, ``(rows, *column.shape)``.
+            columns: as of :meth:`predict`.
             wanted: answers that the outputs have; or by the name of each output, those that it has.
 
         Raises:
@@ -102,15 +104,16 @@ class Predictor:
         """Yield the module's inputs for one pass after the other."""
         inputs, size = self.signature.inputs, self._batch_size
         num_rows = len(next(iter(columns.values())))
-        if inputs.are_numbers and num_rows:
-            # In one go, and then cut: with many columns, what each costs in every pass adds up to that of the module.
-            tensors = inputs.tensors(inputs.prepared(columns), self._device)
+        # Many rows in one go, and then cut: with many columns, what each costs in every pass adds up to the module's.
+        step = max(1, _ROWS_AT_ONCE // size) * size if inputs.are_numbers else size
+        for start in range(0, num_rows, step):
+            arrays = inputs.prepared({name: values[start : start + step] for name, values in columns.items()})
+            tensors = inputs.tensors(arrays, self._device)
+            if not inputs.are_numbers:  # a function of the user's own may return what cannot be cut like rows
+                yield tensors
+                continue
             for parts in zip(*(tensor.split(size) for tensor in tensors.values()), strict=True):
                 yield dict(zip(tensors, parts, strict=True))
-            return
-        for start in range(0, num_rows, size):
-            arrays = inputs.prepared({name: values[start : start + size] for name, values in columns.items()})
-            yield inputs.tensors(arrays, self._device)
 
 
 def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[np.float64]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from sparkdl.data import Column
-from sparkdl.training.model_inputs import ModelInput, ModelInputs
+from sparkdl.training.model_inputs import GivenBy, ModelInput, ModelInputs
 
 if TYPE_CHECKING:
     from sparkdl.training.losses import PredictionKind
-    from sparkdl.training.model_inputs import GivenBy
 
 _TOLD_BY_FOOTERS = ("value_range", "num_nulls", "object_bytes")
 
@@ -73,18 +72,20 @@ class ModelSignature:
             inputs=ModelInputs(
                 columns=tuple(Column(**_with_tuples(column)) for column in content["columns"]),
                 inputs=tuple(ModelInput(**each) for each in content["inputs"]),
-                given_by=content["given_by"]
-                if "given_by" in content
-                else _given_by(by_name=content["by_name"]),
+                given_by=_given_by(content),
                 padding_value=content["padding_value"],
             ),
             outputs=tuple(ModelOutput(**_with_tuples(output)) for output in content["outputs"]),
         )
 
 
-def _given_by(*, by_name: bool) -> GivenBy:
-    """What format 2 of saved models says."""
-    return "name" if by_name else "position"
+def _given_by(content: Mapping[str, Any]) -> GivenBy:
+    if "given_by" not in content:  # format 2 of saved models
+        return "name" if content["by_name"] else "position"
+    found: GivenBy = content["given_by"]
+    if found not in get_args(GivenBy):
+        raise ValueError(f"given_by is {found!r}, and none of {', '.join(get_args(GivenBy))}")
+    return found
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
 
+from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.column_check import check_columns
-from sparkdl.estimators.fit_features import check_names
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.scoring import score_batch
 from sparkdl.training.predictor import Predictor
@@ -37,10 +38,14 @@ def dataset(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("rows") / "rows")
 
 
-def test_a_label_called_like_the_matrix_is_refused():
-    estimator = make_estimator(featuresCol=["age", "w"], labelCol="features", passFeaturesBy="matrix")
+@pytest.mark.parametrize("labels", [[1.0, 2.0], [[1.0, 2.0], [3.0, 4.0]]])
+def test_a_label_called_like_the_matrix_is_refused(labels, tmp_path):
+    rows = pa.table({"a": [0.5, 1.5], "b": [2.0, 1.0], "features": labels})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    names = {"featuresCol": ["a", "b"], "labelCol": "features", "passFeaturesBy": "matrix"}
+    estimator = make_estimator(model=nn.Linear(2, 2), loss=nn.MSELoss(), **names)
     with pytest.raises(ParamError, match="matrix of the features is called 'features', and so is a label"):
-        check_names(["features"], estimator)
+        prepare_fit(estimator, scan_dataset(str(tmp_path)))
 
 
 MISSING = {

@@ -92,8 +92,13 @@ def test_the_collector_passes_over_what_was_imported_and_frees_models_that_are_n
     ]
     modules = [weakref.ref(predictor()._module) for predictor in loaded]
     assert gc.get_freeze_count() > 0
+    garbage = Knotted()
+    lost = weakref.ref(garbage)
+    del garbage
     load_predictor(make_model()[0])
+    assert lost() is None
     assert [module() is None for module in modules] == [True, False, False, False]
+    gc.unfreeze()
 
 
 class Sized(nn.Module):
@@ -108,8 +113,10 @@ class Sized(nn.Module):
         return a + 10 * b + 100 * c
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 9, 100])
 @pytest.mark.parametrize("given_by", ["position", "name"])
-def test_many_columns_of_numbers_are_cut_into_passes(given_by):
+def test_many_columns_of_numbers_are_cut_into_passes(given_by, rows_at_once, monkeypatch):
+    monkeypatch.setattr("sparkdl.training.predictor._ROWS_AT_ONCE", rows_at_once)
     inputs = replace(make_inputs("a", "b", "c"), given_by=given_by)
     signature = ModelSignature(inputs=inputs, outputs=(ModelOutput(name="y", kind="value"),))
     module = Sized()

@@ -218,6 +218,13 @@ def test_a_model_of_a_newer_format_says_what_to_install(saved):
         load_model(saved[1])
 
 
+def test_a_way_to_call_the_model_that_there_is_not_is_damage(saved):
+    path = saved[1] / "sparkdl_model.json"
+    path.write_text(path.read_text().replace('"position"', '"colour"'))
+    with pytest.raises(SavedModelError, match=r"given_by is 'colour', and none of position, name, matrix"):
+        load_model(saved[1])
+
+
 @pytest.mark.parametrize(("by_name", "given_by"), [(False, "position"), (True, "name")])
 def test_a_model_of_the_format_before_is_read(saved, by_name, given_by):
     path = saved[1] / "sparkdl_model.json"

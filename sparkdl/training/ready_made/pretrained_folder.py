@@ -1,0 +1,87 @@
+"""Folders that ``save_pretrained`` of transformers wrote, and what is refused of them. Runs on the *driver*.
+
+transformers is imported when a folder is read; nothing is fetched from the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkdl.errors import ParamError
+from sparkdl.training.ready_made.pretrained_text import PretrainedTextNetwork, taken_names
+
+
+def check_folder(folder: str) -> None:
+    """Check that transformers is installed and a folder may hold a model.
+
+    Raises:
+        ParamError: if not.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise ParamError(
+            f"Param pretrained is {folder!r}, and there is no config.json in such a folder on the driver. It takes a "
+            "local folder that model.save_pretrained(folder) and tokenizer.save_pretrained(folder) of transformers "
+            "wrote."
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which transformers reads, and that is not installed here. Install it on "
+            "driver and executors: pip install transformers"
+        )
+
+
+def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNetwork]:
+    """Return tokenizer and network of a folder, with last layers for so many classes, new where it had others or none.
+
+    Raises:
+        ParamError: if there is no tokenizer, or no model for texts as a whole, or its weights are those of another.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            local_files_only=True,
+            num_labels=num_outputs,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    _check_loaded(model, loading, folder)
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ParamError(
+                f"Param pretrained is {folder!r}, whose tokenizer has no token that fills up. Give it one: "
+                "tokenizer.pad_token = ..., and save it again."
+            )
+        tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return tokenizer, PretrainedTextNetwork(
+        model.float(), taken_names(tokenizer)
+    )  # weights may come in a lower precision
+
+
+def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
+    """Check that only layers after the body of a model begin anew: the body's own weights are what it is taken for."""
+    # With names of another shape are both shapes.
+    names = {*loading["missing_keys"], *(each[0] for each in loading["mismatched_keys"])}
+    lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
+    if lacking:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose weights are not those of the model that its config.json tells of: "
+            f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
+            "it again with model.save_pretrained(folder)."
+        )
+
+
+def _is_of_body(name: str, body: str) -> bool:
+    # Models that were trained to guess words lack the pooler, the body's own layer before that for classes.
+    return name.startswith(f"{body}.") and ".pooler." not in name

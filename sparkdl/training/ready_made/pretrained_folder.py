@@ -71,8 +71,9 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
 
 def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
     """Check that only layers after the body of a model begin anew: the body's own weights are what it is taken for."""
-    # With names of another shape are both shapes.
-    names = {*loading["missing_keys"], *(each[0] for each in loading["mismatched_keys"])}
+    # transformers 5 tells of both shapes beside a name, 4.57 of the name alone.
+    mismatched = (each if isinstance(each, str) else each[0] for each in loading["mismatched_keys"])
+    names = {*loading["missing_keys"], *mismatched}
     lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
     if lacking:
         raise ParamError(

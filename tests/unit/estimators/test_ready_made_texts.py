@@ -177,7 +177,7 @@ def test_a_model_whose_first_places_are_no_texts_takes_fewer_tokens(dataset, pre
         learn(TextClassifier(featuresCol="text", pretrained=nowhere), dataset)
 
 
-@pytest.mark.parametrize("what", ["missing", "mismatched"])
+@pytest.mark.parametrize("what", ["missing", "mismatched", "mismatched_names"])
 def test_weights_of_another_model_than_its_config_tells_of_are_refused(dataset, pretrained, tmp_path, what):
     anew = ["classifier.weight", "classifier.bias", "body.pooler.dense.weight"]
     head = write_folder(tmp_path / "head", **{what: anew})

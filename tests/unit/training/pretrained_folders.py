@@ -77,7 +77,9 @@ class AutoModelForSequenceClassification:
         info = {
             "missing_keys": said.get("missing", []),
             "unexpected_keys": [],
-            "mismatched_keys": [(name, (1,), (2,)) for name in said.get("mismatched", [])],
+            # as transformers 5 has it; without shapes, as 4.57 does
+            "mismatched_keys": [(name, (1,), (2,)) for name in said.get("mismatched", [])]
+            + said.get("mismatched_names", []),
             "error_msgs": [],
         }
         return TinyModel(num_labels, said.get("first_place", 0)), info
@@ -99,7 +101,8 @@ def write_folder(folder, **config):
 
     Args:
         folder: a new one.
-        config: weights that are ``missing`` or ``mismatched``, and the ``first_place`` of a text.
+        config: weights that are ``missing``, or ``mismatched`` as transformers 5 tells it, or ``mismatched_names``, as
+            4.57 does; the ``first_place`` of a text.
     """
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

@@ -14,6 +14,9 @@ from typing import Any
 from sparkdl.errors import ParamError
 from sparkdl.training.ready_made.pretrained_text import PretrainedTextNetwork, taken_names
 
+_VOCABULARIES = ("tokenizer.*", "*.model", "tekken.json")
+"""Files that transformers looks for beside those which the class of a tokenizer names."""
+
 
 def check_folder(folder: str) -> None:
     """Check that transformers is installed and a folder may hold a model.
@@ -53,8 +56,10 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
     except Exception as error:
         raise ParamError(
             f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}. It takes what model.save_pretrained(folder) and "
+            "tokenizer.save_pretrained(folder) wrote."
         ) from error
+    _check_tokenizer(tokenizer, folder)
     _check_loaded(model, loading, folder)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -67,6 +72,18 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
     return tokenizer, PretrainedTextNetwork(
         model.float(), taken_names(tokenizer)
     )  # weights may come in a lower precision
+
+
+def _check_tokenizer(tokenizer: Any, folder: str) -> None:
+    """Check that a folder holds a tokenizer: without one transformers 5 makes one that knows no word."""
+    own = set(getattr(tokenizer, "vocab_files_names", {}).values())
+    # One of characters or bytes needs no vocabulary; to any other its settings alone give no word.
+    wanted = [*own, *_VOCABULARIES] if own else ["tokenizer_config.json", *_VOCABULARIES]
+    if not any(found.is_file() for pattern in wanted for found in Path(folder).glob(pattern)):
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which holds no vocabulary of a tokenizer ({', '.join(sorted(wanted))}). "
+            "Save the tokenizer beside the model: tokenizer.save_pretrained(folder)."
+        )
 
 
 def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:

@@ -193,11 +193,35 @@ def test_weights_of_another_model_than_its_config_tells_of_are_refused(dataset, 
 def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
     with pytest.raises(ParamError, match="no config.json in such a folder on the driver.*save_pretrained"):
         TextClassifier(pretrained=str(tmp_path / "nowhere")).check_values()
-    (tmp_path / "pretrained" / "tokenizer.json").unlink()
+    (tmp_path / "pretrained" / "tokenizer.json").write_text("no JSON")
     with pytest.raises(
-        ParamError, match="makes no tokenizer and model that tells classes: OSError: no tokenizer.json"
+        ParamError,
+        match=r"makes no tokenizer and model that tells classes: JSONDecodeError: .*save_pretrained",
     ):
         learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
+
+
+def test_a_model_without_its_tokenizer_is_refused(dataset, pretrained, tmp_path):
+    folder = tmp_path / "pretrained"
+    (folder / "tokenizer.json").unlink()
+    for name in ("tokenizer_config.json", None):  # also where the settings of the tokenizer lie there alone
+        with pytest.raises(
+            ParamError,
+            match=r"holds no vocabulary of a tokenizer .*letters.txt.* beside the model: tokenizer",
+        ):
+            learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
+        if name is not None:
+            (folder / name).unlink()
+
+
+@pytest.mark.parametrize("file", ["letters.txt", "sentencepiece.bpe.model", "tokenizer.4.0.0.json", None])
+def test_tokenizers_may_keep_words_in_files_of_other_names_or_need_none(dataset, pretrained, tmp_path, file):
+    settings = {"vocab_files_names": {}} if file is None else {}
+    folder = write_folder(tmp_path / "other", tokenizer=settings)
+    (tmp_path / "other" / "tokenizer.json").unlink()
+    if file is not None:
+        (tmp_path / "other" / file).write_text("")
+    learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
 
 
 def test_without_transformers_it_is_said_what_to_install(tmp_path, monkeypatch):

@@ -40,7 +40,8 @@ class TinyModel(nn.Module):
         return type("Output", (), {"logits": self.classifier(means)})
 
 class TinyTokenizer:
-    """A token for each letter, after one that begins a text."""
+    """A token for each letter, after one that begins a text. Its settings are attributes, as the file has them."""
+    vocab_files_names = {"vocab_file": "letters.txt", "tokenizer_file": "tokenizer.json"}
     model_max_length = int(1e30)
     model_input_names = ["input_ids", "attention_mask"]
     pad_token, eos_token, pad_token_id = None, "<end>", 39
@@ -54,16 +55,20 @@ class TinyTokenizer:
             ids[index, : len(row)], mask[index, : len(row)] = row, 1
         return {"input_ids": ids, "attention_mask": mask}
 
-def found(folder, name):
+def read(folder, name):
     if not os.path.exists(os.path.join(folder, name)):
-        raise OSError(f"no {name} in {folder}")
+        return {}
+    with open(os.path.join(folder, name)) as file:
+        return json.load(file)
 
 class AutoTokenizer:
     @staticmethod
     def from_pretrained(folder, *, local_files_only):
         assert local_files_only
-        found(folder, "tokenizer.json")
-        return TinyTokenizer()
+        read(folder, "tokenizer.json")  # without it, transformers 5 makes a tokenizer that knows no word
+        tokenizer = TinyTokenizer()
+        vars(tokenizer).update(read(folder, "tokenizer_config.json"))
+        return tokenizer
 
 class AutoModelForSequenceClassification:
     @staticmethod
@@ -71,9 +76,7 @@ class AutoModelForSequenceClassification:
         folder, *, local_files_only, num_labels, ignore_mismatched_sizes, output_loading_info
     ):
         assert local_files_only and ignore_mismatched_sizes and output_loading_info
-        found(folder, "config.json")
-        with open(os.path.join(folder, "config.json")) as file:
-            said = json.load(file)
+        said = read(folder, "config.json")
         info = {
             "missing_keys": said.get("missing", []),
             "unexpected_keys": [],
@@ -96,15 +99,17 @@ def install(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
 
 
-def write_folder(folder, **config):
+def write_folder(folder, *, tokenizer=None, **config):
     """Write what the stand-in takes for a model and a tokenizer, and return the path.
 
     Args:
         folder: a new one.
+        tokenizer: attributes that it is to have.
         config: weights that are ``missing``, or ``mismatched`` as transformers 5 tells it, or ``mismatched_names``, as
             4.57 does; the ``first_place`` of a text.
     """
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer or {}))
     return str(folder)

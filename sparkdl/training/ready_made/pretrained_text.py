@@ -43,14 +43,16 @@ class PretrainedTextInputs:
         Raises:
             DataError: if a row holds no text.
         """
-        made = self.tokenizer(
-            checked_texts(columns[self.column], self.column),
-            truncation=True,
-            max_length=self.max_length,
-            padding=True,
-            return_tensors="np",
-        )
+        texts = checked_texts(columns[self.column], self.column)
+        made = self._tokens(texts, max_length=self.max_length, padding=True)
+        if made["input_ids"].shape[1] == 0:  # no token in any text: models fail without a place
+            made = self._tokens(texts, max_length=1, padding="max_length")
         return {name: np.asarray(made[name], np.int64) for name in taken_names(self.tokenizer)}
+
+    def _tokens(self, texts: list[str], *, max_length: int, padding: bool | str) -> Any:
+        return self.tokenizer(
+            texts, truncation=True, max_length=max_length, padding=padding, return_tensors="np"
+        )
 
 
 def taken_names(tokenizer: Any) -> list[str]:

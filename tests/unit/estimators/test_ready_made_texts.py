@@ -153,6 +153,18 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     np.testing.assert_array_equal(*[each["name"]["probability"] for each in answers])
 
 
+def test_texts_may_all_be_empty_to_a_tokenizer_that_adds_no_token(dataset, pretrained, tmp_path):
+    folder = write_folder(tmp_path / "bare", tokenizer={"begins": False})
+    inputs = learn(TextClassifier(featuresCol="text", labelCol="name", pretrained=folder), dataset)
+    model = SavedModel(inputs.spec.model, inputs.signature)
+    alone, among = (
+        Predictor(model).answer({"text": np.array(texts, dtype=object)}, ("probability",))["name"]
+        for texts in (["", ""], ["", "more"])
+    )
+    assert inputs.spec.inputs.prepare({"text": np.array([""], dtype=object)})["input_ids"].tolist() == [[39]]
+    np.testing.assert_allclose(alone["probability"][0], among["probability"][0], rtol=1e-6)
+
+
 def test_a_learning_rate_that_is_set_is_taken_with_a_pretrained_model(dataset, pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
     assert estimator.params_of_fit().getOptimizer().learning_rate == 0.5

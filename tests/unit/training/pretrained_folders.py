@@ -35,21 +35,25 @@ class TinyModel(nn.Module):
         self.classifier = nn.Linear(4, num_labels, dtype=torch.bfloat16)
 
     def forward(self, *, input_ids, attention_mask):
+        assert input_ids.shape[1] > 0, "no tokens"
         counted = attention_mask.unsqueeze(2).to(self.body.words.weight.dtype)
-        means = (self.body(input_ids) * counted).sum(dim=1) / counted.sum(dim=1)
+        means = (self.body(input_ids) * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
         return type("Output", (), {"logits": self.classifier(means)})
 
 class TinyTokenizer:
-    """A token for each letter, after one that begins a text. Its settings are attributes, as the file has them."""
+    """A token for each letter, after one that begins a text or none. Its settings are attributes."""
     vocab_files_names = {"vocab_file": "letters.txt", "tokenizer_file": "tokenizer.json"}
+    begins = True
     model_max_length = int(1e30)
     model_input_names = ["input_ids", "attention_mask"]
     pad_token, eos_token, pad_token_id = None, "<end>", 39
 
     def __call__(self, texts, *, truncation, max_length, padding, return_tensors):
-        assert truncation and padding and return_tensors == "np" and isinstance(texts, list)
-        rows = [[1, *(2 + ord(letter) % 30 for letter in text)][:max_length] for text in texts]
-        ids = np.full((len(rows), max(map(len, rows))), self.pad_token_id)
+        assert truncation and padding in (True, "max_length") and return_tensors == "np" and isinstance(texts, list)
+        start = [1] * self.begins
+        rows = [[*start, *(2 + ord(letter) % 30 for letter in text)][:max_length] for text in texts]
+        longest = max_length if padding == "max_length" else max(map(len, rows))
+        ids = np.full((len(rows), longest), self.pad_token_id)
         mask = np.zeros_like(ids)
         for index, row in enumerate(rows):
             ids[index, : len(row)], mask[index, : len(row)] = row, 1

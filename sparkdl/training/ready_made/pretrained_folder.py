@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
     except Exception as error:
         raise ParamError(
             f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
-            f"{type(error).__name__}: {error}. It takes what model.save_pretrained(folder) and "
+            f"{type(error).__name__}: {str(error).rstrip('.')}. It takes what model.save_pretrained(folder) and "
             "tokenizer.save_pretrained(folder) wrote."
         ) from error
     _check_tokenizer(tokenizer, folder)
@@ -69,9 +70,19 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
             )
         tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts
     model.config.pad_token_id = tokenizer.pad_token_id
-    return tokenizer, PretrainedTextNetwork(
+    tokenizer.model_input_names = _names_for(model, tokenizer.model_input_names)
+    network = PretrainedTextNetwork(
         model.float(), taken_names(tokenizer)
-    )  # weights may come in a lower precision
+    )  # weights may be of a lower precision
+    return tokenizer, network
+
+
+def _names_for(model: Any, names: list[str]) -> list[str]:
+    """Those of a tokenizer's outputs that a model takes: one of no model in particular makes types for any."""
+    takes = inspect.signature(model.forward).parameters
+    # A forward that does not even name tokens hands on what it is given. One that does may take others as keywords
+    # and refuse them further down.
+    return [name for name in names if name in takes] if "input_ids" in takes else names
 
 
 def _check_tokenizer(tokenizer: Any, folder: str) -> None:

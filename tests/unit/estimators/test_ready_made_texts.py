@@ -165,6 +165,17 @@ def test_texts_may_all_be_empty_to_a_tokenizer_that_adds_no_token(dataset, pretr
     np.testing.assert_allclose(alone["probability"][0], among["probability"][0], rtol=1e-6)
 
 
+def test_a_model_is_given_those_outputs_of_its_tokenizer_that_it_takes(dataset, pretrained, tmp_path):
+    made = ["input_ids", "token_type_ids", "attention_mask"]
+    for hands_on, taken in ((False, []), (True, ["token_type_ids"])):
+        folder = write_folder(
+            tmp_path / str(hands_on), tokenizer={"model_input_names": made}, hands_on=hands_on
+        )
+        inputs = learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
+        assert [each.name for each in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask", *taken]
+        assert inputs.spec.inputs.prepare.max_length == 12
+
+
 def test_a_learning_rate_that_is_set_is_taken_with_a_pretrained_model(dataset, pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
     assert estimator.params_of_fit().getOptimizer().learning_rate == 0.5

@@ -40,6 +40,11 @@ class TinyModel(nn.Module):
         means = (self.body(input_ids) * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
         return type("Output", (), {"logits": self.classifier(means)})
 
+class HandingOn(TinyModel):
+    def forward(self, **inputs):
+        assert not inputs.pop("token_type_ids").any()
+        return super().forward(**inputs)
+
 class TinyTokenizer:
     """A token for each letter, after one that begins a text or none. Its settings are attributes."""
     vocab_files_names = {"vocab_file": "letters.txt", "tokenizer_file": "tokenizer.json"}
@@ -57,7 +62,8 @@ class TinyTokenizer:
         mask = np.zeros_like(ids)
         for index, row in enumerate(rows):
             ids[index, : len(row)], mask[index, : len(row)] = row, 1
-        return {"input_ids": ids, "attention_mask": mask}
+        made = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        return {name: made[name] for name in self.model_input_names}
 
 def read(folder, name):
     if not os.path.exists(os.path.join(folder, name)):
@@ -89,7 +95,8 @@ class AutoModelForSequenceClassification:
             + said.get("mismatched_names", []),
             "error_msgs": [],
         }
-        return TinyModel(num_labels, said.get("first_place", 0)), info
+        kind = HandingOn if said.get("hands_on") else TinyModel
+        return kind(num_labels, said.get("first_place", 0)), info
 '''
 
 
@@ -110,7 +117,7 @@ def write_folder(folder, *, tokenizer=None, **config):
         folder: a new one.
         tokenizer: attributes that it is to have.
         config: weights that are ``missing``, or ``mismatched`` as transformers 5 tells it, or ``mismatched_names``, as
-            4.57 does; the ``first_place`` of a text.
+            4.57 does; the ``first_place`` of a text; whether it ``hands_on`` any input, types of tokens as well.
     """
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

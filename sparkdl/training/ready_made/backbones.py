@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -65,6 +66,28 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
     if weights not in (NO_WEIGHTS, PRETRAINED):
         load_fitting(made, read_weights(weights), num_outputs=num_outputs, path=weights)
     return made
+
+
+def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and the deviation of the channels, of pixels from 0 to 1, that a library's weights want.
+
+    Raises:
+        ParamError: if the library does not tell them, as of a model without such weights.
+    """
+    library, model = _split(name)
+    try:
+        if library == "timm":
+            told = _library(library).get_pretrained_cfg(model)
+        else:
+            told = _library("torchvision.models").get_model_weights(model).DEFAULT.transforms()
+        return told.mean, told.std
+    except ParamError:
+        raise
+    except Exception as error:
+        raise ParamError(
+            f"Param backbone is {name!r}, and {library} does not tell how images are normalized for its pretrained "
+            f"weights: {type(error).__name__}: {error}. Set normalization, or take another backboneWeights."
+        ) from error
 
 
 def _of_torchvision(model: str, num_outputs: int, *, is_pretrained: bool) -> nn.Module:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 TORCHVISION = """
+from enum import Enum
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -30,13 +33,28 @@ def get_model(name, *, weights=None, **options):
             for tensor in made.parameters():
                 tensor.fill_(0.5)
     return made
+
+class TinyWeights(Enum):
+    V1 = "url"
+    DEFAULT = V1
+
+    def transforms(self):
+        return SimpleNamespace(mean=[0.5, 0.25, 0.75], std=[0.125, 0.25, 0.5])  # lists, unlike timm's
+
+def get_model_weights(name):
+    return {"tiny_network": TinyWeights, "vast_network": Enum("NoWeights", [])}[name]
 """
 
 TIMM = """
+from types import SimpleNamespace
+
 from torchvision.models import TinyNetwork, get_model
 
 def list_models():
     return ["tiny_network"]
+
+def get_pretrained_cfg(name):
+    return SimpleNamespace(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 def create_model(name, *, pretrained, num_classes):
     assert name == "tiny_network"

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.ready_made.backbones import check_backbone, make_backbone
+from sparkdl.training.ready_made.backbones import check_backbone, make_backbone, pretrained_scales
 from sparkdl.training.ready_made.image_augmentation import ImageAugmentation
 from sparkdl.training.ready_made.image_inputs import ImageInputs
 from sparkdl.training.ready_made.image_network import ImageNetwork
@@ -231,6 +231,15 @@ def test_pretrained_weights_are_the_librarys_under_a_new_last_layer(libraries):
     assert network.fc.weight.shape == (5, 4)
     assert not (network.fc.weight == 0.5).any()
     assert make_backbone("timm:tiny_network", num_outputs=5, weights="pretrained").is_pretrained
+
+
+def test_libraries_tell_how_images_of_their_pretrained_weights_are_normalized(libraries):
+    assert pretrained_scales("torchvision:tiny_network") == ([0.5, 0.25, 0.75], [0.125, 0.25, 0.5])
+    assert pretrained_scales("timm:tiny_network") == ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    with pytest.raises(
+        ParamError, match="torchvision does not tell .*: AttributeError: .*Set normalization, or"
+    ):
+        pretrained_scales("torchvision:vast_network")
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt", "wrapped.pt"])

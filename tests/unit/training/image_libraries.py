@@ -10,6 +10,14 @@ import torch
 from torch import nn
 
 class TinyNetwork(nn.Module):
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *others):
+        version = local_metadata.get("version")
+        if version not in (1, 2):  # as mnasnet has it
+            raise ValueError(f"version should be 1 or 2 instead of {version}")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
     def __init__(self, num_classes=1000):
         super().__init__()
         self.features = nn.Conv2d(3, 4, 3, padding=1)

@@ -224,6 +224,16 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(dataset, tmp
         learn(estimator.copy().setFeaturesCol("spectrum"), dataset)
 
 
+def test_what_a_backbone_of_one_size_says_of_images_of_another_is_told(dataset, tmp_path, monkeypatch):
+    from tests.unit.training.image_libraries import install
+
+    install(tmp_path, monkeypatch)
+    estimator = ImageClassifier(featuresCol="encoded", backbone="torchvision:square_network")
+    with pytest.raises(DataError, match=r"AssertionError: Wrong image height! Expected 4 but got 10!"):
+        learn(estimator, dataset)
+    learn(estimator.copy().setImageSize(4), dataset)
+
+
 @pytest.mark.parametrize(
     ("name", "params", "mean", "deviation"),
     [

@@ -86,7 +86,7 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
     except Exception as error:
         raise ParamError(
             f"Param backbone is {name!r}, and {library} does not tell how images are normalized for its pretrained "
-            f"weights: {type(error).__name__}: {error}. Set normalization, or take another backboneWeights."
+            f"weights: {type(error).__name__}: {str(error).rstrip('.')}. Set normalization."
         ) from error
 
 
@@ -127,7 +127,9 @@ def _library(module: str) -> Any:
 
 def _names(library: str) -> list[str]:
     if library == "timm":
-        return list(_library(library).list_models())
+        timm = _library(library)
+        # With weights, names have a tag behind a point that tells which ones; without it, timm takes its default.
+        return [*timm.list_models(), *timm.list_models(pretrained=True)]
     models = _library("torchvision.models")
     return list(
         models.list_models(module=models)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from sparkdl.errors import ParamError
 from sparkdl.training.ready_made.pretrained_text import PretrainedTextNetwork, taken_names
 
@@ -62,6 +64,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
         ) from error
     _check_tokenizer(tokenizer, folder)
     _check_loaded(model, loading, folder)
+    _check_tokens(tokenizer, model, folder)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ParamError(
@@ -94,6 +97,21 @@ def _check_tokenizer(tokenizer: Any, folder: str) -> None:
         raise ParamError(
             f"Param pretrained is {folder!r}, which holds no vocabulary of a tokenizer ({', '.join(sorted(wanted))}). "
             "Save the tokenizer beside the model: tokenizer.save_pretrained(folder)."
+        )
+
+
+def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
+    """Check that a model knows all tokens; what it says of one beyond them would come in the midst of a fit."""
+    try:
+        embedding, numbers = model.get_input_embeddings(), tokenizer.get_vocab().values()
+    except NotImplementedError:  # as of models that hash characters
+        return
+    highest = max(numbers, default=0)
+    if isinstance(embedding, nn.Embedding) and highest >= embedding.num_embeddings:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose tokenizer numbers tokens up to {highest}, and whose model knows "
+            f"{embedding.num_embeddings} of them, from 0. Take the tokenizer that belongs to the model, or call "
+            "model.resize_token_embeddings(len(tokenizer)) and save it again."
         )
 
 

@@ -237,6 +237,12 @@ def test_a_model_without_its_tokenizer_is_refused(dataset, pretrained, tmp_path)
             (folder / name).unlink()
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(dataset, pretrained, tmp_path):
+    folder = write_folder(tmp_path / "more", tokenizer={"num_tokens": 43})
+    with pytest.raises(ParamError, match=r"numbers tokens up to 42, and whose model knows 40 .*resize_token"):
+        learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
+
+
 @pytest.mark.parametrize("file", ["letters.txt", "sentencepiece.bpe.model", "tokenizer.4.0.0.json", None])
 def test_tokenizers_may_keep_words_in_files_of_other_names_or_need_none(dataset, pretrained, tmp_path, file):
     settings = {"vocab_files_names": {}} if file is None else {}

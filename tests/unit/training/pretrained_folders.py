@@ -34,6 +34,9 @@ class TinyModel(nn.Module):
         self.body = Body(first_place)
         self.classifier = nn.Linear(4, num_labels, dtype=torch.bfloat16)
 
+    def get_input_embeddings(self):
+        return self.body.words
+
     def forward(self, *, input_ids, attention_mask):
         assert input_ids.shape[1] > 0, "no tokens"
         counted = attention_mask.unsqueeze(2).to(self.body.words.weight.dtype)
@@ -41,6 +44,9 @@ class TinyModel(nn.Module):
         return type("Output", (), {"logits": self.classifier(means)})
 
 class HandingOn(TinyModel):
+    def get_input_embeddings(self):
+        raise NotImplementedError("of no kind that is known")
+
     def forward(self, **inputs):
         assert not inputs.pop("token_type_ids").any()
         return super().forward(**inputs)
@@ -49,9 +55,13 @@ class TinyTokenizer:
     """A token for each letter, after one that begins a text or none. Its settings are attributes."""
     vocab_files_names = {"vocab_file": "letters.txt", "tokenizer_file": "tokenizer.json"}
     begins = True
+    num_tokens = 40
     model_max_length = int(1e30)
     model_input_names = ["input_ids", "attention_mask"]
     pad_token, eos_token, pad_token_id = None, "<end>", 39
+
+    def get_vocab(self):
+        return {str(number): number for number in range(self.num_tokens)}
 
     def __call__(self, texts, *, truncation, max_length, padding, return_tensors):
         assert truncation and padding in (True, "max_length") and return_tensors == "np" and isinstance(texts, list)
@@ -117,7 +127,8 @@ def write_folder(folder, *, tokenizer=None, **config):
         folder: a new one.
         tokenizer: attributes that it is to have.
         config: weights that are ``missing``, or ``mismatched`` as transformers 5 tells it, or ``mismatched_names``, as
-            4.57 does; the ``first_place`` of a text; whether it ``hands_on`` any input, types of tokens as well.
+            4.57 does; the ``first_place`` of a text; whether it ``hands_on`` any input, types of tokens as well,
+            and does not tell how it embeds them.
     """
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Sequence
+from traceback import walk_tb
 from typing import Any
 
 from torch import nn
@@ -114,15 +115,28 @@ def _library(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        missing = (
+            error.name if isinstance(error, ModuleNotFoundError) else None
+        )  # of timm it may be torchvision
+        lacking = (missing or name).partition(".")[0]
         raise ParamError(
-            f"Param backbone names {name}, which cannot be imported here: {error}. Install it on driver and executors, "
-            f"in the version for their torch: pip install {name}. Or take backbone={OWN!r}."
+            f"Param backbone names {name}, which cannot be imported here: {error}. Install {lacking} on driver and "
+            f"executors, in the version for their torch: pip install {lacking}. Or take backbone={OWN!r}."
         ) from error
     except Exception as error:  # a torchvision for another torch fails with RuntimeError
+        failed = _failed_library(error) or name
+        what = "which" if failed == name else f"which imports {failed}, and that"
         raise ParamError(
-            f"Param backbone names {name}, which is installed and fails when it is imported: {type(error).__name__}: "
-            f"{error}. It may be made for another version or build of torch: install the one for yours."
+            f"Param backbone names {name}, {what} is installed and fails when it is imported: {type(error).__name__}: "
+            f"{error}. {failed} may be made for another version or build of torch: install the one for yours."
         ) from error
+
+
+def _failed_library(error: Exception) -> str | None:
+    """The library of which a module was imported when an exception was raised, in it or in what it called."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    libraries = [module.partition(".")[0] for module in modules]
+    return next((library for library in reversed(libraries) if library in LIBRARIES), None)
 
 
 def _names(library: str) -> list[str]:

@@ -310,11 +310,21 @@ def test_a_backbone_that_its_library_does_not_make_is_named(libraries):
 
 def test_libraries_that_are_missing_or_broken_are_told_apart(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
-        check_backbone("timm:tiny_network")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "timm", None)
+        with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
+            check_backbone("timm:tiny_network")
+        del sys.modules["timm"]
+        patch.setitem(sys.modules, "torchvision", None)
+        with pytest.raises(
+            ParamError, match=r"names timm, which cannot be imported here: .* pip install torchvision"
+        ):
+            check_backbone("timm:tiny_network")
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator does not exist')")
-    with pytest.raises(
-        ParamError, match=r"fails when it is imported: RuntimeError: operator.*version or build of torch"
+    told = "is installed and fails when it is imported: RuntimeError: operator.* torchvision may be made for another"
+    for library, what in (
+        ("torchvision", "torchvision, which"),
+        ("timm", "timm, which imports torchvision, and that"),
     ):
-        check_backbone("torchvision:tiny_network")
+        with pytest.raises(ParamError, match=f"Param backbone names {what} {told} version or build of torch"):
+            check_backbone(f"{library}:tiny_network")

@@ -14,7 +14,13 @@ from torch import nn
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.ready_made.image_params import HasBackbone, HasImages
-from sparkdl.estimators.ready_made.images import image_inputs, imagenet_scales, learn_scales, learn_size
+from sparkdl.estimators.ready_made.images import (
+    IMAGENET_SCALES,
+    image_inputs,
+    known_scales,
+    learn_scales,
+    learn_size,
+)
 from sparkdl.estimators.ready_made.models import TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, out_of_range
 from sparkdl.estimators.ready_made.ready_made_estimator import MadeModel, ReadyMadeEstimator
@@ -26,6 +32,7 @@ from sparkdl.training.ready_made.backbones import (
     PRETRAINED,
     check_backbone,
     make_backbone,
+    pretrained_scales,
 )
 from sparkdl.training.ready_made.first_weights import seeded
 from sparkdl.training.ready_made.image_augmentation import ImageAugmentation
@@ -80,7 +87,8 @@ class ImageClassifier(
         resizeMode: how images of other proportions are: ``"crop"`` (default) keeps their middle, ``"stretch"`` all.
         imageShape: height and width, or height, width and channels, of images in flat arrays or vectors.
         normalization: by which mean and deviation channels are normalized: ``"learned"`` from the rows, those of
-            ``"imagenet"``, or ``"none"``; default: ``"imagenet"`` with pretrained weights, else ``"learned"``.
+            ``"imagenet"``, or ``"none"``; default: those that the library tells of its pretrained weights where
+            ``backboneWeights="pretrained"``, else ``"learned"``.
         augmentation: how images are changed at random in training: a list of ``"flip"``, left to right, and ``"crop"``,
             moved by up to an eighth of their sides; default [].
         backbone: ``"residual"`` (default), or a network by its name in a library that is installed, as
@@ -184,6 +192,7 @@ class ImageClassifier(
         if self.getImageSize() is None:
             inputs = replace(inputs, size=learn_size(inputs, dataset, training))
         num_classes = self._count_classes(dataset)
+        self._check_channels(inputs)
         mean, deviation = self._scales(inputs, dataset, training)
         with seeded(self.getSeed()):
             network = ImageNetwork(
@@ -197,21 +206,26 @@ class ImageClassifier(
         return MadeModel(network, inputs, nn.CrossEntropyLoss(), augment)
 
     def _scales(self, inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice | None) -> Any:
-        is_pretrained = self.getBackboneWeights() == PRETRAINED
-        chosen = self.getNormalization() or ("imagenet" if is_pretrained else "learned")
+        chosen = self.getNormalization()
         if chosen == "none":
             return np.zeros(inputs.num_channels), np.ones(inputs.num_channels)
-        learn = imagenet_scales if chosen == "imagenet" else learn_scales
-        return learn(inputs, dataset, training)
+        if chosen == "imagenet":
+            return known_scales(inputs, dataset, training, IMAGENET_SCALES)
+        if chosen is None and self.getBackboneWeights() == PRETRAINED:
+            return known_scales(inputs, dataset, training, pretrained_scales(self.getBackbone()))
+        return learn_scales(inputs, dataset, training)
+
+    def _check_channels(self, inputs: ImageInputs) -> None:
+        name = self.getBackbone()
+        if name != OWN and inputs.num_channels not in (1, 3):
+            raise DataError(
+                f"Param backbone is {name!r}, which takes 3 channels, and the images in column {inputs.column!r} "
+                f"have {inputs.num_channels}. Take backbone={OWN!r}, or leave channels out."
+            )
 
     def _backbone(self, inputs: ImageInputs, num_classes: int) -> nn.Module:
         name, weights = self.getBackbone(), self.getBackboneWeights()
         if name != OWN:
-            if inputs.num_channels not in (1, 3):
-                raise DataError(
-                    f"Param backbone is {name!r}, which takes 3 channels, and the images in column {inputs.column!r} "
-                    f"have {inputs.num_channels}. Take backbone={OWN!r}, or leave channels out."
-                )
             return make_backbone(name, num_outputs=num_classes, weights=weights)
         network = ResidualNetwork(
             num_channels=inputs.num_channels,

@@ -55,7 +55,7 @@ class HasImages(Params):
         Params._dummy(),
         "normalization",
         "by which mean and deviation channels are normalized: learned from the rows, those of imagenet, or none; "
-        "default: imagenet with pretrained weights, else learned",
+        "default: those that the library tells of its pretrained weights with these, else learned",
         one_of(*NORMALIZATIONS),
     )
     augmentation: Param[list[str]] = Param(

@@ -29,8 +29,9 @@ LARGEST_LEARNED = 224
 
 _ROWS_AT_ONCE = 16
 _PLAIN_CHANNELS = (1, 3, 4)
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)
-_IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+
+IMAGENET_SCALES = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and deviation of its channels, of pixels from 0 to 1."""
 
 
 def image_inputs(
@@ -125,10 +126,19 @@ def learn_scales(
     return moments.mean, moments.deviation
 
 
-def imagenet_scales(
-    inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice | None
+def known_scales(
+    inputs: ImageInputs,
+    dataset: ParquetDataset,
+    training: RowChoice | None,
+    scales: tuple[Sequence[float], Sequence[float]],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return those of ImageNet, in the unit of the images: 0 to 255, or 0 to 1 where arrays hold fractions.
+    """Return mean and deviation in the unit of the images: 0 to 255, or 0 to 1 where arrays hold fractions.
+
+    Args:
+        inputs: of the column.
+        dataset: of the rows.
+        training: which of them are trained on.
+        scales: mean and deviation of 3 channels, of pixels from 0 to 1.
 
     Raises:
         DataError: if the images have another number of channels than 1 or 3.
@@ -138,7 +148,7 @@ def imagenet_scales(
             f"Param normalization is 'imagenet', which has 3 channels, and the images in column {inputs.column!r} have "
             f"{inputs.num_channels}. Take 'learned'."
         )
-    mean, deviation = np.array(_IMAGENET_MEAN), np.array(_IMAGENET_DEVIATION)
+    mean, deviation = (np.array(each, np.float64) for each in scales)
     if inputs.num_channels == 1:
         mean, deviation = mean.mean(keepdims=True), deviation.mean(keepdims=True)
     is_float = inputs.kind == "number" and "float" in dataset.column(inputs.column).dtype

@@ -17,12 +17,8 @@ from sparkdl.estimators.ready_made.shared_arguments import SharedArguments, with
 from sparkdl.estimators.ready_made.text_params import HasTexts, HasTransformer
 from sparkdl.estimators.ready_made.vocabulary import learn_words
 from sparkdl.training.ready_made.first_weights import seeded
-from sparkdl.training.ready_made.pretrained_text import (
-    PretrainedTextInputs,
-    check_folder,
-    load_folder,
-    longest_text,
-)
+from sparkdl.training.ready_made.pretrained_folder import check_folder, load_folder
+from sparkdl.training.ready_made.pretrained_text import PretrainedTextInputs, longest_text
 from sparkdl.training.ready_made.text_inputs import TextInputs
 from sparkdl.training.ready_made.text_network import TextNetwork
 from sparkdl.training.ready_made.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer

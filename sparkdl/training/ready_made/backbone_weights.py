@@ -91,7 +91,10 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(told)}). Name "
             "the backbone that they belong to."
         )
-    module.load_state_dict(fitting, strict=False)
+    own.update(
+        fitting
+    )  # its state_dict tells the versions of layers; without them torchvision's mnasnet takes none
+    module.load_state_dict(own)
 
 
 def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:

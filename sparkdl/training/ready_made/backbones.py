@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Sequence
+from traceback import walk_tb
 from typing import Any
 
 from torch import nn
@@ -67,6 +69,28 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
     return made
 
 
+def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and the deviation of the channels, of pixels from 0 to 1, that a library's weights want.
+
+    Raises:
+        ParamError: if the library does not tell them, as of a model without such weights.
+    """
+    library, model = _split(name)
+    try:
+        if library == "timm":
+            told = _library(library).get_pretrained_cfg(model)
+        else:
+            told = _library("torchvision.models").get_model_weights(model).DEFAULT.transforms()
+        return told.mean, told.std
+    except ParamError:
+        raise
+    except Exception as error:
+        raise ParamError(
+            f"Param backbone is {name!r}, and {library} does not tell how images are normalized for its pretrained "
+            f"weights: {type(error).__name__}: {str(error).rstrip('.')}. Set normalization."
+        ) from error
+
+
 def _of_torchvision(model: str, num_outputs: int, *, is_pretrained: bool) -> nn.Module:
     models = _library("torchvision.models")
     if not is_pretrained:
@@ -91,20 +115,35 @@ def _library(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        missing = (
+            error.name if isinstance(error, ModuleNotFoundError) else None
+        )  # of timm it may be torchvision
+        lacking = (missing or name).partition(".")[0]
         raise ParamError(
-            f"Param backbone names {name}, which cannot be imported here: {error}. Install it on driver and executors, "
-            f"in the version for their torch: pip install {name}. Or take backbone={OWN!r}."
+            f"Param backbone names {name}, which cannot be imported here: {error}. Install {lacking} on driver and "
+            f"executors, in the version for their torch: pip install {lacking}. Or take backbone={OWN!r}."
         ) from error
     except Exception as error:  # a torchvision for another torch fails with RuntimeError
+        failed = _failed_library(error) or name
+        what = "which" if failed == name else f"which imports {failed}, and that"
         raise ParamError(
-            f"Param backbone names {name}, which is installed and fails when it is imported: {type(error).__name__}: "
-            f"{error}. It may be made for another version or build of torch: install the one for yours."
+            f"Param backbone names {name}, {what} is installed and fails when it is imported: {type(error).__name__}: "
+            f"{error}. {failed} may be made for another version or build of torch: install the one for yours."
         ) from error
+
+
+def _failed_library(error: Exception) -> str | None:
+    """The library of which a module was imported when an exception was raised, in it or in what it called."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    libraries = [module.partition(".")[0] for module in modules]
+    return next((library for library in reversed(libraries) if library in LIBRARIES), None)
 
 
 def _names(library: str) -> list[str]:
     if library == "timm":
-        return list(_library(library).list_models())
+        timm = _library(library)
+        # With weights, names have a tag behind a point that tells which ones; without it, timm takes its default.
+        return [*timm.list_models(), *timm.list_models(pretrained=True)]
     models = _library("torchvision.models")
     return list(
         models.list_models(module=models)

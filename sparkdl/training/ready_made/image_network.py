@@ -34,8 +34,9 @@ class ImageNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return ``(rows, classes)``."""
         if not images.is_floating_point():
-            # Without this, bytes would be widened to int64 on their way here, which takes twice what floats do.
-            raise TypeError(f"images enter as floating-point numbers, not as {images.dtype}")
+            # Without this, bytes would be widened to int64 on their way here, which takes twice what floats do. The
+            # word dtype tells who tries several that another failure, as of the size, is the one to report.
+            raise TypeError(f"images enter as floating-point numbers, not with dtype {images.dtype}")
         images = (images - self.mean) / self.deviation
         if self.takes_colours and images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)

@@ -1,15 +1,9 @@
-"""Models and tokenizers of Hugging Face's transformers, of a local folder. Loaded on the *driver*; run on *ranks*.
-
-transformers is imported when a folder is read; nothing is fetched from the network.
-"""
+"""Models and tokenizers of Hugging Face's transformers, as network and inputs. Tried on the *driver*; run on ranks."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,14 +43,16 @@ class PretrainedTextInputs:
         Raises:
             DataError: if a row holds no text.
         """
-        made = self.tokenizer(
-            checked_texts(columns[self.column], self.column),
-            truncation=True,
-            max_length=self.max_length,
-            padding=True,
-            return_tensors="np",
-        )
+        texts = checked_texts(columns[self.column], self.column)
+        made = self._tokens(texts, max_length=self.max_length, padding=True)
+        if made["input_ids"].shape[1] == 0:  # no token in any text: models fail without a place
+            made = self._tokens(texts, max_length=1, padding="max_length")
         return {name: np.asarray(made[name], np.int64) for name in taken_names(self.tokenizer)}
+
+    def _tokens(self, texts: list[str], *, max_length: int, padding: bool | str) -> Any:
+        return self.tokenizer(
+            texts, truncation=True, max_length=max_length, padding=padding, return_tensors="np"
+        )
 
 
 def taken_names(tokenizer: Any) -> list[str]:
@@ -81,60 +77,6 @@ class PretrainedTextNetwork(nn.Module):
         """Return ``(rows, classes)``."""
         scores: Tensor = self.model(**dict(zip(self.names, inputs, strict=True))).logits
         return scores
-
-
-def check_folder(folder: str) -> None:
-    """Check that transformers is installed and a folder may hold a model.
-
-    Raises:
-        ParamError: if not.
-    """
-    if not (Path(folder) / "config.json").is_file():
-        raise ParamError(
-            f"Param pretrained is {folder!r}, and there is no config.json in such a folder on the driver. It takes a "
-            "local folder that model.save_pretrained(folder) and tokenizer.save_pretrained(folder) of transformers "
-            "wrote."
-        )
-    if importlib.util.find_spec("transformers") is None:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, which transformers reads, and that is not installed here. Install it on "
-            "driver and executors: pip install transformers"
-        )
-
-
-def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNetwork]:
-    """Return tokenizer and network of a folder, with last layers for so many classes, new where it had others or none.
-
-    Raises:
-        ParamError: if there is no tokenizer, or no model for texts as a whole, or its weights are those of another.
-    """
-    try:
-        transformers = importlib.import_module("transformers")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            local_files_only=True,
-            num_labels=num_outputs,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    _check_loaded(model, loading, folder)
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise ParamError(
-                f"Param pretrained is {folder!r}, whose tokenizer has no token that fills up. Give it one: "
-                "tokenizer.pad_token = ..., and save it again."
-            )
-        tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts
-    model.config.pad_token_id = tokenizer.pad_token_id
-    return tokenizer, PretrainedTextNetwork(
-        model.float(), taken_names(tokenizer)
-    )  # weights may come in a lower precision
 
 
 def longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -> int:
@@ -176,21 +118,3 @@ def _failure(tokenizer: Any, network: PretrainedTextNetwork, num_tokens: int) ->
     except Exception as error:
         return error
     return None
-
-
-def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
-    """Check that only layers after the body of a model begin anew: the body's own weights are what it is taken for."""
-    # With names of another shape are both shapes.
-    names = {*loading["missing_keys"], *(each[0] for each in loading["mismatched_keys"])}
-    lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
-    if lacking:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, whose weights are not those of the model that its config.json tells of: "
-            f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
-            "it again with model.save_pretrained(folder)."
-        )
-
-
-def _is_of_body(name: str, body: str) -> bool:
-    # Models that were trained to guess words lack the pooler, the body's own layer before that for classes.
-    return name.startswith(f"{body}.") and ".pooler." not in name

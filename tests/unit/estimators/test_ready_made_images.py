@@ -217,15 +217,47 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(dataset, tmp
     inputs = learn(estimator, dataset)
     assert inputs.spec.model.backbone.features.in_channels == 3
     assert isinstance(inputs.spec.model.backbone.fc, nn.Linear)
-    pretrained = ImageClassifier(
-        featuresCol="encoded", backbone="torchvision:tiny_network", backboneWeights="pretrained"
-    )
-    assert learn(pretrained, dataset).spec.model.mean.flatten()[0] == pytest.approx(0.485 * 255)
     for changes in ({"stageWidths": [4]}, {"dropout": 0.5}):
         with pytest.raises(ParamError, match="is one of the residual network"):
             estimator.copy().setParams(**changes).check_values()
     with pytest.raises(DataError, match="takes 3 channels, and the images in column 'spectrum' have 7"):
         learn(estimator.copy().setFeaturesCol("spectrum"), dataset)
+
+
+def test_what_a_backbone_of_one_size_says_of_images_of_another_is_told(dataset, tmp_path, monkeypatch):
+    from tests.unit.training.image_libraries import install
+
+    install(tmp_path, monkeypatch)
+    estimator = ImageClassifier(featuresCol="encoded", backbone="torchvision:square_network")
+    with pytest.raises(DataError, match=r"AssertionError: Wrong image height! Expected 4 but got 10!"):
+        learn(estimator, dataset)
+    learn(estimator.copy().setImageSize(4), dataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "mean", "deviation"),
+    [
+        ("encoded", {}, [127.5, 63.75, 191.25], [31.875, 63.75, 127.5]),
+        ("colours", {}, [0.5, 0.25, 0.75], [0.125, 0.25, 0.5]),
+        ("nested", {}, [0.5], [0.875 / 3]),
+        ("nested", {"backbone": "timm:tiny_network"}, [0.5], [0.25]),
+        ("colours", {"normalization": "imagenet"}, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ("colours", {"normalization": "none"}, [0.0] * 3, [1.0] * 3),
+        ("nested", {"normalization": "learned"}, [FLOATS.mean()], [FLOATS.std()]),
+    ],
+)
+def test_images_are_normalized_as_pretrained_weights_want_it_unless_another_way_is_chosen(
+    dataset, tmp_path, monkeypatch, name, params, mean, deviation
+):
+    from tests.unit.training.image_libraries import install
+
+    install(tmp_path, monkeypatch)
+    params = {"backbone": "torchvision:tiny_network", **params}
+    model = learn(
+        ImageClassifier(featuresCol=name, backboneWeights="pretrained", **params), dataset
+    ).spec.model
+    assert model.mean.flatten().tolist() == pytest.approx(mean, rel=1e-4)
+    assert model.deviation.flatten().tolist() == pytest.approx(deviation, rel=1e-4)
 
 
 def test_a_saved_model_is_served_bytes_and_answers_for_one_row(dataset, tmp_path):

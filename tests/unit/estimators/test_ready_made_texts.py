@@ -153,6 +153,29 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     np.testing.assert_array_equal(*[each["name"]["probability"] for each in answers])
 
 
+def test_texts_may_all_be_empty_to_a_tokenizer_that_adds_no_token(dataset, pretrained, tmp_path):
+    folder = write_folder(tmp_path / "bare", tokenizer={"begins": False})
+    inputs = learn(TextClassifier(featuresCol="text", labelCol="name", pretrained=folder), dataset)
+    model = SavedModel(inputs.spec.model, inputs.signature)
+    alone, among = (
+        Predictor(model).answer({"text": np.array(texts, dtype=object)}, ("probability",))["name"]
+        for texts in (["", ""], ["", "more"])
+    )
+    assert inputs.spec.inputs.prepare({"text": np.array([""], dtype=object)})["input_ids"].tolist() == [[39]]
+    np.testing.assert_allclose(alone["probability"][0], among["probability"][0], rtol=1e-6)
+
+
+def test_a_model_is_given_those_outputs_of_its_tokenizer_that_it_takes(dataset, pretrained, tmp_path):
+    made = ["input_ids", "token_type_ids", "attention_mask"]
+    for hands_on, taken in ((False, []), (True, ["token_type_ids"])):
+        folder = write_folder(
+            tmp_path / str(hands_on), tokenizer={"model_input_names": made}, hands_on=hands_on
+        )
+        inputs = learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
+        assert [each.name for each in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask", *taken]
+        assert inputs.spec.inputs.prepare.max_length == 12
+
+
 def test_a_learning_rate_that_is_set_is_taken_with_a_pretrained_model(dataset, pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
     assert estimator.params_of_fit().getOptimizer().learning_rate == 0.5
@@ -177,7 +200,7 @@ def test_a_model_whose_first_places_are_no_texts_takes_fewer_tokens(dataset, pre
         learn(TextClassifier(featuresCol="text", pretrained=nowhere), dataset)
 
 
-@pytest.mark.parametrize("what", ["missing", "mismatched"])
+@pytest.mark.parametrize("what", ["missing", "mismatched", "mismatched_names"])
 def test_weights_of_another_model_than_its_config_tells_of_are_refused(dataset, pretrained, tmp_path, what):
     anew = ["classifier.weight", "classifier.bias", "body.pooler.dense.weight"]
     head = write_folder(tmp_path / "head", **{what: anew})
@@ -193,11 +216,41 @@ def test_weights_of_another_model_than_its_config_tells_of_are_refused(dataset, 
 def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
     with pytest.raises(ParamError, match="no config.json in such a folder on the driver.*save_pretrained"):
         TextClassifier(pretrained=str(tmp_path / "nowhere")).check_values()
-    (tmp_path / "pretrained" / "tokenizer.json").unlink()
+    (tmp_path / "pretrained" / "tokenizer.json").write_text("no JSON")
     with pytest.raises(
-        ParamError, match="makes no tokenizer and model that tells classes: OSError: no tokenizer.json"
+        ParamError,
+        match=r"makes no tokenizer and model that tells classes: JSONDecodeError: .*save_pretrained",
     ):
         learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
+
+
+def test_a_model_without_its_tokenizer_is_refused(dataset, pretrained, tmp_path):
+    folder = tmp_path / "pretrained"
+    (folder / "tokenizer.json").unlink()
+    for name in ("tokenizer_config.json", None):  # also where the settings of the tokenizer lie there alone
+        with pytest.raises(
+            ParamError,
+            match=r"holds no vocabulary of a tokenizer .*letters.txt.* beside the model: tokenizer",
+        ):
+            learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
+        if name is not None:
+            (folder / name).unlink()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(dataset, pretrained, tmp_path):
+    folder = write_folder(tmp_path / "more", tokenizer={"num_tokens": 43})
+    with pytest.raises(ParamError, match=r"numbers tokens up to 42, and whose model knows 40 .*resize_token"):
+        learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
+
+
+@pytest.mark.parametrize("file", ["letters.txt", "sentencepiece.bpe.model", "tokenizer.4.0.0.json", None])
+def test_tokenizers_may_keep_words_in_files_of_other_names_or_need_none(dataset, pretrained, tmp_path, file):
+    settings = {"vocab_files_names": {}} if file is None else {}
+    folder = write_folder(tmp_path / "other", tokenizer=settings)
+    (tmp_path / "other" / "tokenizer.json").unlink()
+    if file is not None:
+        (tmp_path / "other" / file).write_text("")
+    learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
 
 
 def test_without_transformers_it_is_said_what_to_install(tmp_path, monkeypatch):

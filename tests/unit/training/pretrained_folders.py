@@ -34,36 +34,61 @@ class TinyModel(nn.Module):
         self.body = Body(first_place)
         self.classifier = nn.Linear(4, num_labels, dtype=torch.bfloat16)
 
+    def get_input_embeddings(self):
+        return self.body.words
+
     def forward(self, *, input_ids, attention_mask):
+        assert input_ids.shape[1] > 0, "no tokens"
         counted = attention_mask.unsqueeze(2).to(self.body.words.weight.dtype)
-        means = (self.body(input_ids) * counted).sum(dim=1) / counted.sum(dim=1)
+        means = (self.body(input_ids) * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
         return type("Output", (), {"logits": self.classifier(means)})
 
+class HandingOn(TinyModel):
+    def get_input_embeddings(self):
+        raise NotImplementedError("of no kind that is known")
+
+    def forward(self, **inputs):
+        assert not inputs.pop("token_type_ids").any()
+        return super().forward(**inputs)
+
 class TinyTokenizer:
-    """A token for each letter, after one that begins a text."""
+    """A token for each letter, after one that begins a text or none. Its settings are attributes."""
+    vocab_files_names = {"vocab_file": "letters.txt", "tokenizer_file": "tokenizer.json"}
+    begins = True
+    num_tokens = 40
     model_max_length = int(1e30)
     model_input_names = ["input_ids", "attention_mask"]
     pad_token, eos_token, pad_token_id = None, "<end>", 39
 
+    def get_vocab(self):
+        return {str(number): number for number in range(self.num_tokens)}
+
     def __call__(self, texts, *, truncation, max_length, padding, return_tensors):
-        assert truncation and padding and return_tensors == "np" and isinstance(texts, list)
-        rows = [[1, *(2 + ord(letter) % 30 for letter in text)][:max_length] for text in texts]
-        ids = np.full((len(rows), max(map(len, rows))), self.pad_token_id)
+        assert truncation and padding in (True, "max_length") and return_tensors == "np" and isinstance(texts, list)
+        start = [1] * self.begins
+        rows = [[*start, *(2 + ord(letter) % 30 for letter in text)][:max_length] for text in texts]
+        longest = max_length if padding == "max_length" else max(map(len, rows))
+        ids = np.full((len(rows), longest), self.pad_token_id)
         mask = np.zeros_like(ids)
         for index, row in enumerate(rows):
             ids[index, : len(row)], mask[index, : len(row)] = row, 1
-        return {"input_ids": ids, "attention_mask": mask}
+        made = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        return {name: made[name] for name in self.model_input_names}
 
-def found(folder, name):
+def read(folder, name):
     if not os.path.exists(os.path.join(folder, name)):
-        raise OSError(f"no {name} in {folder}")
+        return {}
+    with open(os.path.join(folder, name)) as file:
+        return json.load(file)
 
 class AutoTokenizer:
     @staticmethod
     def from_pretrained(folder, *, local_files_only):
         assert local_files_only
-        found(folder, "tokenizer.json")
-        return TinyTokenizer()
+        read(folder, "tokenizer.json")  # without it, transformers 5 makes a tokenizer that knows no word
+        tokenizer = TinyTokenizer()
+        vars(tokenizer).update(read(folder, "tokenizer_config.json"))
+        return tokenizer
 
 class AutoModelForSequenceClassification:
     @staticmethod
@@ -71,16 +96,17 @@ class AutoModelForSequenceClassification:
         folder, *, local_files_only, num_labels, ignore_mismatched_sizes, output_loading_info
     ):
         assert local_files_only and ignore_mismatched_sizes and output_loading_info
-        found(folder, "config.json")
-        with open(os.path.join(folder, "config.json")) as file:
-            said = json.load(file)
+        said = read(folder, "config.json")
         info = {
             "missing_keys": said.get("missing", []),
             "unexpected_keys": [],
-            "mismatched_keys": [(name, (1,), (2,)) for name in said.get("mismatched", [])],
+            # as transformers 5 has it; without shapes, as 4.57 does
+            "mismatched_keys": [(name, (1,), (2,)) for name in said.get("mismatched", [])]
+            + said.get("mismatched_names", []),
             "error_msgs": [],
         }
-        return TinyModel(num_labels, said.get("first_place", 0)), info
+        kind = HandingOn if said.get("hands_on") else TinyModel
+        return kind(num_labels, said.get("first_place", 0)), info
 '''
 
 
@@ -94,14 +120,18 @@ def install(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
 
 
-def write_folder(folder, **config):
+def write_folder(folder, *, tokenizer=None, **config):
     """Write what the stand-in takes for a model and a tokenizer, and return the path.
 
     Args:
         folder: a new one.
-        config: weights that are ``missing`` or ``mismatched``, and the ``first_place`` of a text.
+        tokenizer: attributes that it is to have.
+        config: weights that are ``missing``, or ``mismatched`` as transformers 5 tells it, or ``mismatched_names``, as
+            4.57 does; the ``first_place`` of a text; whether it ``hands_on`` any input, types of tokens as well,
+            and does not tell how it embeds them.
     """
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer or {}))
     return str(folder)

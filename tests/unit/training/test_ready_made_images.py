@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.ready_made.backbones import check_backbone, make_backbone
+from sparkdl.training.ready_made.backbones import check_backbone, make_backbone, pretrained_scales
 from sparkdl.training.ready_made.image_augmentation import ImageAugmentation
 from sparkdl.training.ready_made.image_inputs import ImageInputs
 from sparkdl.training.ready_made.image_network import ImageNetwork
@@ -217,9 +217,10 @@ def libraries(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_backbones_of_libraries_are_made_with_a_last_layer_for_the_classes(libraries, library):
-    name = f"{library}:tiny_network"
+@pytest.mark.parametrize(
+    "name", ["torchvision:tiny_network", "timm:tiny_network", "timm:tiny_network.second"]
+)
+def test_backbones_of_libraries_are_made_with_a_last_layer_for_the_classes(libraries, name):
     check_backbone(name)
     network = make_backbone(name, num_outputs=5, weights="none")
     assert network(torch.rand(2, 3, 4, 4)).shape == (2, 5)
@@ -231,6 +232,14 @@ def test_pretrained_weights_are_the_librarys_under_a_new_last_layer(libraries):
     assert network.fc.weight.shape == (5, 4)
     assert not (network.fc.weight == 0.5).any()
     assert make_backbone("timm:tiny_network", num_outputs=5, weights="pretrained").is_pretrained
+
+
+def test_libraries_tell_how_images_of_their_pretrained_weights_are_normalized(libraries):
+    assert pretrained_scales("torchvision:tiny_network") == ([0.5, 0.25, 0.75], [0.125, 0.25, 0.5])
+    assert pretrained_scales("timm:tiny_network.second") == ((0.75, 0.75, 0.75), (0.25, 0.25, 0.25))
+    assert pretrained_scales("timm:tiny_network") == ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    with pytest.raises(ParamError, match="torchvision does not tell .*: AttributeError: .*Set normalization"):
+        pretrained_scales("torchvision:vast_network")
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt", "wrapped.pt"])
@@ -283,7 +292,8 @@ def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_wei
         ("keras:resnet", "takes 'residual', or a name with its library"),
         ("torchvision:", "takes 'residual', or a name with its library"),
         ("torchvision:tiny_networks", "torchvision has no model 'tiny_networks'. Did you mean tiny_network"),
-        ("timm:x", "timm has no model 'x'. It has 1, such as tiny_network"),
+        ("timm:x", "timm has no model 'x'. It has 3, such as tiny_network"),
+        ("timm:tiny_network.secnd", "no model 'tiny_network.secnd'. Did you mean tiny_network.second or"),
     ],
 )
 def test_unknown_backbones_are_refused_with_those_of_similar_names(libraries, name, message):
@@ -300,11 +310,21 @@ def test_a_backbone_that_its_library_does_not_make_is_named(libraries):
 
 def test_libraries_that_are_missing_or_broken_are_told_apart(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
-        check_backbone("timm:tiny_network")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "timm", None)
+        with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
+            check_backbone("timm:tiny_network")
+        del sys.modules["timm"]
+        patch.setitem(sys.modules, "torchvision", None)
+        with pytest.raises(
+            ParamError, match=r"names timm, which cannot be imported here: .* pip install torchvision"
+        ):
+            check_backbone("timm:tiny_network")
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator does not exist')")
-    with pytest.raises(
-        ParamError, match=r"fails when it is imported: RuntimeError: operator.*version or build of torch"
+    told = "is installed and fails when it is imported: RuntimeError: operator.* torchvision may be made for another"
+    for library, what in (
+        ("torchvision", "torchvision, which"),
+        ("timm", "timm, which imports torchvision, and that"),
     ):
-        check_backbone("torchvision:tiny_network")
+        with pytest.raises(ParamError, match=f"Param backbone names {what} {told} version or build of torch"):
+            check_backbone(f"{library}:tiny_network")

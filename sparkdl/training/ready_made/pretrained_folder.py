@@ -1,0 +1,134 @@
+"""Folders that ``save_pretrained`` of transformers wrote, and what is refused of them. Runs on the *driver*.
+
+transformers is imported when a folder is read; nothing is fetched from the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sparkdl.errors import ParamError
+from sparkdl.training.ready_made.pretrained_text import PretrainedTextNetwork, taken_names
+
+_VOCABULARIES = ("tokenizer.*", "*.model", "tekken.json")
+"""Files that transformers looks for beside those which the class of a tokenizer names."""
+
+
+def check_folder(folder: str) -> None:
+    """Check that transformers is installed and a folder may hold a model.
+
+    Raises:
+        ParamError: if not.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise ParamError(
+            f"Param pretrained is {folder!r}, and there is no config.json in such a folder on the driver. It takes a "
+            "local folder that model.save_pretrained(folder) and tokenizer.save_pretrained(folder) of transformers "
+            "wrote."
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which transformers reads, and that is not installed here. Install it on "
+            "driver and executors: pip install transformers"
+        )
+
+
+def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNetwork]:
+    """Return tokenizer and network of a folder, with last layers for so many classes, new where it had others or none.
+
+    Raises:
+        ParamError: if there is no tokenizer, or no model for texts as a whole, or its weights are those of another.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            local_files_only=True,
+            num_labels=num_outputs,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
+            f"{type(error).__name__}: {str(error).rstrip('.')}. It takes what model.save_pretrained(folder) and "
+            "tokenizer.save_pretrained(folder) wrote."
+        ) from error
+    _check_tokenizer(tokenizer, folder)
+    _check_loaded(model, loading, folder)
+    _check_tokens(tokenizer, model, folder)
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ParamError(
+                f"Param pretrained is {folder!r}, whose tokenizer has no token that fills up. Give it one: "
+                "tokenizer.pad_token = ..., and save it again."
+            )
+        tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts
+    model.config.pad_token_id = tokenizer.pad_token_id
+    tokenizer.model_input_names = _names_for(model, tokenizer.model_input_names)
+    network = PretrainedTextNetwork(
+        model.float(), taken_names(tokenizer)
+    )  # weights may be of a lower precision
+    return tokenizer, network
+
+
+def _names_for(model: Any, names: list[str]) -> list[str]:
+    """Those of a tokenizer's outputs that a model takes: one of no model in particular makes types for any."""
+    takes = inspect.signature(model.forward).parameters
+    # A forward that does not even name tokens hands on what it is given. One that does may take others as keywords
+    # and refuse them further down.
+    return [name for name in names if name in takes] if "input_ids" in takes else names
+
+
+def _check_tokenizer(tokenizer: Any, folder: str) -> None:
+    """Check that a folder holds a tokenizer: without one transformers 5 makes one that knows no word."""
+    own = set(getattr(tokenizer, "vocab_files_names", {}).values())
+    # One of characters or bytes needs no vocabulary; to any other its settings alone give no word.
+    wanted = [*own, *_VOCABULARIES] if own else ["tokenizer_config.json", *_VOCABULARIES]
+    if not any(found.is_file() for pattern in wanted for found in Path(folder).glob(pattern)):
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which holds no vocabulary of a tokenizer ({', '.join(sorted(wanted))}). "
+            "Save the tokenizer beside the model: tokenizer.save_pretrained(folder)."
+        )
+
+
+def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
+    """Check that a model knows all tokens; what it says of one beyond them would come in the midst of a fit."""
+    try:
+        embedding, numbers = model.get_input_embeddings(), tokenizer.get_vocab().values()
+    except NotImplementedError:  # as of models that hash characters
+        return
+    highest = max(numbers, default=0)
+    if isinstance(embedding, nn.Embedding) and highest >= embedding.num_embeddings:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose tokenizer numbers tokens up to {highest}, and whose model knows "
+            f"{embedding.num_embeddings} of them, from 0. Take the tokenizer that belongs to the model, or call "
+            "model.resize_token_embeddings(len(tokenizer)) and save it again."
+        )
+
+
+def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
+    """Check that only layers after the body of a model begin anew: the body's own weights are what it is taken for."""
+    # transformers 5 tells of both shapes beside a name, 4.57 of the name alone.
+    mismatched = (each if isinstance(each, str) else each[0] for each in loading["mismatched_keys"])
+    names = {*loading["missing_keys"], *mismatched}
+    lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
+    if lacking:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose weights are not those of the model that its config.json tells of: "
+            f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
+            "it again with model.save_pretrained(folder)."
+        )
+
+
+def _is_of_body(name: str, body: str) -> bool:
+    # Models that were trained to guess words lack the pooler, the body's own layer before that for classes.
+    return name.startswith(f"{body}.") and ".pooler." not in name

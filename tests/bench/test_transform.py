@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from sparkdl.bench import transform
 from sparkdl.bench.transform_contenders import TASKS
@@ -51,19 +48,6 @@ def test_contenders_take_turns_and_the_first_turn_does_not_count() -> None:
     times = transform.take_turns(actions, 1e-9)
     assert calls == ["a", "b", "c", "b", "c", "a"]
     assert {name: len(found) for name, found in times.items()} == {"a": 1, "b": 1, "c": 1}
-
-
-@pytest.mark.any_spark_will_do
-def test_contenders_have_workers_of_their_own(spark: SparkSession) -> None:
-    rows = spark.range(0, 4, 1, 2)
-
-    def of_process() -> DataFrame:
-        return rows.withColumn("pid", F.udf(lambda _: os.getpid(), "long")("id"))
-
-    ours, other = (transform.in_own_workers(spark, name, of_process) for name in ("ours", "other"))
-    pids = [{row["pid"] for row in frame.collect()} for frame in (ours, other, ours, other)]
-    assert not (pids[0] | pids[2]) & (pids[1] | pids[3])
-    assert not any("SPARKDL_BENCH" in name for name in spark.sparkContext.environment)
 
 
 def test_rows_hold_rates_and_ratios() -> None:

@@ -91,9 +91,8 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(told)}). Name "
             "the backbone that they belong to."
         )
-    own.update(
-        fitting
-    )  # its state_dict tells the versions of layers; without them torchvision's mnasnet takes none
+    # Its own state_dict tells the versions of layers, without which torchvision's mnasnet takes no weights.
+    own.update(fitting)
     module.load_state_dict(own)
 
 

@@ -115,9 +115,8 @@ def _library(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        missing = (
-            error.name if isinstance(error, ModuleNotFoundError) else None
-        )  # of timm it may be torchvision
+        # Of timm it may be torchvision that is missing.
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         lacking = (missing or name).partition(".")[0]
         raise ParamError(
             f"Param backbone names {name}, which cannot be imported here: {error}. Install {lacking} on driver and "

@@ -74,10 +74,8 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
         tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.model_input_names = _names_for(model, tokenizer.model_input_names)
-    network = PretrainedTextNetwork(
-        model.float(), taken_names(tokenizer)
-    )  # weights may be of a lower precision
-    return tokenizer, network
+    model = model.float()  # weights may be of a lower precision
+    return tokenizer, PretrainedTextNetwork(model, taken_names(tokenizer))
 
 
 def _names_for(model: Any, names: list[str]) -> list[str]:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from sparkdl.errors import LaunchError
-from sparkdl.launch.guarded_process import how_it_ended
+from sparkdl.launch.kept_nurseries import Kind, ask_nursery, give_back
 from sparkdl.launch.process_guard import KILL_TIMEOUT_S, end_process_group
-from sparkdl.launch.rank_nursery import ask_nursery, give_back
 from sparkdl.launch.rank_stacks import process_state
 
 _LAST_WORDS_S = 2.0
@@ -65,9 +64,8 @@ class ForkedRank:
         reading, writing = os.pipe()
         self.output: IO[bytes] = os.fdopen(reading, "rb")
         try:
-            self._nursery = ask_nursery(
-                environment, modules, request, [writing, task, stacks, *inherited.values()]
-            )
+            self._kind = Kind(dict(environment), tuple(modules))
+            self._nursery = ask_nursery(self._kind, request, [writing, task, stacks, *inherited.values()])
         except BaseException:
             self.output.close()
             raise
@@ -79,6 +77,7 @@ class ForkedRank:
         self.refusal: tuple[str, str] | None = None
         self._is_reaped = False
         self._is_given_up = False
+        self._is_unborn = False
         self._nursery_has_ended = False
         self.exited = threading.Event()
         self.status: int | None = None
@@ -121,7 +120,8 @@ class ForkedRank:
         if self._is_reaped:
             return
         if not self._is_settled.is_set():
-            self._nursery.close()  # with the rank, should it be there by now
+            self._is_unborn = True
+            self._nursery.leave()  # and be rid of the rank, should it be there by now
         if self._pid is not None:
             end_process_group(self._pid, self.exited, grace_s=grace_s)
         self._is_reaped = True
@@ -134,9 +134,9 @@ class ForkedRank:
             if self._pid is not None:
                 self._nursery.ask({"kind": "reap"})
         except OSError:  # somebody ended it after the rank
-            self._nursery.close()
+            self._nursery.leave()
             return
-        give_back(self._nursery)
+        give_back(self._kind, self._nursery)
 
     def _await_exit(self) -> None:
         while (news := self._nursery.hear()) is not None:
@@ -151,14 +151,15 @@ class ForkedRank:
             break
         else:
             self._nursery_has_ended = True
-            self.status = self._nursery.close() or -signal.SIGKILL
+            self.status = -signal.SIGKILL
             if self._pid is not None:
                 end_process_group(self._pid, self.exited, grace_s=0.0)
-            else:
-                how = f"the process that imports for it {how_it_ended(self.status)}"
+            elif not self._is_unborn:
+                how = f"the process that imports for it {self._nursery.how_it_ended()}"
                 self.refusal = how, self._nursery.last_words()
+            self._nursery.leave()
         self._is_settled.set()
         self.exited.set()
         self._on_exit()
         if self._is_given_up:
-            self._nursery.close()
+            self._nursery.leave()

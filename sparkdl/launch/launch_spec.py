@@ -46,7 +46,7 @@ class LaunchSpec:
     """Variables that are set for the rank processes only."""
 
     modules: tuple[str, ...]
-    """What a process imports that ranks are forked from; see :mod:`sparkdl.launch.rank_nursery`."""
+    """What a process imports that ranks are forked from; see :mod:`sparkdl.launch.nursery_process`."""
 
     versions: Mapping[str, str]
     """Versions on the driver, compared with those of every executor."""

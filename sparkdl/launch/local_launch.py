@@ -35,11 +35,11 @@ from sparkdl.launch.collect import rank_error
 from sparkdl.launch.driver_channel import MAX_WAITING_MESSAGES, RankMessage
 from sparkdl.launch.hang_report import raise_hang
 from sparkdl.launch.hang_watch import HangLimits, HangWatch, hang_limits
+from sparkdl.launch.kept_nurseries import end_idle_processes
 from sparkdl.launch.outcome import Failure, StopReason, find_culprit
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.payload import pickle_call
 from sparkdl.launch.rank_environment import rank_environment
-from sparkdl.launch.rank_nursery import end_idle_processes
 from sparkdl.launch.rank_supervisor import RankSupervisor
 from sparkdl.launch.run import Listener, OnEvent, OnLog
 

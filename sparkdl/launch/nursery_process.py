@@ -1,8 +1,9 @@
 """The process that ranks are forked from: it has imported what they need and waits until the next one is wanted.
 
-Started by a Python worker of Spark as ``python -m sparkdl.launch.nursery_process FD MODULE...``, where FD is one end of
-a socket pair whose other end :mod:`sparkdl.launch.rank_nursery` holds. It ends with that process, also when that is
-killed, and takes its rank with it. It runs nothing of the user's: a rank finds itself as if it had just been started.
+Started by a Python worker of Spark as ``python -m sparkdl.launch.nursery_process FD DOOR MODULE...``, where FD is one
+end of a socket pair whose other end :mod:`sparkdl.launch.rank_nursery` holds, and DOOR a bound socket by which other
+workers connect, or ``-``. It ends with the last of them, also when that is killed, and a rank ends with the one that
+wanted it. It runs nothing of the user's: a rank finds itself as if it had just been started.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from sparkdl.launch import rank_process
+from sparkdl.launch.nursery_clients import NurseryClient, NurseryClients
 
 MAX_REQUEST_BYTES = 1 << 16
 MAX_FDS = 8
@@ -30,25 +32,32 @@ _LOOK_MS = 100
 
 
 def main() -> int:
-    """Serve until the worker is gone; in a forked rank, run that. Returns the exit status."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    """Serve until the workers are gone; in a forked rank, run that. Returns the exit status."""
     faulthandler.enable()
-    with _ending_with(requests):
-        import_all(sys.argv[2:])
-    fds = _serve(requests)
+    first, door = (None if number == "-" else _received(int(number)) for number in sys.argv[1:3])
+    assert first is not None
+    clients = NurseryClients(first, door)
+    with _ending_with(clients):
+        import_all(sys.argv[3:])
+    fds = _serve(clients)
     return 0 if fds is None else rank_process.main(*fds)
 
 
+def _received(number: int) -> socket.socket:
+    os.set_inheritable(number, False)
+    return socket.socket(fileno=number)
+
+
 @contextmanager
-def _ending_with(requests: socket.socket) -> Iterator[None]:
+def _ending_with(clients: NurseryClients) -> Iterator[None]:
     """Inside, the process ends as soon as nobody is there any more who could want a rank."""
     is_over = threading.Event()
 
     def watch() -> None:
-        poller = select.poll()
-        poller.register(requests, select.POLLRDHUP)
         while not is_over.is_set():
-            if poller.poll(_LOOK_MS):
+            for client in clients.await_any(select.POLLRDHUP, timeout_ms=_LOOK_MS):
+                clients.drop(client)
+            if clients.are_gone():
                 os._exit(0)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -72,49 +81,65 @@ def import_all(modules: Sequence[str]) -> None:
     gc.enable()
 
 
-def _serve(requests: socket.socket) -> tuple[int, int] | None:
-    """Fork ranks one after the other; return None when the worker is gone, and in a rank its descriptors."""
+def _serve(clients: NurseryClients) -> tuple[int, int] | None:
+    """Fork ranks as they are wanted; return None when nobody is left, and in a rank its descriptors."""
     woken, waking = socket.socketpair()
     for end in (woken, waking):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # it has to have a handler to write to the pair
     signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    poller = select.poll()  # which takes descriptors of any number
-    for end in (requests, woken):
-        poller.register(end, select.POLLIN)
-    rank, exit_told = 0, False
-    while True:
-        ready = [number for number, _ in poller.poll()]
-        if woken.fileno() in ready:
+    orphans: list[int] = []
+    while not clients.are_gone():
+        for client in clients.await_any(select.POLLIN, woken=woken.fileno()):
+            message, fds = _receive(client)
+            if not message:
+                clients.drop(client)
+                if client.rank:
+                    _kill_group(client.rank)
+                    orphans.append(client.rank)
+                continue
+            request = json.loads(message)
+            if request["kind"] == "reap":
+                os.waitpid(client.rank, 0)
+                client.rank, client.exit_told = 0, False
+            elif _fork_for(client, fds):
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                clients.forget()
+                for end in (woken, waking):
+                    end.close()
+                return _settle_in(request, fds)
+        with suppress(BlockingIOError):
             woken.recv(64)
-            exit_told = exit_told or _tell_of_exit(requests, rank)
-        if requests.fileno() not in ready:
-            continue
-        message, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, MAX_FDS)
-        if not message:
-            _kill_group(rank)
-            return None
-        request = json.loads(message)
-        if request["kind"] == "reap":
-            os.waitpid(rank, 0)
-            rank, exit_told = 0, False
-            continue
-        try:
-            rank = _fork()
-        except OSError as error:
-            _send(requests, {"failure": f"it could not be forked: {error.strerror}"})
-            for received in fds:
-                os.close(received)
-            continue
-        if rank == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (requests, woken, waking):
-                end.close()
-            return _settle_in(request, fds)
-        for received in fds:
-            os.close(received)
-        _send(requests, {"pid": rank})
+        for client in clients:
+            _tell_of_exit(client)
+        orphans = [rank for rank in orphans if not os.waitpid(rank, os.WNOHANG)[0]]
+    return None
+
+
+def _receive(client: NurseryClient) -> tuple[bytes, list[int]]:
+    try:
+        message, fds, _, _ = socket.recv_fds(client.connection, MAX_REQUEST_BYTES, MAX_FDS)
+    except OSError:  # it ended without having read all that it was told
+        return b"", []
+    return message, fds
+
+
+def _fork_for(client: NurseryClient, fds: Sequence[int]) -> bool:
+    """Fork a rank and tell who wanted it; return whether this is the rank."""
+    try:
+        rank = _fork()
+    except OSError as error:
+        _send(client, {"failure": f"it could not be forked: {error.strerror}"})
+        rank = None
+    if rank == 0:
+        return True
+    for received in fds:
+        os.close(received)
+    if rank is not None:
+        client.rank = rank
+        _send(client, {"pid": rank})
+    return False
 
 
 def _fork() -> int:
@@ -151,28 +176,29 @@ def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
     return task, stacks
 
 
-def _tell_of_exit(requests: socket.socket, rank: int) -> bool:
+def _tell_of_exit(client: NurseryClient) -> None:
+    if not client.rank or client.exit_told:
+        return
     # Not reaped yet: its number must stay taken until its process group has been ended.
-    ending = os.waitid(os.P_PID, rank, os.WEXITED | os.WNOHANG | os.WNOWAIT) if rank else None
+    ending = os.waitid(os.P_PID, client.rank, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ending is not None:
         status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
-        _send(requests, {"exited": status})
-    return ending is not None
+        _send(client, {"exited": status})
+        client.exit_told = True
 
 
-def _send(requests: socket.socket, answer: dict[str, Any]) -> None:
+def _send(client: NurseryClient, answer: dict[str, Any]) -> None:
     try:
-        requests.send(json.dumps(answer).encode())
+        client.connection.send(json.dumps(answer).encode())
     except OSError:
         pass  # the worker is gone, which the next request tells
 
 
 def _kill_group(rank: int) -> None:
-    if rank:
-        try:
-            os.killpg(rank, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    try:
+        os.killpg(rank, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import LaunchError
+from sparkdl.launch.kept_nurseries import Kind, prepare_rank
 from sparkdl.launch.rank_environment import rank_environment
-from sparkdl.launch.rank_nursery import prepare_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def prepare_in_task(partition: int, *, num_ranks: int, modules: Sequence[str]) -> None:
-    """Have a process import modules beside a task; the rank that this Python worker runs next begins with it.
+    """Have a process import modules beside a task; the ranks that this executor runs next begin with it.
 
     Args:
         partition: number of the task. Later ones than there are ranks prepare nothing: there may be thousands of them.
@@ -23,4 +23,4 @@ def prepare_in_task(partition: int, *, num_ranks: int, modules: Sequence[str]) -
     """
     if partition < num_ranks:
         with suppress(LaunchError):  # the launch will tell
-            prepare_rank(rank_environment({}, gpus=None), modules)
+            prepare_rank(Kind(rank_environment({}, gpus=None), tuple(modules)))

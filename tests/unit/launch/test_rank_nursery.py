@@ -19,7 +19,8 @@ import pytest
 
 from sparkdl.collective import Coordinator
 from sparkdl.collective.authentication import new_secret
-from sparkdl.launch import process_guard, rank_nursery, rank_supervisor
+from sparkdl.launch import kept_nurseries, rank_nursery, rank_supervisor
+from sparkdl.launch.nursery_start import reach_nursery
 from sparkdl.launch.outcome import Failure, StopReason
 from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_environment import rank_environment
@@ -249,33 +250,33 @@ def test_a_fork_of_the_worker_neither_ends_nor_keeps_what_ranks_are_forked_from(
     first = value_of(look_around)
     child = os.fork()
     if child == 0:
-        rank_nursery._close_idle()
-        os._exit(len(rank_nursery._idle))
+        kept_nurseries._leave_idle()
+        os._exit(len(kept_nurseries._idle))
     assert os.waitpid(child, 0)[1] == 0
     assert value_of(look_around)["parent"] == first["parent"]
 
 
 def test_what_a_task_prepares_serves_the_next_rank_and_later_partitions_prepare_nothing() -> None:
-    rank_nursery._close_idle()
+    kept_nurseries._leave_idle()
     prepare_in_task(2, num_ranks=2, modules=("wave",))
-    assert rank_nursery._idle == []
+    assert kept_nurseries._idle == []
     prepare_in_task(1, num_ranks=2, modules=("wave",))
-    (prepared,) = rank_nursery._idle
+    (prepared,) = kept_nurseries._idle
     prepare_in_task(0, num_ranks=2, modules=("wave",))
-    assert rank_nursery._idle == [prepared]
-    assert value_of(look_around, modules=("wave",))["parent"] == prepared._process.pid
+    assert kept_nurseries._idle == [prepared]
+    assert value_of(look_around, modules=("wave",))["parent"] == prepared.nursery.pid
 
 
 def test_what_nobody_has_wanted_for_a_while_is_ended_and_what_was_wanted_since_stays() -> None:
     value_of(look_around)
-    (kept,) = rank_nursery._idle
-    rank_nursery.end_idle_processes(3600.0)
-    waiting = rank_nursery._num_requests[0]
+    (kept,) = kept_nurseries._idle
+    kept_nurseries.end_idle_processes(3600.0)
+    waiting = kept_nurseries._num_requests[0]
     value_of(look_around)
-    assert (rank_nursery._idle, rank_nursery._num_requests[0]) == ([kept], waiting + 1)
-    rank_nursery.end_idle_processes(0.0)
-    assert kept._process.wait(10) == 0
-    assert value_of(look_around)["parent"] != kept._process.pid
+    assert (kept_nurseries._idle, kept_nurseries._num_requests[0]) == ([kept], waiting + 1)
+    kept_nurseries.end_idle_processes(0.0)
+    assert wait_until_gone([kept.nursery.pid], 10) == []
+    assert value_of(look_around)["parent"] != kept.nursery.pid
 
 
 def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_p
         "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"
         "    name='rank', task=theirs.fileno(), stacks=StackFile().fd, inherited={},\n"
         "    on_start=lambda: None, on_exit=lambda: None)\n"
-        "print(rank.pid, rank._nursery._process.pid, flush=True)\n"
+        "print(rank.pid, rank._nursery.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -309,8 +310,8 @@ def test_a_process_that_imports_yet_ends_with_the_worker(tmp_path: Path) -> None
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
     worker = (
-        "import os, time; from sparkdl.launch.rank_nursery import RankNursery\n"
-        "nursery = RankNursery(dict(os.environ), ['slow_library'])\n"
+        "import os, time; from sparkdl.launch.nursery_start import reach_nursery\n"
+        "nursery = reach_nursery(dict(os.environ), ['slow_library'])\n"
         f"while not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9)"
     )
@@ -327,10 +328,12 @@ def test_a_process_that_imports_yet_ends_with_the_worker(tmp_path: Path) -> None
 def test_process_that_ranks_are_forked_from_is_left_when_nobody_sees_it_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_guard, "KILL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(rank_nursery, "_END_TIMEOUT_S", 0.2)
-    nursery = rank_nursery.RankNursery(dict(os.environ), ())
-    with unseen_end(nursery._process.pid):
+    nursery = reach_nursery(dict(os.environ), ())
+    os.kill(nursery.pid, signal.SIGSTOP)
+    with unseen_end(nursery.pid):
         begin = time.monotonic()
-        assert nursery.close() == -signal.SIGKILL
+        nursery.leave()
+        assert nursery.how_it_ended() == "ended"
         assert time.monotonic() - begin < 10
+    assert wait_until_gone([nursery.pid], 10) == []

@@ -1,0 +1,188 @@
+"""One process that ranks are forked from, for all Python workers of an executor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.launch.nursery_clients import NurseryClients
+from tests.processes import is_running, wait_until_gone
+
+
+class Worker:
+    """A process like a Python worker in a Spark task; all of them are children of this one."""
+
+    def __init__(self, *modules: str, **variables: str) -> None:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.launch.nursery_worker", *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, **variables},
+        )
+
+    def tell(self, order: str) -> None:
+        """Have it do something."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        """What came of it."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def do(self, order: str) -> Any:
+        """Tell and hear."""
+        self.tell(order)
+        return self.hear()
+
+
+@contextmanager
+def workers(*all_modules: tuple[str, ...], **variables: str) -> Iterator[list[Worker]]:
+    started = [Worker(*modules, **variables) for modules in all_modules]
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.process.kill()
+            worker.process.communicate()
+
+
+def test_workers_of_an_executor_share_a_process_which_ends_with_the_last_of_them() -> None:
+    with workers(("wave",), ("wave",)) as (first, second):
+        mine, other = first.do("start"), second.do("start")
+        assert mine["nursery"] == other["nursery"]
+        assert mine["rank"] != other["rank"]
+        assert [first.do("end"), second.do("end")] == [-signal.SIGTERM] * 2
+        first.do("leave")
+        assert second.do("start")["nursery"] == mine["nursery"]
+        second.do("end")
+        second.do("leave")
+        assert wait_until_gone([mine["nursery"]], 10) == []
+
+
+def test_what_one_worker_prepares_serves_the_others_and_is_prepared_once() -> None:
+    with workers(("colorsys",), ("colorsys",)) as (first, second):
+        first.do("prepare")
+        second.do("prepare")
+        children = Path(f"/proc/{second.process.pid}/task/{second.process.pid}/children").read_text()
+        assert children == ""
+        assert first.do("start")["nursery"] == second.do("start")["nursery"]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["at once", "with news that it has not read"])
+def test_a_worker_that_is_killed_takes_its_rank_alone(is_stopped: bool) -> None:
+    with workers(("wave",), ("wave",)) as (first, second):
+        lost, kept = first.do("start"), second.do("start")
+        if is_stopped:
+            os.kill(first.process.pid, signal.SIGSTOP)
+            os.kill(lost["rank"], signal.SIGKILL)
+        first.process.kill()
+        assert wait_until_gone([lost["rank"]], 10) == []
+        assert is_running(kept["rank"])
+        os.kill(kept["rank"], signal.SIGTERM)
+        assert second.do("status") == -signal.SIGTERM
+        second.do("end")
+        assert second.do("start")["nursery"] == lost["nursery"]
+
+
+def test_ranks_of_all_workers_end_with_the_process_that_they_were_forked_from() -> None:
+    with workers(("wave",), ("wave",)) as both:
+        ranks = [worker.do("start") for worker in both]
+        os.kill(ranks[0]["nursery"], signal.SIGKILL)
+        assert [worker.do("status") for worker in both] == [-signal.SIGKILL] * 2
+        assert wait_until_gone([rank["rank"] for rank in ranks], 10) == []
+        assert [worker.do("end") for worker in both] == [-signal.SIGKILL] * 2
+        again = [worker.do("start")["nursery"] for worker in both]
+        assert again[0] == again[1] != ranks[0]["nursery"]
+
+
+def test_a_worker_with_other_values_of_the_variables_has_a_process_of_its_own() -> None:
+    with workers(("wave",), OF_ALL="1") as (first,), workers(("wave",), OF_ALL="2") as (second,):
+        assert first.do("start")["nursery"] != second.do("start")["nursery"]
+
+
+def test_every_worker_is_told_the_last_words_of_what_dies_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "late_library.py").write_text(
+        "import os, time\n"
+        f"while not os.path.exists({str(tmp_path / 'both')!r}): time.sleep(0.01)\n"
+        "print('no such processor', flush=True)\nos.abort()\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
+        asked = [worker.do("ask") for worker in both]
+        assert asked[0] == asked[1]
+        (tmp_path / "both").touch()
+        refusals = [worker.do("born") for worker in both]
+    assert sorted(why for why, _ in refusals) == [
+        "the process that imports for it ended",
+        "the process that imports for it was ended by SIGABRT",
+    ]
+    assert all("no such processor" in said and "late_library" in said for _, said in refusals)
+
+
+def test_a_worker_that_leaves_while_it_imports_does_not_end_it_for_the_others(tmp_path: Path) -> None:
+    (tmp_path / "late_library.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
+        first.do("prepare")
+        nursery = second.do("ask")
+        first.process.kill()
+        first.process.wait()
+        (tmp_path / "go").touch()
+        assert is_running(second.do("born"))
+        second.do("end")
+        assert second.do("start")["nursery"] == nursery
+
+
+def test_workers_that_come_and_go_at_the_same_time_always_get_their_rank() -> None:
+    num_rounds = 15
+    with workers((), (), ()) as crowd:
+        for worker in crowd:
+            for _ in range(num_rounds):
+                for order in ("start", "end", "leave"):
+                    worker.tell(order)
+        for worker in crowd:
+            for _ in range(num_rounds):
+                started = worker.hear()
+                assert isinstance(started["rank"], int)
+                assert worker.hear() < 0
+                worker.hear()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another user")
+def test_a_process_of_another_user_is_not_let_in() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    name = f"\0sparkdl-test-{os.getpid()}"
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(name)
+    clients = NurseryClients(theirs, door)
+    stranger = os.fork()
+    if stranger == 0:
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
+            knocking.connect(name)
+            os._exit(len(knocking.recv(10)))  # 0: the connection was closed
+    assert clients.await_any(0, timeout_ms=10_000) == []
+    assert os.waitpid(stranger, 0)[1] == 0
+    assert len(list(clients)) == 1
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
+        knocking.connect(name)
+        clients.await_any(0, timeout_ms=10_000)
+        assert len(list(clients)) == 2
+    ours.close()
+    clients.forget()

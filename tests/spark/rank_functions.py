@@ -14,6 +14,7 @@ import numpy as np
 
 from sparkdl.collective import current_communicator
 from sparkdl.launch import RankContext
+from sparkdl.launch.nursery_clients import peer_process
 
 
 def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[str, Any]:
@@ -49,7 +50,7 @@ def kill_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
-        os.kill(_worker(), signal.SIGKILL)
+        os.kill(_worker(context), signal.SIGKILL)
     threading.Event().wait(60)
 
 
@@ -129,7 +130,7 @@ def stop_own_worker_on(context: RankContext, culprit: int, folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == culprit:
-        worker = _worker()
+        worker = _worker(context)
         Path(folder, "worker").write_text(str(worker))
         os.kill(worker, signal.SIGSTOP)
     threading.Event().wait(600)
@@ -140,7 +141,7 @@ def fail_while_the_worker_of_another_is_stopped(context: RankContext, folder: st
     Path(folder, str(os.getpid())).touch()
     context.communicator.barrier()
     if context.rank == 1:
-        worker = _worker()
+        worker = _worker(context)
         Path(folder, "worker").write_text(str(worker))
         os.kill(worker, signal.SIGSTOP)
         context.rendezvous.set("stopped", b"")
@@ -149,9 +150,17 @@ def fail_while_the_worker_of_another_is_stopped(context: RankContext, folder: st
     raise ValueError("rank 0 failed")
 
 
-def _worker() -> int:
-    # The rank's parent is what it was forked from, a child of the worker.
-    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()[1])
+def _worker(context: RankContext) -> int:
+    # Who made the pair of sockets; the rank's parent may have been started by another worker of the executor.
+    worker = peer_process(context._task._socket)
+    assert worker is not None
+    return worker
+
+
+def tell_where_it_comes_from(context: RankContext) -> tuple[int, int]:
+    """What the rank was forked from, and what the Python worker of its task was forked from, one of each executor."""
+    stat = Path(f"/proc/{_worker(context)}/stat").read_text()
+    return os.getppid(), int(stat.rsplit(")", 1)[1].split()[1])
 
 
 def tell_and_sleep(context: RankContext) -> None:

@@ -62,6 +62,13 @@ print(run_on_ranks(functions.{function}, num_ranks=2, spark=spark))
     assert ("looked in vain" in ended.stderr) if fails else ("[3.0, 3.0]" in ended.stdout)
 
 
+def test_ranks_of_one_executor_are_forked_from_one_process(spark: SparkSession) -> None:
+    nurseries, executors = zip(
+        *run_on_ranks(functions.tell_where_it_comes_from, num_ranks=2, spark=spark), strict=True
+    )
+    assert len(set(nurseries)) == len(set(executors))
+
+
 @pytest.mark.any_spark_will_do
 def test_one_rank_is_a_world_too(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=1, spark=spark) == [1.0]

@@ -167,12 +167,10 @@ def open_hierarchy(everyone: Communicator, *, gpu: int, timeout_s: float | None 
     deadline = Deadline(everyone.timeout_s if timeout_s is None else timeout_s)
     with ExitStack() as opened:
         local = everyone.split(topology.local_ranks, "inside")
-        assert local is not None, "a rank is among the ranks of its host"
         opened.callback(local.close)
         across = None
         if topology.local_rank < min(host_sizes(topology)):
             across = everyone.split(topology.cross_ranks, "across")
-            assert across is not None, "a rank is among those with its place"
             opened.callback(across.close)
         inside, failure = None, None
         try:

@@ -164,10 +164,9 @@ class NcclGroup:
         try:
             core = self._split_core(list(ranks), full_name)
         except BaseException:
-            if communicator is not None:
-                communicator.close()
+            communicator.close()
             raise
-        if core is None or communicator is None:
+        if core is None:
             return None
         return NcclGroup(
             core,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sparkdl.collective.observation import Observed
 from sparkdl.collective.opening import Opening, open_communicator
+from sparkdl.collective.outsider import Outsider
 from sparkdl.collective.rendezvous import PrefixRendezvous
 from sparkdl.errors import ParamError
 from sparkdl.topology import number_hosts
@@ -24,6 +25,7 @@ class Splittable(Observed):
     """The part of a :class:`~sparkdl.collective.communicator.Communicator` that process sets are made of.
 
     Attributes:
+        is_member: True; False in what a rank outside of a process set has of it.
         topology: which ranks share a host, whatever carries the data between them.
         name: what the communicator is called in messages.
         rendezvous: the store it was opened over.
@@ -33,6 +35,8 @@ class Splittable(Observed):
         wire: how sums and averages of float32 travel between hosts.
         stall_check: when ranks that do not join an operation are reported.
     """
+
+    is_member = True
 
     def __init__(self, opening: Opening, topology: Topology) -> None:
         self.topology = topology
@@ -59,7 +63,7 @@ class Splittable(Observed):
 
     def split(
         self, ranks: Sequence[int], name: str, *, stall_check: StallCheck | None = None
-    ) -> Communicator | None:
+    ) -> Communicator:
         """Open a process set: a communicator of some ranks of this one. Only these ranks need to call it.
 
         Args:
@@ -68,8 +72,8 @@ class Splittable(Observed):
             stall_check: when ranks that do not join are reported; as in this communicator when None.
 
         Returns:
-            The process set, to be closed by the caller; None on a rank that is not in it, which takes no part in
-            its operations and therefore has nothing to call them on: ask ``is None`` before.
+            The process set, to be closed by the caller. On a rank that is not in it its ``is_member`` is False, and
+            whatever is asked of it but to close is a :class:`~sparkdl.errors.ParamError` that says who is in it.
 
         Raises:
             ParamError: if ``ranks`` is empty, has duplicates, or names a rank that does not exist.
@@ -82,7 +86,7 @@ class Splittable(Observed):
                 f" 0 to {self.world_size - 1}, and there must be one at least"
             )
         if self.rank not in members:
-            return None
+            return cast("Communicator", Outsider(rank=self.rank, name=name, members=members))
         return self._open_subset(members, name, stall_check=stall_check, telemetry=self.telemetry)
 
     def _open_subset(

@@ -149,7 +149,6 @@ def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:
 def _rate(communicator: Communicator, pair: tuple[int, int], seconds: float) -> tuple[float, float]:
     """Bytes per second from the first of a pair to the other, and the time of an empty round trip."""
     both = communicator.split(pair, f"{pair[0]} to {pair[1]}")
-    assert both is not None
     with both:
         both.barrier()
         began = time.perf_counter()

@@ -175,7 +175,6 @@ def _host_group(
 ) -> SparkdlProcessGroup:
     """A group for CPU tensors over a process set of all ranks that nobody else uses."""
     own = communicator.split(range(communicator.world_size), "staging")
-    assert own is not None, "every rank is a member"
     return SparkdlProcessGroup(
         own, store, rendezvous, timeout_s=timeout_s, owns_communicator=True, accelerator=None
     )

@@ -156,21 +156,18 @@ def process_sets(environment: RankEnvironment) -> Outcome:
     seen: Outcome = {}
     with environment.open(name="sets") as communicator:
         backwards = communicator.split(list(range(world_size))[::-1], "backwards")
-        assert backwards is not None
         with backwards:
             seen["backwards"] = _gather_ranks(backwards, rank)
         pair = communicator.split([0, 1], "pair")
-        seen["pair"] = None if pair is None else _gather_ranks(pair, rank)
+        seen["pair"] = _gather_ranks(pair, rank) if pair.is_member else _refusals(pair)
         overlapping = communicator.split([world_size - 1, 0], "overlapping")
-        seen["overlapping"] = None if overlapping is None else _gather_ranks(overlapping, rank)
+        seen["overlapping"] = _gather_ranks(overlapping, rank) if overlapping.is_member else None
         seen["at once"] = _reduce_at_once([communicator, pair, overlapping])
         for process_set in (pair, overlapping):
-            if process_set is not None:
-                process_set.close()
+            process_set.close()
         for name, ranks in {"empty": [], "twice": [0, 0], "outside": [0, world_size]}.items():
             seen[name] = error_of(lambda ranks=ranks: communicator.split(ranks, "bad"))["kinds"]
         alone = communicator.split([rank], f"alone {rank}")
-        assert alone is not None
         with alone:
             total = np.ones(2)
             alone.allreduce(total)
@@ -179,13 +176,18 @@ def process_sets(environment: RankEnvironment) -> Outcome:
     return seen
 
 
+def _refusals(process_set: Communicator) -> list[Outcome]:
+    """What a rank is told that is not in it."""
+    return [error_of(lambda: process_set.allreduce(np.ones(2))), error_of(lambda: process_set.world_size)]
+
+
 def _gather_ranks(communicator: Communicator, rank: int) -> list[int]:
     out = np.empty(communicator.world_size, np.int64)
     communicator.allgather(np.array([rank]), out)
     return out.tolist()
 
 
-def _reduce_at_once(communicators: list[Communicator | None]) -> list[float | None]:
+def _reduce_at_once(communicators: list[Communicator]) -> list[float | None]:
     """Use several communicators from as many threads; the sum of each over 20 rounds."""
     totals: list[float | None] = [None] * len(communicators)
 
@@ -200,7 +202,7 @@ def _reduce_at_once(communicators: list[Communicator | None]) -> list[float | No
     threads = [
         threading.Thread(target=use, args=(position, communicator))
         for position, communicator in enumerate(communicators)
-        if communicator is not None
+        if communicator.is_member
     ]
     for thread in threads:
         thread.start()
@@ -351,6 +353,4 @@ def place(environment: RankEnvironment, transport: str) -> Outcome:
 
 
 def _split_all(communicator: Communicator) -> Communicator:
-    process_set = communicator.split(range(communicator.world_size), "all")
-    assert process_set is not None
-    return process_set
+    return communicator.split(range(communicator.world_size), "all")

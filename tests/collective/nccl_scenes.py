@@ -169,7 +169,7 @@ def hints(environment: RankEnvironment, communicator: Communicator) -> Outcome:
     """What the only rank of a world is told of each failure."""
     messages = []
     for number, (order, last_error, _, _) in enumerate(HINTS):
-        with communicator.split([environment.rank], f"{environment.rank}-{number}") as alone:  # type: ignore[union-attr]  # a member
+        with communicator.split([environment.rank], f"{environment.rank}-{number}") as alone:
             tell_stand_in(order, last_error)
             messages.append(error_of(lambda alone=alone: open_and_reduce(alone, 10.0))["message"])  # type: ignore[misc]  # mypy cannot infer it
     return {"messages": messages}

@@ -95,7 +95,6 @@ def _run_strand(
         return hosts_of_core(communicator), run_steps(communicator, strand, arena)
     # Opened while other strands are under way, and closed so.
     process_set = communicator.split(strand.ranks, f"strand {number}")
-    assert process_set is not None
     with process_set:
         return hosts_of_core(process_set), run_steps(process_set, strand)
 

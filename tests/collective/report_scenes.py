@@ -57,10 +57,10 @@ def counted(communicator: Communicator) -> Outcome:
     communicator.barrier()
     for _ in range(2):
         pair = communicator.split([0, 1], "pair")
-        if pair is not None:
-            with pair:
+        with pair:
+            if pair.is_member:
                 pair.broadcast(block, root=1)
-    pair = None
+    del pair
     report = communicator.report()
     return {"dict": report.as_dict(), "table": str(report), "metrics": report.as_metrics()}
 
@@ -113,7 +113,7 @@ def namesakes(communicator: Communicator) -> Outcome:
     """Two process sets that have the same name, in one of which a rank comes late."""
     for number, ranks in enumerate(([0, 1], [1, 2]), start=1):
         pair = communicator.split(ranks, "pair")
-        if pair is None:
+        if not pair.is_member:
             continue
         with pair:
             pair.barrier()

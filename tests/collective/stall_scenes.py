@@ -52,7 +52,7 @@ def _late_in_a_pair(
     check = StallCheck(warn_after_s=WARN_S)
     with environment.open(name="pairs", host_of_rank=tuple(hosts), stall_check=check) as communicator:
         pair = communicator.split([late, waits], "pair")
-        if pair is None:
+        if not pair.is_member:
             return {"message": {"warnings": []}, "in a pair": {"warnings": []}}
         with pair:
             return {

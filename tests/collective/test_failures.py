@@ -151,7 +151,7 @@ def test_close_may_be_called_twice_and_the_name_opened_again(transport: str) -> 
 def test_process_sets_may_overlap_and_be_used_from_several_threads(transport: str) -> None:
     for rank, outcome in survivors(transport, "process sets").items():
         assert outcome["backwards"] == [2, 1, 0]
-        assert outcome["pair"] == ([0, 1] if rank in (0, 1) else None)
+        assert rank == 2 or outcome["pair"] == [0, 1]
         assert outcome["overlapping"] == ([2, 0] if rank in (0, 2) else None)
         assert outcome["at once"] == [
             60.0,
@@ -159,6 +159,17 @@ def test_process_sets_may_overlap_and_be_used_from_several_threads(transport: st
             40.0 if rank in (0, 2) else None,
         ]
         assert outcome["alone"] == [1.0, 1.0]
+
+
+@transports
+def test_a_rank_outside_of_a_process_set_is_told_who_is_in_it(transport: str) -> None:
+    reduced, asked = survivors(transport, "process sets")[2]["pair"]
+    assert reduced["message"] == (
+        "rank 2 is not in process set 'pair' of ranks 0, 1: 'allreduce' is for its members. "
+        "Ask is_member before."
+    )
+    assert "'world_size' is for its members" in asked["message"]
+    assert "ParamError" in reduced["kinds"]
 
 
 @transports

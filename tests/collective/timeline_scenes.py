@@ -64,11 +64,11 @@ def operations(communicator: Communicator, path: Path) -> Outcome:
     handles = [communicator.allreduce_async(np.ones(50_000), name="queued") for _ in range(3)]
     for handle in handles:
         handle.wait()
-    with communicator.split(range(communicator.world_size), "late") as late:  # type: ignore[union-attr]
+    with communicator.split(range(communicator.world_size), "late") as late:
         late.allgather(np.ones(5, np.int32), np.ones(5 * late.world_size, np.int32))
-    if early is not None:
+    if early.is_member:
         early.broadcast(np.ones(7), root=0)
-        early.close()
+    early.close()
     communicator.barrier()
     communicator.stop_timeline()
     _reduce(communicator, "after")

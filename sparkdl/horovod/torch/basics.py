@@ -132,7 +132,7 @@ def _open_world(comm: Iterable[int] | Any) -> Communicator:
     else:
         members = ranks_of_comm(comm, launched.rank)
     world = launched.split(members, "horovod", stall_check=StallCheck.from_environment(os.environ))
-    if world is None:
+    if not world.is_member:
         raise ValueError(f"rank {launched.rank} is not one of the ranks {members} that hvd.init was given.")
     return world
 

@@ -162,7 +162,6 @@ class Session:
         members = self.ranks_of[number]
         if self.world.rank in members:
             communicator = self.world.split(members, f"process set {number}")
-            assert communicator is not None
             engine = Engine(communicator, make_stand_in)
             engine.marks_cycles = self._marks_cycles
             self._engines[number] = engine

@@ -52,7 +52,7 @@ def wait_in_all(environment: RankEnvironment) -> dict[str, Any]:
     note("opening")
     with environment.open(host_of_rank=(0, 0, 0)) as communicator:
         pair = communicator.split([1, 0], "pair")
-        if pair is None:
+        if not pair.is_member:
             return seen
         with pair:
             note("operation")

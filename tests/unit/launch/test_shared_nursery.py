@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sparkdl.launch import nursery_start
 from sparkdl.launch.nursery_clients import NurseryClients
 from tests.processes import is_running, wait_until_gone
 
@@ -147,6 +148,44 @@ def test_a_worker_that_leaves_while_it_imports_does_not_end_it_for_the_others(tm
         assert is_running(second.do("born"))
         second.do("end")
         assert second.do("start")["nursery"] == nursery
+
+
+def test_ranks_of_different_gpus_do_not_look_for_the_same_process() -> None:
+    names = {nursery_start._name({"CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1")}
+    assert len(names) == 2
+
+
+def test_a_name_whose_owner_lets_nobody_in_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nursery_start, "_JOIN_TIMEOUT_S", 0.2)
+    environment = {**os.environ, "OF_ALL": "let nobody in"}
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking,
+    ):
+        taken.bind(nursery_start._name(environment, ()))
+        taken.listen(0)
+        knocking.connect(taken.getsockname())  # so the queue is full
+        assert nursery_start.begin_nursery(environment, ()) is None
+        nursery = nursery_start.reach_nursery(environment, ())
+    assert is_running(nursery.pid)
+    nursery.leave()
+
+
+def test_where_no_name_can_be_had_each_worker_starts_a_process_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nursery_start, "_JOIN_TIMEOUT_S", 600.0)
+    # A name in a folder that does not exist is refused, as a sandbox refuses all.
+    monkeypatch.setattr(nursery_start, "_name", lambda environment, modules: "/nonexistent/name")
+    both = [
+        nursery_start.begin_nursery(dict(os.environ), ()),
+        nursery_start.reach_nursery(dict(os.environ), ()),
+    ]
+    for nursery in both:
+        assert nursery is not None
+        nursery.leave()
 
 
 def test_workers_that_come_and_go_at_the_same_time_always_get_their_rank() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from sparkdl.launch import rank_process
 from sparkdl.launch.nursery_clients import NurseryClient, NurseryClients
+from sparkdl.launch.rank_pulse import STACK_SIGNAL
 
 MAX_REQUEST_BYTES = 1 << 16
 MAX_FDS = 8
@@ -34,6 +35,7 @@ _LOOK_MS = 100
 def main() -> int:
     """Serve until the workers are gone; in a forked rank, run that. Returns the exit status."""
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)  # for who waits for its rank in vain
     first, door = (None if number == "-" else _received(int(number)) for number in sys.argv[1:3])
     assert first is not None
     clients = NurseryClients(first, door)
@@ -93,10 +95,10 @@ def _serve(clients: NurseryClients) -> tuple[int, int] | None:
         for client in clients.await_any(select.POLLIN, woken=woken.fileno()):
             message, fds = _receive(client)
             if not message:
-                clients.drop(client)
                 if client.rank:
                     _kill_group(client.rank)
                     orphans.append(client.rank)
+                clients.drop(client)
                 continue
             request = json.loads(message)
             if request["kind"] == "reap":

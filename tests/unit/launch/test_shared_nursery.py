@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,6 +151,41 @@ def test_a_worker_that_leaves_while_it_imports_does_not_end_it_for_the_others(tm
         assert second.do("start")["nursery"] == nursery
 
 
+def test_a_worker_that_leaves_while_a_library_holds_the_interpreter_ends_only_what_nobody_shares(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "late_library.py").write_text(
+        f"import ctypes\nopen({str(tmp_path / 'began')!r}, 'w').close()\nctypes.PyDLL(None).sleep(60)\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
+        (nursery,) = {worker.do("ask") for worker in both}
+        while not (tmp_path / "began").exists():
+            threading.Event().wait(0.02)
+        both[0].do("end")
+        assert is_running(nursery)
+        both[1].do("end")
+        assert wait_until_gone([nursery], 10) == []
+
+
+def test_who_gave_up_waiting_is_told_where_it_was_and_the_others_get_their_rank(tmp_path: Path) -> None:
+    (tmp_path / "late_library.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'began')!r}, 'w').close()\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
+        assert first.do("ask") == second.do("ask")
+        while not (tmp_path / "began").exists():
+            threading.Event().wait(0.02)
+        state, said = first.do("where")
+        assert state == ""
+        assert "late_library.py" in said
+        first.do("end")
+        (tmp_path / "go").touch()
+        assert is_running(second.do("born"))
+
+
 def test_ranks_of_different_gpus_do_not_look_for_the_same_process() -> None:
     names = {nursery_start._name({"CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1")}
     assert len(names) == 2
@@ -186,6 +222,25 @@ def test_where_no_name_can_be_had_each_worker_starts_a_process_at_once(
     for nursery in both:
         assert nursery is not None
         nursery.leave()
+
+
+def test_a_process_that_ends_and_so_can_start_no_thread_leaves_what_it_kept() -> None:
+    script = (
+        "import os, threading\n"
+        "from sparkdl.launch.kept_nurseries import Kind, prepare_rank\n"
+        "prepare_rank(Kind(dict(os.environ), ()))\n"
+        "def refuse(thread): raise RuntimeError('no new thread at interpreter shutdown')\n"
+        "threading.Thread.start = refuse\n"  # as Python does since 3.12
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_workers_that_come_and_go_at_the_same_time_always_get_their_rank() -> None:

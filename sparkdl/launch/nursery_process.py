@@ -146,19 +146,13 @@ def _fork_for(client: NurseryClient, fds: Sequence[int]) -> bool:
 
 def _fork() -> int:
     """Fork; return when the child leads a process group of its own, by whose number it can be ended."""
-    is_leader, leads = os.pipe()
     with warnings.catch_warnings():
         # Since Python 3.12 of threads, which those of memory allocators and of BLAS are: they know what to do.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    if pid == 0:
-        os.setsid()
-    else:
-        os.close(leads)
-        os.read(is_leader, 1)  # the end of the pipe
-    os.close(is_leader)
-    if pid == 0:
-        os.close(leads)
+    # Both do it, whoever is first: the child could be stuck in what libraries do at a fork, and the others wait.
+    with suppress(PermissionError):  # the child is so far that it has called exec
+        os.setpgid(pid, pid)
     return pid
 
 

@@ -186,6 +186,23 @@ def test_who_gave_up_waiting_is_told_where_it_was_and_the_others_get_their_rank(
         assert is_running(second.do("born"))
 
 
+def test_a_rank_that_is_stuck_in_its_fork_holds_up_no_other(tmp_path: Path) -> None:
+    (tmp_path / "late_library.py").write_text(
+        "import os, time\n"
+        "def hang_in_first():\n"
+        f"    try: os.mkdir({str(tmp_path / 'first')!r})\n"
+        "    except FileExistsError: return\n"
+        "    time.sleep(600)\n"
+        "os.register_at_fork(after_in_child=hang_in_first)\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
+        stuck = first.do("start")["rank"]
+        assert is_running(second.do("start")["rank"])
+        assert first.do("end") == -signal.SIGTERM
+        assert wait_until_gone([stuck], 10) == []
+
+
 def test_ranks_of_different_gpus_do_not_look_for_the_same_process() -> None:
     names = {nursery_start._name({"CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1")}
     assert len(names) == 2

@@ -135,6 +135,20 @@ def test_every_worker_is_told_the_last_words_of_what_dies_while_it_imports(tmp_p
     assert all("no such processor" in said and "late_library" in said for _, said in refusals)
 
 
+def test_every_worker_is_told_that_what_is_killed_while_it_imports_may_have_lacked_memory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "late_library.py").write_text("import time\ntime.sleep(600)\n")
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
+        (nursery,) = {worker.do("ask") for worker in both}
+        os.kill(nursery, signal.SIGKILL)
+        assert sorted(worker.do("born")[0] for worker in both) == [
+            "the process that imports for it ended without a word (out of memory?)",
+            "the process that imports for it was ended by SIGKILL (out of memory?)",
+        ]
+
+
 def test_a_worker_that_leaves_while_it_imports_does_not_end_it_for_the_others(tmp_path: Path) -> None:
     (tmp_path / "late_library.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"

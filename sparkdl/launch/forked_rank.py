@@ -13,9 +13,6 @@ from sparkdl.launch.kept_nurseries import Kind, ask_nursery, give_back
 from sparkdl.launch.process_guard import KILL_TIMEOUT_S, end_process_group
 from sparkdl.launch.rank_stacks import process_state
 
-_LAST_WORDS_S = 2.0
-"""How long what cannot fork the rank may take to write down where it is."""
-
 
 class ForkedRank:
     """A rank process, in a group of its own, with its output in a pipe.
@@ -100,15 +97,15 @@ class ForkedRank:
         """Whether it is there, or is known not to come any more."""
         return self._is_settled.is_set()
 
-    def abort_nursery(self) -> str:
-        """Have what it is forked from say in ``refusal`` where it is, and end.
+    @property
+    def was_there(self) -> bool:
+        """Whether there is or was a process."""
+        return self._pid is not None
 
-        Returns why that could not go on, in words; nothing if it could.
-        """
+    def locate_nursery(self) -> tuple[str, str]:
+        """Return why what it is forked from cannot go on, in words, nothing if it can, and where it is."""
         state = process_state(self._nursery.pid)
-        self._nursery.abort()
-        self.exited.wait(_LAST_WORDS_S)
-        return state
+        return state, self._nursery.last_words() if state else self._nursery.where()
 
     def end(self, *, grace_s: float) -> None:
         """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.

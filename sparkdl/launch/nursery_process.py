@@ -25,6 +25,7 @@ from typing import Any
 
 from sparkdl.launch import rank_process
 from sparkdl.launch.nursery_clients import NurseryClient, NurseryClients
+from sparkdl.launch.rank_pulse import STACK_SIGNAL
 
 MAX_REQUEST_BYTES = 1 << 16
 MAX_FDS = 8
@@ -34,6 +35,7 @@ _LOOK_MS = 100
 def main() -> int:
     """Serve until the workers are gone; in a forked rank, run that. Returns the exit status."""
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)  # for who waits for its rank in vain
     first, door = (None if number == "-" else _received(int(number)) for number in sys.argv[1:3])
     assert first is not None
     clients = NurseryClients(first, door)
@@ -93,10 +95,10 @@ def _serve(clients: NurseryClients) -> tuple[int, int] | None:
         for client in clients.await_any(select.POLLIN, woken=woken.fileno()):
             message, fds = _receive(client)
             if not message:
-                clients.drop(client)
                 if client.rank:
                     _kill_group(client.rank)
                     orphans.append(client.rank)
+                clients.drop(client)
                 continue
             request = json.loads(message)
             if request["kind"] == "reap":
@@ -144,19 +146,13 @@ def _fork_for(client: NurseryClient, fds: Sequence[int]) -> bool:
 
 def _fork() -> int:
     """Fork; return when the child leads a process group of its own, by whose number it can be ended."""
-    is_leader, leads = os.pipe()
     with warnings.catch_warnings():
         # Since Python 3.12 of threads, which those of memory allocators and of BLAS are: they know what to do.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    if pid == 0:
-        os.setsid()
-    else:
-        os.close(leads)
-        os.read(is_leader, 1)  # the end of the pipe
-    os.close(is_leader)
-    if pid == 0:
-        os.close(leads)
+    # Both do it, whoever is first: the child could be stuck in what libraries do at a fork, and the others wait.
+    with suppress(PermissionError):  # the child is so far that it has called exec
+        os.setpgid(pid, pid)
     return pid
 
 

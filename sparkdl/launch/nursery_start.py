@@ -8,17 +8,17 @@ the same user.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError
@@ -43,11 +43,11 @@ def reach_nursery(environment: Mapping[str, str], modules: Sequence[str]) -> Ran
     Raises:
         LaunchError: if it cannot be started.
     """
-    deadline, pause = Deadline(_JOIN_TIMEOUT_S), threading.Event()
+    name, deadline, pause = _name(environment, modules), Deadline(_JOIN_TIMEOUT_S), threading.Event()
     while not deadline.expired:
-        if (door := _bind(_name(environment, modules))) is not None:
+        if (door := _bind(name)) != "taken":
             return _start(environment, modules, door)
-        if (connection := _knock(_name(environment, modules))) is not None:
+        if (connection := _knock(name)) is not None:
             pid = peer_process(connection)
             if pid is not None and _variables_of(pid) == dict(environment):
                 return RankNursery(connection, pid, said=_open_output(pid))
@@ -64,12 +64,13 @@ def begin_nursery(environment: Mapping[str, str], modules: Sequence[str]) -> Ran
         LaunchError: if it cannot be started.
     """
     door = _bind(_name(environment, modules))
-    return None if door is None else _start(environment, modules, door)
+    return None if door == "taken" else _start(environment, modules, door)
 
 
 def _start(environment: Mapping[str, str], modules: Sequence[str], door: socket.socket | None) -> RankNursery:
     # What it says while it imports belongs to no rank, and is of interest if it dies of it.
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - read after its end, and closed with the nursery
+    said = os.fdopen(os.memfd_create("sparkdl-nursery", os.MFD_CLOEXEC), "wb")
+    heard = open(f"/proc/self/fd/{said.fileno()}", "rb")  # noqa: SIM115 - read after its end, with a place of its own
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     passed = [end.fileno() for end in (theirs, door) if end is not None]
     try:
@@ -88,21 +89,26 @@ def _start(environment: Mapping[str, str], modules: Sequence[str], door: socket.
         )
     except OSError as error:
         ours.close()
-        said.close()
+        heard.close()
         raise LaunchError(
             f"the process that a rank is forked from cannot be started: {sys.executable}: {error.strerror}. "
             "Look at the limits of processes and descriptors on this machine."
         ) from error
     finally:
         theirs.close()
+        said.close()
         if door is not None:
             door.close()
-    return RankNursery(ours, process.pid, said=said, process=process)
+    return RankNursery(ours, process.pid, said=heard, process=process)
 
 
 def _name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
-    """What those who can share a process find each other by. Every user of the machine can read it: no values."""
-    kind = hashlib.sha256(json.dumps([sys.executable, list(modules), sorted(environment)]).encode())
+    """What those who can share a process find each other by. Every user of the machine can read it: no values.
+
+    But for that of the GPUs, in which ranks always differ: they need not wait for each other to find that out.
+    """
+    gpus = environment.get("CUDA_VISIBLE_DEVICES")
+    kind = hashlib.sha256(json.dumps([sys.executable, list(modules), sorted(environment), gpus]).encode())
     return f"\0sparkdl-nursery-{_sharing_process()}-{kind.hexdigest()}"
 
 
@@ -113,23 +119,26 @@ def _sharing_process() -> int:
     return os.getppid() if is_in_task else os.getpid()
 
 
-def _bind(name: str) -> socket.socket | None:
+def _bind(name: str) -> socket.socket | Literal["taken"] | None:
+    """Take the name; None where a sandbox does not let this process have any."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         door.bind(name)
-    except OSError:  # another one has
+    except OSError as error:
         door.close()
-        return None
+        return "taken" if error.errno == errno.EADDRINUSE else None
     return door
 
 
 def _knock(name: str) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)  # whoever has the name may let nobody in
     try:
         connection.connect(name)
     except OSError:  # nobody listens yet, or any more
         connection.close()
         return None
+    connection.setblocking(True)
     return connection
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -15,6 +16,8 @@ from typing import IO, Any
 from weakref import WeakSet
 
 from sparkdl.launch.guarded_process import how_it_ended
+from sparkdl.launch.rank_pulse import STACK_SIGNAL
+from sparkdl.launch.rank_stacks import await_dump
 
 _END_TIMEOUT_S = 2.0
 """How long the process may take to part with this one, or to be reaped once it has ended."""
@@ -31,7 +34,8 @@ class RankNursery:
     Args:
         connection: to it.
         pid: its process id.
-        said: the file that it prints to; None where that cannot be read.
+        said: the file that it prints to, opened for this connection alone; None where that cannot be read. Who shares
+            the process holds a lock on it (flock(2)), which is how the last one knows that it is.
         process: itself, where this process has started it.
 
     Attributes:
@@ -48,6 +52,10 @@ class RankNursery:
     ) -> None:
         self.pid = pid
         self._connection, self._said, self._process = connection, said, process
+        self._parting = threading.RLock()
+        if said is not None:
+            with suppress(BlockingIOError):  # the last one is killing it
+                fcntl.flock(said, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _all.add(self)
 
     def ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
@@ -66,14 +74,20 @@ class RankNursery:
             return None
         return json.loads(answer) if answer else None
 
-    def abort(self) -> None:
-        """Have it write down where it is, and end; nothing if it has ended."""
-        self._signal(signal.SIGABRT)
+    def where(self) -> str:
+        """Have it write down where it is, which does not end it, and return the end of what it has printed."""
+        if self._said is None:
+            return ""
+        size = os.fstat(self._said.fileno()).st_size
+        if self._signal(STACK_SIGNAL):
+            await_dump(self._said.fileno(), size)
+        return self.last_words()
 
     def how_it_ended(self) -> str:
         """Once :meth:`hear` has told that it has ended, how, in words."""
         if self._process is None:
-            return "ended"  # only who started it is told how
+            # Only who started it is told how. What dies by its own fault says so, by faulthandler at least.
+            return "ended" if self.last_words() else "ended without a word (out of memory?)"
         try:
             return how_it_ended(self._process.wait(_END_TIMEOUT_S))
         except subprocess.TimeoutExpired:
@@ -83,41 +97,66 @@ class RankNursery:
         """Return the end of what it has printed."""
         if self._said is None:
             return ""
-        size = self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, size - _LAST_BYTES))
-        return self._said.read().decode("utf-8", "replace")
+        size = os.fstat(self._said.fileno()).st_size
+        return os.pread(self._said.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(
+            "utf-8", "replace"
+        )
 
     def leave(self) -> None:
         """Part with it: it ends a rank that this process has of it, and itself if nobody else shares it.
 
-        One that does not heed this in time is killed, as it serves nobody else either.
+        One that does not heed this in time, as it is stopped or imports a library that holds the interpreter, is killed
+        by the last one who parts with it. To the others it may still be of use.
         """
-        if self._connection.fileno() < 0:
-            return
-        with suppress(OSError):  # it has ended
-            self._connection.shutdown(socket.SHUT_WR)
-        poller = select.poll()
-        poller.register(self._connection, 0)  # the end of the connection is always told
-        if not poller.poll(_END_TIMEOUT_S * 1000):
-            self._signal(signal.SIGKILL)
-        self._connection.close()
+        with self._parting:
+            if self._connection.fileno() < 0:
+                return
+            with suppress(OSError):  # it has ended
+                self._connection.shutdown(socket.SHUT_WR)
+            poller = select.poll()
+            poller.register(self._connection, 0)  # the end of the connection is always told
+            if not poller.poll(_END_TIMEOUT_S * 1000) and self._is_last():
+                self._signal(signal.SIGKILL)
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)  # a thread that hears hears the end
+            self._connection.close()
+            if self._said is not None:
+                fcntl.flock(self._said, fcntl.LOCK_UN)
         if self._process is not None:
             # It may serve others for days, and is this one's to reap.
-            threading.Thread(target=self._process.wait, name=f"sparkdl-reap-{self.pid}", daemon=True).start()
+            reaping = threading.Thread(
+                target=self._process.wait, name=f"sparkdl-reap-{self.pid}", daemon=True
+            )
+            with suppress(RuntimeError):  # at the end of the interpreter, since Python 3.12
+                reaping.start()
 
     def abandon(self) -> None:
         """In a fork of this process: leave it to that."""
         self._connection.close()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._connection.fileno() < 0:
-            return
-        # While the connection is there, so is the process, and its number is no other's.
-        poller = select.poll()
-        poller.register(self._connection, 0)
-        if not poller.poll(0):
+    def _is_last(self) -> bool:
+        if self._said is None:
+            return False
+        try:
+            # Where another one has a lock, this gives ours up: of two who part at the same time the second is the last.
+            fcntl.flock(self._said, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def _signal(self, number: int) -> bool:
+        """Send it a signal; return whether it was there."""
+        with self._parting:
+            if self._connection.fileno() < 0:
+                return False
+            # While the connection is there, so is the process, and its number is no other's.
+            poller = select.poll()
+            poller.register(self._connection, 0)
+            if poller.poll(0):
+                return False
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+        return True
 
 
 def _abandon_all() -> None:

@@ -75,13 +75,19 @@ class StackFile:
             os.kill(pid, STACK_SIGNAL)
             if was_stopped:
                 os.kill(pid, signal.SIGCONT)
-        deadline, pause = Deadline(_TAKE_TIMEOUT_S), threading.Event()
-        size, num_quiet = start, 0
-        while not deadline.expired and num_quiet < _NUM_QUIET_LOOKS:
-            pause.wait(_LOOK_S)
-            before, size = size, os.fstat(self.fd).st_size
-            num_quiet = num_quiet + 1 if size == before > start else 0
+        size = await_dump(self.fd, start)
         return name_threads(os.pread(self.fd, size - start, start).decode("utf-8", "replace"), threads)
+
+
+def await_dump(fd: int, start: int) -> int:
+    """Wait until a file has grown beyond ``start`` and grows no more, or in vain for too long; return its size."""
+    deadline, pause = Deadline(_TAKE_TIMEOUT_S), threading.Event()
+    size, num_quiet = start, 0
+    while not deadline.expired and num_quiet < _NUM_QUIET_LOOKS:
+        pause.wait(_LOOK_S)
+        before, size = size, os.fstat(fd).st_size
+        num_quiet = num_quiet + 1 if size == before > start else 0
+    return size
 
 
 def name_threads(dump: str, threads: Mapping[str, str]) -> str:

@@ -216,8 +216,8 @@ class RankSupervisor:
         )
 
     def _end_unborn(self) -> Failure:
-        """End what should have forked the rank and has not."""
-        state, said = self._end_nursery()
+        """Part with what should have forked the rank and has not."""
+        state, said = self._process.locate_nursery()
         self._end(grace_s=0.0)
         return Failure(
             rank=self._rank,
@@ -226,15 +226,10 @@ class RankSupervisor:
             traceback=said,
         )
 
-    def _end_nursery(self) -> tuple[str, str]:
-        """End what has not forked the rank; return why it could not go on, if it could not, and where it was."""
-        state = self._process.abort_nursery()
-        return state, self._process.refusal[1] if self._process.refusal is not None else ""
-
     def _end_hanging(self, reason: StopReason) -> Failure:
         """End the rank where it is. That the signal for its stack may wake it does not count any more."""
         signs = self.signs()
-        stack = self._take_stack() if self._process.is_settled else self._end_nursery()[1]
+        stack = self._take_stack() if self._process.is_settled else self._process.locate_nursery()[1]
         self._end(grace_s=0.0)
         return self._stopped(reason, signs, stack)
 
@@ -254,7 +249,8 @@ class RankSupervisor:
             return
         self._process.end(grace_s=grace_s)
         self._is_ended = True
-        if not self._lines.finish(Deadline(LAST_LINES_TIMEOUT_S), is_patient=True):
+        is_complete = self._lines.finish(Deadline(LAST_LINES_TIMEOUT_S), is_patient=True)
+        if not is_complete and self._process.was_there:
             self._on_line(
                 "What this rank left running, in a session of its own, still holds its output open; no more is shown."
             )

@@ -54,6 +54,11 @@ class Worker:
         self._rank._is_settled.wait()
         return self._rank.refusal or self._rank.pid
 
+    def where(self) -> tuple[str, str]:
+        """Why what the rank is to be forked from cannot go on, and where it is."""
+        assert self._rank is not None
+        return self._rank.locate_nursery()
+
     def start(self) -> dict[str, Any]:
         """Start a rank."""
         return {"nursery": self.ask(), "rank": self.born()}

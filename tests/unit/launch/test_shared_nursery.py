@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from sparkdl.launch import nursery_start
 from sparkdl.launch.nursery_clients import NurseryClients
 from tests.processes import is_running, wait_until_gone
 
@@ -133,6 +135,20 @@ def test_every_worker_is_told_the_last_words_of_what_dies_while_it_imports(tmp_p
     assert all("no such processor" in said and "late_library" in said for _, said in refusals)
 
 
+def test_every_worker_is_told_that_what_is_killed_while_it_imports_may_have_lacked_memory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "late_library.py").write_text("import time\ntime.sleep(600)\n")
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
+        (nursery,) = {worker.do("ask") for worker in both}
+        os.kill(nursery, signal.SIGKILL)
+        assert sorted(worker.do("born")[0] for worker in both) == [
+            "the process that imports for it ended without a word (out of memory?)",
+            "the process that imports for it was ended by SIGKILL (out of memory?)",
+        ]
+
+
 def test_a_worker_that_leaves_while_it_imports_does_not_end_it_for_the_others(tmp_path: Path) -> None:
     (tmp_path / "late_library.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
@@ -147,6 +163,115 @@ def test_a_worker_that_leaves_while_it_imports_does_not_end_it_for_the_others(tm
         assert is_running(second.do("born"))
         second.do("end")
         assert second.do("start")["nursery"] == nursery
+
+
+def test_a_worker_that_leaves_while_a_library_holds_the_interpreter_ends_only_what_nobody_shares(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "late_library.py").write_text(
+        f"import ctypes\nopen({str(tmp_path / 'began')!r}, 'w').close()\nctypes.PyDLL(None).sleep(60)\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as both:
+        (nursery,) = {worker.do("ask") for worker in both}
+        while not (tmp_path / "began").exists():
+            threading.Event().wait(0.02)
+        both[0].do("end")
+        assert is_running(nursery)
+        both[1].do("end")
+        assert wait_until_gone([nursery], 10) == []
+
+
+def test_who_gave_up_waiting_is_told_where_it_was_and_the_others_get_their_rank(tmp_path: Path) -> None:
+    (tmp_path / "late_library.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'began')!r}, 'w').close()\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
+        assert first.do("ask") == second.do("ask")
+        while not (tmp_path / "began").exists():
+            threading.Event().wait(0.02)
+        state, said = first.do("where")
+        assert state == ""
+        assert "late_library.py" in said
+        first.do("end")
+        (tmp_path / "go").touch()
+        assert is_running(second.do("born"))
+
+
+def test_a_rank_that_is_stuck_in_its_fork_holds_up_no_other(tmp_path: Path) -> None:
+    (tmp_path / "late_library.py").write_text(
+        "import os, time\n"
+        "def hang_in_first():\n"
+        f"    try: os.mkdir({str(tmp_path / 'first')!r})\n"
+        "    except FileExistsError: return\n"
+        "    time.sleep(600)\n"
+        "os.register_at_fork(after_in_child=hang_in_first)\n"
+    )
+    path = f"{tmp_path}:{Path.cwd()}"
+    with workers(("late_library",), ("late_library",), PYTHONPATH=path) as (first, second):
+        stuck = first.do("start")["rank"]
+        assert is_running(second.do("start")["rank"])
+        assert first.do("end") == -signal.SIGTERM
+        assert wait_until_gone([stuck], 10) == []
+
+
+def test_ranks_of_different_gpus_do_not_look_for_the_same_process() -> None:
+    names = {nursery_start._name({"CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1")}
+    assert len(names) == 2
+
+
+def test_a_name_whose_owner_lets_nobody_in_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nursery_start, "_JOIN_TIMEOUT_S", 0.2)
+    environment = {**os.environ, "OF_ALL": "let nobody in"}
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking,
+    ):
+        taken.bind(nursery_start._name(environment, ()))
+        taken.listen(0)
+        knocking.connect(taken.getsockname())  # so the queue is full
+        assert nursery_start.begin_nursery(environment, ()) is None
+        nursery = nursery_start.reach_nursery(environment, ())
+    assert is_running(nursery.pid)
+    nursery.leave()
+
+
+def test_where_no_name_can_be_had_each_worker_starts_a_process_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nursery_start, "_JOIN_TIMEOUT_S", 600.0)
+    # A name in a folder that does not exist is refused, as a sandbox refuses all.
+    monkeypatch.setattr(nursery_start, "_name", lambda environment, modules: "/nonexistent/name")
+    both = [
+        nursery_start.begin_nursery(dict(os.environ), ()),
+        nursery_start.reach_nursery(dict(os.environ), ()),
+    ]
+    for nursery in both:
+        assert nursery is not None
+        nursery.leave()
+
+
+def test_a_process_that_ends_and_so_can_start_no_thread_leaves_what_it_kept() -> None:
+    script = (
+        "import os, threading\n"
+        "from sparkdl.launch.kept_nurseries import Kind, prepare_rank\n"
+        "prepare_rank(Kind(dict(os.environ), ()))\n"
+        "def refuse(thread): raise RuntimeError('no new thread at interpreter shutdown')\n"
+        "threading.Thread.start = refuse\n"  # as Python does since 3.12
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_workers_that_come_and_go_at_the_same_time_always_get_their_rank() -> None:

@@ -114,8 +114,9 @@ def _name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
 
 def _sharing_process() -> int:
     """The process whose children share what they inherit: limits, priority, cores. Ours, outside of a Spark task."""
-    pyspark = sys.modules.get("pyspark")
-    is_in_task = pyspark is not None and pyspark.TaskContext.get() is not None
+    # By the module itself, which a client of Spark Connect alone does not have.
+    tasks = sys.modules.get("pyspark.taskcontext")
+    is_in_task = tasks is not None and tasks.TaskContext.get() is not None
     return os.getppid() if is_in_task else os.getpid()
 
 

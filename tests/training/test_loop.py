@@ -278,12 +278,29 @@ def test_what_does_not_repeat_to_the_bit_is_refused_where_that_was_asked_for(tmp
     assert len(run_ranks(1, train_all, cases[:1], timeout_s=60)[0]) == 1
 
 
+class RefusesToRun(nn.Module):
+    """Runs compiled alone, or not compiled alone."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        super().__init__()
+        self.inner = make_model()
+        self.compiled = compiled
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() != self.compiled:
+            raise AssertionError
+        return self.inner(rows)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_compiled_model_is_trained_to_the_same_weights(tmp_path):
-    spec, dataset = make_spec(), write_dataset(tmp_path, 37)
-    compiled = make_spec(compile=True)
-    ((plain, fast), _) = run_ranks(2, train_all, [(spec, dataset), (compiled, dataset)], timeout_s=300)
+    dataset = write_dataset(tmp_path, 37)
+    cases = [
+        (make_spec(model=RefusesToRun(compiled=compiled), compile=compiled), dataset)
+        for compiled in (False, True)
+    ]
+    ((plain, fast), _) = run_ranks(2, train_all, cases, timeout_s=300)
     assert plain.weights.keys() == fast.weights.keys()
     for key, value in fast.weights.items():
         np.testing.assert_allclose(value, plain.weights[key], rtol=0, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torchmetrics import MeanMetric
 
 from sparkdl.collective.membership import is_consequence
 from sparkdl.errors import RankError, SparkdlError
+from sparkdl.training.callbacks import Callback
 from sparkdl.training.single_rows import single_rows_allowed
 from tests.run_ranks import run_ranks
 from tests.training.test_validation import with_split
@@ -101,6 +103,31 @@ def test_a_seed_repeats_to_the_bit(trained):
         assert [record.loss for record in one.history] == [record.loss for record in other.history]
         for key in one.weights:
             np.testing.assert_array_equal(one.weights[key], other.weights[key])
+
+
+DRAWN = []
+
+
+class DrawsNumbers(Callback):
+    """Notes numbers of each kind that a fit draws on its rank."""
+
+    def on_fit_start(self, context):
+        DRAWN.append((random.random(), np.random.random(), float(torch.rand(()))))
+
+
+def draw_in_fits(environment, cases):
+    train_all(environment, cases)
+    return DRAWN
+
+
+def test_each_rank_draws_random_numbers_of_its_own_and_again_the_same(tmp_path):
+    dataset = write_dataset(tmp_path, 9)
+    cases = [(make_spec(callbacks=(DrawsNumbers(),), seed=seed), dataset) for seed in (7, 7, 8)]
+    ranks = run_ranks(2, draw_in_fits, cases)
+    for first, again, of_other_seed in ranks:
+        assert first == again
+        assert not set(first) & set(of_other_seed)
+    assert not set(ranks[0][0]) & set(ranks[1][0])
 
 
 def test_history_counts_every_row_once_and_is_the_same_on_all_ranks(trained):

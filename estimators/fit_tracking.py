@@ -22,7 +22,7 @@ from sparkdl.tracking import (
     open_run,
     without_credentials,
 )
-from sparkdl.training.fit_identity import dataset_digest
+from sparkdl.training.dataset_identity import dataset_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

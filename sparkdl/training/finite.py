@@ -13,6 +13,7 @@ from sparkdl.errors import TrainingError
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
+    from sparkdl.training.objective import Batch
 
 _NEVER = np.iinfo(np.int64).max
 _SETTLE_EVERY_STEPS = 50
@@ -31,8 +32,8 @@ class FiniteLossCheck:
         self._is_deferred = device.type != "cpu"
         self._first_bad_step = torch.full((), _NEVER, dtype=torch.int64, device=device)
 
-    def observe(self, loss_mean: Tensor, *, epoch: int, step: int) -> None:
-        """Look at this rank's loss of one step.
+    def observe(self, loss_mean: Tensor, batch: Batch, *, epoch: int, step: int) -> None:
+        """Look at this rank's loss of one step, and at the batch if that explains it.
 
         Raises:
             TrainingError: on CPU, if it is not finite.
@@ -43,7 +44,9 @@ class FiniteLossCheck:
             return
         value = float(loss_mean.detach())
         if not math.isfinite(value):
-            raise TrainingError(_message(str(value), epoch, step, f" on rank {self._communicator.rank}"))
+            raise TrainingError(
+                _message(str(value), epoch, step, f" on rank {self._communicator.rank}", _bad_columns(batch))
+            )
 
     def settle(self, *, epoch: int, step: int, steps: int) -> None:
         """Compare notes after every 50th and the last step of an epoch. Collective on CUDA, nothing on CPU.
@@ -60,8 +63,21 @@ class FiniteLossCheck:
             raise TrainingError(_message("NaN or infinite", epoch, int(first[0]), ""))
 
 
-def _message(value: str, epoch: int, step: int, where: str) -> str:
-    return (
-        f"The loss became {value} in epoch {epoch}, step {step}{where}. "
-        "Lower the learning rate, or look for extreme values in the data."
+def _message(value: str, epoch: int, step: int, where: str, bad_columns: str = "") -> str:
+    what_to_do = (
+        f"In its batch {bad_columns}. Fill those values, or leave the rows out."
+        if bad_columns
+        else "Lower the learning rate, or look for NaN and extreme values in the data."
     )
+    return f"The loss became {value} in epoch {epoch}, step {step}{where}. {what_to_do}"
+
+
+def _bad_columns(batch: Batch) -> str:
+    """Tell which columns hold what is no finite number, and in how many rows."""
+    told = []
+    for name, values in batch.items():
+        is_bad = ~torch.isfinite(torch.as_tensor(values))
+        count = int(is_bad.reshape(len(values), -1).any(dim=1).sum())
+        if count:
+            told.append(f"{name!r} is NaN or infinite in {count} of {len(values)} rows")
+    return " and ".join(told)

@@ -9,15 +9,10 @@ on a *rank*.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sparkdl.data import ParquetFeed
+from sparkdl.training.dataset_identity import counts_digest, dataset_identity
 from sparkdl.training.descriptions import (
-    checksum,
     described,
     described_modules,
     described_optimizer,
@@ -31,8 +26,6 @@ if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset
     from sparkdl.data.row_filter import RowChoice
     from sparkdl.training.spec import TrainingSpec
-
-_FIRST_ROWS = 64
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -78,11 +71,11 @@ _PARAM_OF_FIELD = {
 def fit_identity(
     spec: TrainingSpec, dataset: ParquetDataset, *, read_timeout_s: float = 600.0
 ) -> dict[str, Any]:
-    """Return the identity of a fit as JSON holds it; reads the first rows of the dataset, in that time."""
+    """Return the identity of a fit as JSON holds it; reads rows of the dataset, in that time."""
     return {
         "tensors": _tensors(spec.model),
         "modules": described_modules(spec.model),
-        "dataset": _dataset(dataset, spec, read_timeout_s),
+        "dataset": dataset_identity(dataset, spec, read_timeout_s),
         "settings": {
             "loss": "trainStep"
             if spec.user_step is not None
@@ -109,15 +102,6 @@ def fit_identity(
     }
 
 
-def dataset_digest(dataset: ParquetDataset, names: Sequence[str], *, read_timeout_s: float = 600.0) -> str:
-    """Return a hash of columns of a dataset: of their types, the rows of each row group, and the first 64 rows."""
-    described = [_column(dataset, name) for name in names]
-    text = "\n".join(
-        [*names, *described, _digest(dataset.row_counts), _first_rows(dataset, tuple(names), read_timeout_s)]
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
 def _tensors(module: nn.Module) -> dict[str, str]:
     return {
         **{
@@ -132,52 +116,12 @@ def _shape(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _dataset(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s: float) -> dict[str, Any]:
-    marks = () if spec.training_rows is None else tuple(spec.training_rows.columns)
-    names = tuple(dict.fromkeys((*spec.columns(), *marks)))
-    chosen = None if spec.training_rows is None else spec.training_rows.counts
-    return {
-        "number of rows": dataset.num_rows,
-        **{f"column {name!r}": _column(dataset, name) for name in names},
-        "row groups": _digest(dataset.row_counts),
-        "training rows": _digest(chosen or dataset.row_counts),
-        "first rows": _first_rows(dataset, names, read_timeout_s),
-    }
-
-
-def _digest(counts: Sequence[int]) -> str:
-    return checksum(np.array(counts, dtype=np.int64).tobytes())
-
-
 def _rows(choice: RowChoice | None) -> str:
     if choice is None:
         return "all"
     assert choice.counts is not None, "the rows to train on were counted before the fit"
     marked = f" by {', '.join(choice.columns)}" if choice.columns else ""
-    return f"{sum(choice.counts)} in {_digest(choice.counts)}{marked}"
-
-
-def _column(dataset: ParquetDataset, name: str) -> str:
-    column = dataset.column(name)
-    return f"{column.kind} {column.dtype} {tuple(column.shape)}"
-
-
-def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str:
-    digest = hashlib.sha256()
-    with ParquetFeed(
-        dataset,
-        columns=names,
-        batch_size=min(_FIRST_ROWS, dataset.num_rows),
-        shuffle=False,
-        read_timeout_s=read_timeout_s,
-    ) as feed:
-        for name, values in next(feed.epoch(0)).items():
-            digest.update(name.encode())
-            if values.dtype == object:
-                digest.update("".join(map(str, values.tolist())).encode())
-            else:
-                digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()[:16]
+    return f"{sum(choice.counts)} in {counts_digest(choice.counts)}{marked}"
 
 
 def _goals(spec: TrainingSpec) -> dict[str, Any]:

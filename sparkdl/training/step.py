@@ -90,7 +90,7 @@ class TrainingStep:
                 self._last_batch = batch
                 found = self.objective.evaluate(self._module, batch)
                 term = found.term
-                self._finite.observe(term.mean, epoch=epoch, step=step)
+                self._finite.observe(term.mean, batch, epoch=epoch, step=step)
                 self._backward(term.mean, term.weight, self._plan.rows_of_update(step))
                 if metrics is not None:
                     metrics.add(found, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torchmetrics import MeanMetric
 
 from sparkdl.collective.membership import is_consequence
 from sparkdl.errors import RankError, SparkdlError
+from sparkdl.training.callbacks import Callback
 from sparkdl.training.single_rows import single_rows_allowed
 from tests.run_ranks import run_ranks
 from tests.training.test_validation import with_split
@@ -101,6 +103,31 @@ def test_a_seed_repeats_to_the_bit(trained):
         assert [record.loss for record in one.history] == [record.loss for record in other.history]
         for key in one.weights:
             np.testing.assert_array_equal(one.weights[key], other.weights[key])
+
+
+DRAWN = []
+
+
+class DrawsNumbers(Callback):
+    """Notes numbers of each kind that a fit draws on its rank."""
+
+    def on_fit_start(self, context):
+        DRAWN.append((random.random(), np.random.random(), float(torch.rand(()))))
+
+
+def draw_in_fits(environment, cases):
+    train_all(environment, cases)
+    return DRAWN
+
+
+def test_each_rank_draws_random_numbers_of_its_own_and_again_the_same(tmp_path):
+    dataset = write_dataset(tmp_path, 9)
+    cases = [(make_spec(callbacks=(DrawsNumbers(),), seed=seed), dataset) for seed in (7, 7, 8)]
+    ranks = run_ranks(2, draw_in_fits, cases)
+    for first, again, of_other_seed in ranks:
+        assert first == again
+        assert not set(first) & set(of_other_seed)
+    assert not set(ranks[0][0]) & set(ranks[1][0])
 
 
 def test_history_counts_every_row_once_and_is_the_same_on_all_ranks(trained):
@@ -278,12 +305,29 @@ def test_what_does_not_repeat_to_the_bit_is_refused_where_that_was_asked_for(tmp
     assert len(run_ranks(1, train_all, cases[:1], timeout_s=60)[0]) == 1
 
 
+class RefusesToRun(nn.Module):
+    """Runs compiled alone, or not compiled alone."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        super().__init__()
+        self.inner = make_model()
+        self.compiled = compiled
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() != self.compiled:
+            raise AssertionError
+        return self.inner(rows)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_compiled_model_is_trained_to_the_same_weights(tmp_path):
-    spec, dataset = make_spec(), write_dataset(tmp_path, 37)
-    compiled = make_spec(compile=True)
-    ((plain, fast), _) = run_ranks(2, train_all, [(spec, dataset), (compiled, dataset)], timeout_s=300)
+    dataset = write_dataset(tmp_path, 37)
+    cases = [
+        (make_spec(model=RefusesToRun(compiled=compiled), compile=compiled), dataset)
+        for compiled in (False, True)
+    ]
+    ((plain, fast), _) = run_ranks(2, train_all, cases, timeout_s=300)
     assert plain.weights.keys() == fast.weights.keys()
     for key, value in fast.weights.items():
         np.testing.assert_allclose(value, plain.weights[key], rtol=0, atol=1e-5)

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from sparkdl.data import ParquetFeed
 from sparkdl.data.drawn_rows import draw_rows
 from sparkdl.data.marked_rows import marked_rows
+from sparkdl.training.loop import train
 from tests.run_ranks import run_ranks
 from tests.training.training_scenes import make_model, make_spec, train_all, write_dataset
 
@@ -209,3 +210,24 @@ def test_ranks_with_unlike_numbers_of_validation_batches_do_not_wait_for_each_ot
     spec = make_spec(model=ModelWithoutRunningStatistics(), sync_batch_norm=True, epochs=1)
     for (outcome,) in run_ranks(2, train_all, [(with_split(spec, dataset, 1 / NUM_ROWS), dataset)]):
         assert np.isfinite(outcome.history[0].metrics["val_loss"])
+
+
+def count_collectives(environment, cases):
+    """Train on this rank and return how many operations the ranks had together in each case."""
+    counts = []
+    for number, (spec, dataset) in enumerate(cases):
+        with environment.open(name=f"counted-{number}") as communicator:
+            train(spec, communicator=communicator, dataset=dataset, report=lambda _: None)
+            counts.append(sum(row.count for row in communicator.report().operations))
+    return counts
+
+
+def test_metrics_and_validation_need_no_collective_per_step(dataset):
+    cases = []
+    for batch_size in (2, 16):
+        split = with_split(make_spec(metrics=METRICS, batch_size=batch_size), dataset, 0.4)
+        cases += [split, dataclasses.replace(split, metrics={}, validation_rows=None)]
+    for counts in run_ranks(2, count_collectives, [(spec, dataset) for spec in cases]):
+        of_many_steps, without, of_few_steps, without_either = counts
+        assert without > without_either  # gradients are averaged in each step
+        assert of_many_steps - without == of_few_steps - without_either

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -117,6 +118,28 @@ def test_the_last_ones_and_the_best_are_kept_and_damaged_and_half_written_ones_g
     writer.write(make_content(7), is_best=True)
     writer.close(failed=False)
     assert [folder.manifest(name).epoch for name in folder.names()] == [7]
+
+
+class HeldFolder(CheckpointFolder):
+    """Writes each checkpoint when it is let."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.released = Event()
+
+    def write(self, content: Content) -> str:
+        assert self.released.wait(60)
+        return super().write(content)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(folder):
+    held = HeldFolder(folder.url)
+    writer = CheckpointWriter(held, num_kept=2)
+    writer.write(make_content(1))  # returns, though nothing can be written yet
+    assert not folder.names()
+    held.released.set()
+    writer.close(failed=False)
+    assert [folder.manifest(name).epoch for name in folder.names()] == [1]
 
 
 def test_a_failing_write_is_an_error_with_path_and_remedy(folder, tmp_path):

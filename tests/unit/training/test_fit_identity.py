@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -283,3 +285,44 @@ def test_checkpoints_of_another_dataset_are_an_error(dataset, tmp_path):
     check_identity(then, fit_identity(make_spec(), scan_dataset(same.url)), "/there")
     with pytest.raises(CheckpointError, match="column 'y' is not there"):
         check_identity(then, fit_identity(make_spec(label="target"), dataset), "/there")
+
+
+def written(table, folder):
+    folder.mkdir()
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=40)
+    return scan_dataset(str(folder))
+
+
+def exchanged(table, name):
+    """Exchange two values of a column behind the first 64 rows, which leaves the column what it was as a whole."""
+    values = table[name].to_pylist()
+    other = next(number for number in range(64, 99) if values[number] != values[-1])
+    values[other], values[-1] = values[-1], values[other]
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.field(name), pa.array(values, table.field(name).type))
+
+
+def test_rows_behind_the_first_ones_are_compared_in_whatever_order(tmp_path):
+    rows = write_dataset(tmp_path / "numbers", 100)
+    table = pq.read_table(tmp_path / "numbers")
+    table = table.append_column("text", pa.array([f"row {number}" for number in range(100)]))
+    dataset = written(table, tmp_path / "with texts")
+    spec = make_spec()
+    spec = replace(spec, inputs=replace(spec.inputs, columns=(rows.column("x"), dataset.column("text"))))
+    then = fit_identity(spec, dataset)
+    turned = written(table.take([*range(64), *reversed(range(64, 100))]), tmp_path / "turned")
+    check_identity(then, fit_identity(spec, turned), "/there")
+    older = {**then, "dataset": {**then["dataset"]}}
+    del older["dataset"]["rows"]
+    for name in ("x", "y", "text"):
+        now = fit_identity(spec, written(exchanged(table, name), tmp_path / name))
+        with pytest.raises(CheckpointError, match="another fit: the dataset's rows were others. Choose"):
+            check_identity(then, now, "/there")
+        check_identity(older, now, "/there")
+
+
+def test_of_a_large_dataset_the_first_rows_alone_are_compared(dataset, monkeypatch):
+    size = 33 * (4 * 4 + 8)
+    for limit, is_compared in ((size, True), (size - 1, False)):
+        monkeypatch.setattr("sparkdl.training.dataset_identity._COMPARED_BYTES", limit)
+        assert (fit_identity(make_spec(), dataset)["dataset"]["rows"] is not None) is is_compared

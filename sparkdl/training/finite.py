@@ -76,6 +76,8 @@ def _bad_columns(batch: Batch) -> str:
     """Tell which columns hold what is no finite number, and in how many rows."""
     told = []
     for name, values in batch.items():
+        if not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
+            continue  # strings, which a trainStep may be given, and integers, which all are finite
         is_bad = ~torch.isfinite(torch.as_tensor(values))
         count = int(is_bad.reshape(len(values), -1).any(dim=1).sum())
         if count:

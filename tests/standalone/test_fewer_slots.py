@@ -1,4 +1,4 @@
-"""A machine of the cluster goes away for good, and the Runner makes do with the slots that are left."""
+"""A machine of the cluster goes away for good; Runner and TorchEstimator make do with the slots that are left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.standalone.cluster import ROOT, StandaloneCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PROGRAM = """\
+RUN = """\
 import json, logging, sys
 from pathlib import Path
 
@@ -54,12 +54,78 @@ if __name__ == "__main__":
 """
 
 
-def test_a_run_whose_machine_was_lost_goes_on_with_fewer_ranks_from_its_last_commit(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    with StandaloneCluster(tmp_path / "cluster") as cluster, (tmp_path / "log").open("wb") as log:
-        program = subprocess.Popen(
-            [sys.executable, "program.py", cluster.url, str(tmp_path)],
-            cwd=tmp_path,
+FIT = """\
+import json, logging, sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from pyspark.sql import SparkSession
+
+from sparkdl.estimators import Callback, TorchEstimator
+
+
+class WaitOnce(Callback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_epoch_start(self, context):
+        import threading
+        from pathlib import Path
+
+        if (context.epoch, context.world_size) == (3, 2):
+            Path(self.folder, f"rank-{context.rank}").touch()
+            threading.Event().wait(120)  # until the machine of one of them is gone
+
+
+def fit(session, folder, **params):
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(96, 3)).astype("float32")
+    rows = [(row.tolist(), float(row.sum())) for row in rows]
+    frame = session.createDataFrame(rows, "x array<float>, y float")
+    torch.manual_seed(0)
+    model = TorchEstimator(
+        model=torch.nn.Linear(3, 1),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+        loss=torch.nn.MSELoss(),
+        featuresCol="x",
+        labelCol="y",
+        batchSize=8,
+        epochs=5,
+        numWorkers=2,
+        seed=7,
+        tracking="off",
+        **params,
+    ).fit(frame)
+    weights = torch.cat([value.reshape(-1) for value in model.module.state_dict().values()])
+    return {"weights": weights.tolist(), "epochs": len(model.history)}
+
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    session = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false").getOrCreate()
+    folder = sys.argv[2]
+    whole = fit(session, folder)
+    broken = fit(
+        session,
+        folder,
+        callbacks=[WaitOnce(folder)],
+        checkpointDir=f"{folder}/checkpoints",
+        maxRestarts=1,
+        minWorkers=1,
+    )
+    Path(folder, "value.json").write_text(json.dumps({"whole": whole, "broken": broken}))
+    session.stop()
+"""
+
+
+def run_and_lose_a_machine(program, folder):
+    """Run a program on a cluster of two machines, one of which is killed as soon as both ranks say so."""
+    (folder / "program.py").write_text(program)
+    with StandaloneCluster(folder / "cluster") as cluster, (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "program.py", cluster.url, str(folder)],
+            cwd=folder,
             stdout=log,
             stderr=log,
             env={
@@ -67,21 +133,34 @@ def test_a_run_whose_machine_was_lost_goes_on_with_fewer_ranks_from_its_last_com
                 "PYTHONPATH": str(ROOT),
                 "PYSPARK_PYTHON": sys.executable,
                 "SPARK_LOCAL_IP": "127.0.0.1",
-                "SPARKDL_STORE": str(tmp_path / "store"),
+                "SPARKDL_STORE": str(folder / "store"),
             },
         )
         try:
             deadline, pause = time.monotonic() + 240, threading.Event()
-            while not all((tmp_path / f"rank-{rank}").exists() for rank in (0, 1)):
-                assert program.poll() is None, (tmp_path / "log").read_text()
-                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            while not all((folder / f"rank-{rank}").exists() for rank in (0, 1)):
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
                 pause.wait(0.1)
             cluster.kill("worker-0")
-            status = program.wait(300)
+            status = process.wait(300)
         finally:
-            program.kill()
-            program.wait()
-    said = (tmp_path / "log").read_text()
+            process.kill()
+            process.wait()
+    said = (folder / "log").read_text()
     assert status == 0, said
-    assert json.loads((tmp_path / "value.json").read_text()) == {"began_with": 3, "sizes": [2, 2, 2, 1, 1]}
+    return json.loads((folder / "value.json").read_text()), said
+
+
+def test_a_run_whose_machine_was_lost_goes_on_with_fewer_ranks_from_its_last_commit(tmp_path):
+    value, said = run_and_lose_a_machine(RUN, tmp_path)
+    assert value == {"began_with": 3, "sizes": [2, 2, 2, 1, 1]}
     assert "The run goes on with 1 of 2 ranks from commit 3 of its state: restart 1 of 1." in said
+
+
+def test_a_fit_whose_machine_was_lost_goes_on_with_fewer_ranks_to_the_same_weights(tmp_path):
+    value, said = run_and_lose_a_machine(FIT, tmp_path)
+    whole, broken = value["whole"], value["broken"]
+    assert broken["epochs"] == whole["epochs"] == 5
+    assert broken["weights"] == pytest.approx(whole["weights"], abs=1e-5)
+    assert "goes on with 1 of 2 ranks" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,13 +27,20 @@ BATCHES = {
         {"x": [1.0, 2.0], "y": [1, 2]},
         "Lower the learning rate, or look for NaN and extreme",
     ),
+    "strings, for a trainStep": (
+        {"x": [NAN], "text": np.array(["a text"], dtype=object)},
+        r"In its batch 'x' is NaN or infinite in 1 of 1 rows\. Fill",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_loss_that_is_not_finite_names_the_columns_that_made_it_so(name):
     columns, message = BATCHES[name]
-    batch = {column: torch.tensor(values) for column, values in columns.items()}
+    batch = {
+        column: values if isinstance(values, np.ndarray) else torch.tensor(values)
+        for column, values in columns.items()
+    }
     check = FiniteLossCheck(SimpleNamespace(rank=0, world_size=1), torch.device("cpu"))
     check.observe(torch.tensor(1.0), batch, epoch=3, step=4)
     with pytest.raises(

@@ -70,7 +70,7 @@ CASES = {
     "TextClassifier": replace(classifier(TextClassifier, embeddingSize=8, numLayers=1), takes_text=True),
 }
 
-READY_MADE = (pytest.mark.slow, pytest.mark.any_spark_will_do)
+READY_MADE = (pytest.mark.slow, pytest.mark.no_cluster_needed)
 """They leave fits and transforms to the classes of the first case, which meet all kinds of Spark every day."""
 
 

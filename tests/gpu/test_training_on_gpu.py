@@ -11,6 +11,7 @@ import pytest
 from sparkdl.errors import RankError
 from tests.gpu.gpu_scenes import NotFiniteFromStep, needs_gpu, needs_two_gpus
 from tests.run_ranks import run_ranks
+from tests.training.checkpoint_scenes import assert_same_fit, interrupted_spec, train_from_every_checkpoint
 from tests.training.training_scenes import make_spec, train_all, train_in_one_process, write_dataset
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -70,3 +71,29 @@ def test_two_ranks_that_share_a_gpu_learn_what_one_process_learns(tmp_path: Path
     variables = {"CUDA_VISIBLE_DEVICES": "0"}
     for (outcome,) in run_ranks(2, train_all, [(spec, dataset)], timeout_s=150, variables=variables):
         assert_same_weights(outcome.weights, expected)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_lower_precision_learns_nearly_what_float32_learns(tmp_path: Path, precision: str) -> None:
+    dataset = write_dataset(tmp_path, 37)
+    ((whole, lower),) = run_ranks(
+        1,
+        train_all,
+        [(make_spec(device="cuda"), dataset), (make_spec(device="cuda", precision=precision), dataset)],
+        timeout_s=120,
+    )
+    for name, value in lower.weights.items():
+        assert value.dtype == np.float32
+        np.testing.assert_allclose(value, whole.weights[name], rtol=0, atol=0.05)
+    assert any((value != whole.weights[name]).any() for name, value in lower.weights.items())
+
+
+def test_a_fit_that_goes_on_from_any_checkpoint_ends_with_the_same_bits(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "rows", 40)
+    spec = interrupted_spec(
+        dataset, tmp_path / "checkpoints", device="cuda", precision="float16", deterministic=True
+    )
+    ((whole, resumed),) = run_ranks(1, train_from_every_checkpoint, [spec], dataset, timeout_s=240)[0]
+    assert len(resumed) >= 2
+    for outcome in resumed.values():
+        assert_same_fit(whole, outcome)

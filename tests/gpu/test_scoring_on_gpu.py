@@ -1,0 +1,49 @@
+"""What ``TorchModel.transform`` does on a GPU that Spark assigned to its task."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyspark import TaskContext
+from pyspark.resource import ResourceInformation
+from torch import nn
+
+from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch
+from sparkdl.training.architecture import pack_module
+from tests.gpu.gpu_scenes import needs_gpu
+from tests.training.signatures import make_signature
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+TOLERANCE = 1e-4  # float32 on other hardware: sums in another order, fused multiply-add
+
+
+@pytest.fixture
+def task(monkeypatch):
+    """This process stands for a Python worker whose task has the first GPU."""
+    context = TaskContext()
+    context._resources = {"gpu": ResourceInformation("gpu", ["0"])}
+    context._cpus = 1
+    monkeypatch.setattr(TaskContext, "_taskContext", context)
+
+
+def make_model(seed, kind, prediction_shape):
+    torch.manual_seed(seed)
+    layers = nn.Sequential(
+        nn.Unflatten(1, (3, 4, 4)), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 3)
+    )
+    return ScoringModel(pack_module(layers), make_signature((48,), kind, prediction_shape), 16)
+
+
+@pytest.mark.parametrize(("kind", "prediction_shape"), [("value", (3,)), ("class", ())])
+def test_a_task_with_a_gpu_predicts_there_what_the_cpu_predicts(request, kind, prediction_shape):
+    rows = np.random.default_rng(0).normal(size=(50, 48)).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 48)
+    on_cpu = load_predictor(make_model(1, kind, prediction_shape))
+    expected = score_batch(on_cpu, (column,)).to_pylist()
+    request.getfixturevalue("task")
+    on_gpu = load_predictor(make_model(1, kind, prediction_shape))
+    assert [next(each._module.parameters()).device.type for each in (on_cpu, on_gpu)] == ["cpu", "cuda"]
+    np.testing.assert_allclose(score_batch(on_gpu, (column,)).to_pylist(), expected, rtol=0, atol=TOLERANCE)

@@ -28,9 +28,9 @@ class ServedModel:
         """Return predictions as :meth:`sparkdl.training.pyfunc.PyfuncModel.predict` does.
 
         Raises:
-            mlflow.exceptions.MlflowException: ``INVALID_PARAMETER_VALUE`` if there are no rows, or something is wrong
-                with them or with a param; ``BAD_REQUEST`` if the module fails on them, ``RESOURCE_EXHAUSTED`` if that
-                is for a lack of memory.
+            mlflow.exceptions.MlflowException: ``INVALID_PARAMETER_VALUE`` if there are no rows, something is wrong with
+                them or with a param, or the module fails with them; ``RESOURCE_EXHAUSTED`` if that is for a lack of
+                memory; ``BAD_REQUEST`` if what the module returns is of no use.
         """
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_EXHAUSTED

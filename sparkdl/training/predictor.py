@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparkdl.errors import DataError, SparkdlError
 from sparkdl.training.class_scores import class_probabilities, class_scores, num_scores
+from sparkdl.training.columns import dtype_name
 from sparkdl.training.heads import NO_LABEL, first_output, output_of_each
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class Predictor:
             columns: holds the feature columns, ``(rows, *column.shape)``, or, where the model takes it, their matrix.
 
         Raises:
-            DataError: if a column is missing, its rows have another shape than the model was trained on, or it holds
-                what cannot be made numbers.
+            DataError: if a column is missing, its rows have another shape than the model was trained on, it holds
+                what cannot be made numbers, or the module fails with it.
         """
         answers = self.answer(columns, ("prediction",))
         return {
@@ -86,7 +88,7 @@ class Predictor:
         }
         with torch.inference_mode():
             for tensors in self._batches(columns):
-                given = self.signature.inputs.call(self._module, tensors)
+                given = self._call(tensors)
                 returned = (
                     first_output(given) if list(found) == [NO_LABEL] else output_of_each(given, list(found))
                 )
@@ -99,6 +101,18 @@ class Predictor:
             }
             for output in outputs
         }
+
+    def _call(self, tensors: Mapping[str, Tensor]) -> Any:
+        try:
+            return self.signature.inputs.call(self._module, tensors)
+        except (SparkdlError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            given = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+            raise DataError(
+                f"The model failed with {type(error).__name__}: {str(error).rstrip('.')}. It was given {given}. "
+                "Look for rows that are unlike those it was trained on."
+            ) from error
 
     def _batches(self, columns: Arrays) -> Iterator[dict[str, Tensor]]:
         """Yield the module's inputs for one pass after the other."""
@@ -114,6 +128,13 @@ class Predictor:
                 continue
             for parts in zip(*(tensor.split(size) for tensor in tensors.values()), strict=True):
                 yield dict(zip(tensors, parts, strict=True))
+
+
+def _described(tensor: Tensor) -> str:
+    text = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
+    if tensor.is_floating_point() or not tensor.numel():
+        return text
+    return f"{text} from {int(tensor.min())} to {int(tensor.max())}"  # an index may be out of range
 
 
 def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[np.float64]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparkdl.data import Column
 from sparkdl.errors import DataError
 from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch, score_columns
 from sparkdl.training.architecture import pack_module
@@ -66,6 +67,18 @@ def test_rows_that_do_not_fit_are_named():
     assert "ParquetFeed" not in str(refusal.value)
     with pytest.raises(DataError, match="'x' has 1 null"):
         score_batch(predictor, (pa.array([[1.0, None]]),))
+
+
+def test_a_model_that_fails_tells_what_it_was_given():
+    ids = Column(name="x", dtype="int64", shape=(2,))
+    output = ModelOutput(name="y", kind="value", shape=(2, 3))
+    signature = ModelSignature(inputs=make_inputs("x", dtypes=("int64",), x=ids), outputs=(output,))
+    predictor = load_predictor(ScoringModel(pack_module(nn.Embedding(5, 3)), signature, 4))
+    with pytest.raises(
+        DataError,
+        match=r"failed with IndexError: index out of range.* given x int64 \(2, 2\) from 0 to 9\. Look for rows",
+    ):
+        score_batch(predictor, (pa.array([[0, 1], [9, 1]]),))
 
 
 def test_a_model_is_loaded_once_per_process():

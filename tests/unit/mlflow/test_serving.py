@@ -83,7 +83,7 @@ def test_a_server_answers_the_input_example_and_other_forms(ask, folder, form):
         (records(tokens=3), "Expected data to be list or numpy array, got int"),
         (records(matrix=None), "Failed to convert column matrix"),
         (records(matrix=[[1.0, 2.0]]), "Row 0 of column 'matrix' has 2 values, and the model takes 6"),
-        (records(tokens=[99]), "The model failed on 2 rows: RuntimeError: embedding_bag: Expected idx"),
+        (records(tokens=[99]), "The model failed with RuntimeError: embedding_bag: Expected idx"),
         ({"dataframe_records": []}, "missing inputs ['matrix', 'tokens', 'count']"),
         ({"dataframe_split": {"columns": list(rows(1)), "data": []}}, "There are no rows to predict"),
         (b"no json {", "Ensure that input is a valid JSON formatted string"),

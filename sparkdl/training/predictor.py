@@ -132,9 +132,10 @@ class Predictor:
 
 def _described(tensor: Tensor) -> str:
     text = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
-    if tensor.is_floating_point() or not tensor.numel():
-        return text
-    return f"{text} from {int(tensor.min())} to {int(tensor.max())}"  # an index may be out of range
+    # An index may be out of range. After such a failure on a GPU nothing more can be asked of it.
+    if tensor.is_cpu and tensor.dtype in (torch.int32, torch.int64) and tensor.numel():
+        text += f" from {int(tensor.min())} to {int(tensor.max())}"
+    return text
 
 
 def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[np.float64]:

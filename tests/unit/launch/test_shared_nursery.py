@@ -298,10 +298,13 @@ def test_a_process_of_another_user_is_not_let_in() -> None:
     clients = NurseryClients(theirs, door)
     stranger = os.fork()
     if stranger == 0:
-        os.setuid(65534)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
+        try:
+            os.setuid(65534)
+            knocking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             knocking.connect(name)
             os._exit(len(knocking.recv(10)))  # 0: the connection was closed
+        finally:
+            os._exit(1)  # whatever happens, this is not to go on as the tests
     assert clients.await_any(0, timeout_ms=10_000) == []
     assert os.waitpid(stranger, 0)[1] == 0
     assert len(list(clients)) == 1

@@ -67,12 +67,17 @@ class CollectiveWork(Work):
     out of staging buffers. They must not call collectives.
     """
 
-    # Where an instance has others, it sets them: with hundreds of tensors queued, attributes are what takes time.
-    _finishes: Sequence[Callable[[], None]] = ()
-    _finish_lock: threading.Lock | None = None
-    _failure: Exception | None = None
-    _future: torch.futures.Future[list[torch.Tensor]] | None = None
-    _sender = -1
+    # With hundreds of tensors queued, memory that no cache holds any more is what takes time: a dict would be more.
+    __slots__ = (
+        "_completer",
+        "_failure",
+        "_finish_lock",
+        "_finishes",
+        "_future",
+        "_handles",
+        "_outputs",
+        "_sender",
+    )
 
     def __init__(
         self,
@@ -86,10 +91,11 @@ class CollectiveWork(Work):
         self._outputs = outputs
         self._handles = handles
         self._completer = completer
-        if finishes:
-            self._finishes, self._finish_lock = finishes, threading.Lock()
-        if source_rank >= 0:
-            self._sender = source_rank
+        self._finishes = finishes
+        self._finish_lock = threading.Lock() if finishes else None
+        self._failure: Exception | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._sender = source_rank
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the outputs hold the result.

@@ -2,6 +2,7 @@
 #ifndef SPARKDL_ANNOUNCEMENTS_H_
 #define SPARKDL_ANNOUNCEMENTS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -13,8 +14,10 @@
 namespace sparkdl {
 
 // Who waits for many small operations one after another would be woken after each of them, and each
-// time take the core from a rank that is still busy with the next. So while there are more of them,
-// those who wait are woken every kLongestNs; and before anything that may last.
+// time take the core from a rank that is still busy with the next, for which all others then wait.
+// So while there are more of them, those who wait are woken at intervals that double, so that
+// nobody hears of anything later than twice the time that it took; and before anything that may
+// last.
 //
 // Belongs to the progress thread.
 class Announcements {
@@ -22,7 +25,12 @@ class Announcements {
   // Wakes all if what comes next may last, or enough time has passed.
   void BeforeOperation(uint64_t bytes) {
     if (done_.empty()) return;
-    if (bytes > kSmallBytes || NowNs() - since_ns_ > kLongestNs) WakeAll();
+    if (bytes > kSmallBytes) {
+      WakeAll();
+    } else if (NowNs() - since_ns_ > interval_ns_) {
+      WakeThose();
+      interval_ns_ = std::min(2 * interval_ns_, kLongestNs);
+    }
   }
 
   // The operation is done() already.
@@ -31,17 +39,25 @@ class Announcements {
     done_.push_back(std::move(pending));
   }
 
+  // To be called as well when nothing more is queued.
   void WakeAll() {
-    for (const auto& pending : done_) pending->WakeWaiters();
-    done_.clear();
+    WakeThose();
+    interval_ns_ = kShortestNs;
   }
 
  private:
   static constexpr uint64_t kSmallBytes = uint64_t{1} << 20;
-  static constexpr int64_t kLongestNs = 200'000;
+  static constexpr int64_t kShortestNs = 200'000;
+  static constexpr int64_t kLongestNs = 1'600'000;
+
+  void WakeThose() {
+    for (const auto& pending : done_) pending->WakeWaiters();
+    done_.clear();
+  }
 
   std::vector<std::shared_ptr<PendingOperation>> done_;
   int64_t since_ns_ = 0;
+  int64_t interval_ns_ = kShortestNs;
 };
 
 }  // namespace sparkdl

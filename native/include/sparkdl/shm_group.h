@@ -94,9 +94,13 @@ class ShmGroup {
   std::byte* slot(int local_rank) const { return segment_->slot(local_rank, turn_); }
   TileMover BeginTile(const TileMovers::Tile& tile) const {
     if (size_ == 1) return {};
-    return movers_.Begin(segment_->line(0).streaming, tile);
+    TileMover mover = movers_.Begin(segment_->line(0).streaming, tile);
+    mover.Start();
+    return mover;
   }
   void EndTile(TileMover& mover) {
+    mover.Flush();
+    mover.Stop();
     if (size_ > 1) movers_.End(mover, segment_->line(0).streaming);
     EndTurn();
   }

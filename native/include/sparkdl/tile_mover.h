@@ -13,8 +13,8 @@
 
 namespace sparkdl {
 
-// One tile that is under way. Its time is taken, if at all; what the first of an operation waits
-// for its peers does not count, as they may have come late.
+// One tile that is under way. Its time is taken, if at all, from Start() to Stop(); what the first
+// of an operation waits for its peers does not count, as they may have come late.
 class TileMover {
  public:
   void Copy(void* destination, const void* source, size_t bytes) const {
@@ -24,17 +24,24 @@ class TileMover {
   void Flush() const { FinishCopies(stores_); }
   void BeginWait() {
     Flush();
-    if (is_first_) Pause();
+    if (is_first_) Stop();
   }
   void EndWait() {
-    if (is_first_) Resume();
+    if (is_first_) Start();
   }
-  // What is done between the two belongs to another tile.
-  void Pause() {
+  void Start() {
+    if (is_timed_) start_ = Clock::now();
+  }
+  void Stop() {
     if (is_timed_) busy_ += Clock::now() - start_;
   }
-  void Resume() {
-    if (is_timed_) start_ = Clock::now();
+  // Stop() and the other's Start() at one time. To read the clock takes a two-hundredth of what a
+  // tile takes.
+  void HandOverTo(TileMover& other) {
+    if (!is_timed_ && !other.is_timed_) return;
+    const auto now = Clock::now();
+    busy_ += now - start_;
+    other.start_ = now;
   }
   Stores stores() const { return stores_; }
 
@@ -75,8 +82,10 @@ class TileMovers {
 
   explicit TileMovers(bool measures) : measures_(measures && kHasStreamingStores) {}
 
+  // The tile's time is yet to be started.
   TileMover Begin(const Published& published, const Tile& tile) const;
-  void End(TileMover& mover, Published& published);
+  // The tile's time must have been stopped.
+  void End(const TileMover& mover, Published& published);
 
  private:
   static constexpr size_t kNumSizes = 5;  // up to 32 KiB, 64 KiB, ..., more than 256 KiB

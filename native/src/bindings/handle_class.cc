@@ -12,7 +12,9 @@ namespace {
 
 void WaitFor(const Handle& handle, std::optional<double> timeout_s) {
   Status status;
-  {
+  if (handle.pending->done()) {
+    status = handle.pending->status();
+  } else {
     const nb::gil_scoped_release release;
     // Every operation has a deadline of its own, so that without one this ends, too.
     status = Communicator::Wait(

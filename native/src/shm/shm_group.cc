@@ -73,11 +73,12 @@ Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduct
   static_assert(Segment::kSlotsPerRank >= 4, "a rank would write what its peers still read");
   static_assert(kOneRoundTileBytes <= Segment::kSlotBytes);
   if (bytes == 0) return {};
+  TileMovers::Published& published = segment_->line(0).streaming;
   const auto begin = [&](size_t offset) {
-    return BeginTile({.traffic = Traffic::kAllReduce,
-                      .bytes = std::min(kOneRoundTileBytes, bytes - offset),
-                      .work = WorkOf(reduction, kEverybody),
-                      .is_first = offset == 0});
+    return movers_.Begin(published, {.traffic = Traffic::kAllReduce,
+                                     .bytes = std::min(kOneRoundTileBytes, bytes - offset),
+                                     .work = WorkOf(reduction, kEverybody),
+                                     .is_first = offset == 0});
   };
   const auto publish = [&](const TileMover& mover, int turn, size_t offset) {
     mover.Copy(segment_->slot(local_rank_, turn), data + offset,
@@ -86,6 +87,7 @@ Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduct
     return board_.Arrive();
   };
   TileMover mover = begin(0);
+  mover.Start();
   uint32_t phase = publish(mover, turn_, 0);
   // Before the ranks know that they agree, none may publish another.
   mover.BeginWait();
@@ -96,11 +98,10 @@ Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduct
     TileMover next_mover;
     uint32_t next_phase = phase;
     if (next < bytes) {
-      mover.Pause();
       next_mover = begin(next);
+      mover.HandOverTo(next_mover);
       next_phase = publish(next_mover, TurnAfter(turn_), next);
-      next_mover.Pause();
-      mover.Resume();
+      next_mover.HandOverTo(mover);
     }
     if (done > 0) SPARKDL_RETURN_IF_ERROR(board_.Await(phase, guard));
     for (int other = 0; other < size_; ++other) sources_[other] = slot(other);
@@ -108,10 +109,11 @@ Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduct
     const size_t tile = std::min(kOneRoundTileBytes, bytes - done);
     reduction.kernels.reduce(data + done, sources_.data(), sources_.size(),
                              tile / reduction.kernels.element_bytes, reduction.finish);
-    EndTile(mover);
+    mover.HandOverTo(next_mover);
+    movers_.End(mover, published);
+    EndTurn();
     mover = next_mover;
     phase = next_phase;
-    mover.Resume();
   }
   return {};
 }

@@ -18,14 +18,11 @@ TileMover TileMovers::Begin(const Published& published, const Tile& tile) const 
   mover.bytes_ = tile.bytes;
   mover.work_ = tile.work;
   mover.is_first_ = tile.is_first;
-  mover.start_ = Clock::now();
   return mover;
 }
 
-void TileMovers::End(TileMover& mover, Published& published) {
-  mover.Flush();
+void TileMovers::End(const TileMover& mover, Published& published) {
   if (!mover.is_timed_) return;
-  mover.busy_ += Clock::now() - mover.start_;
   StoreChoice& choice = choices_[mover.index_];
   // A tile that was begun before the one ahead of it ended may have been moved as it is no more.
   if (mover.stores_ != choice.current()) return;

@@ -114,6 +114,21 @@ TEST(StoresThatDoNotMatterAreSeldomTried) {
   CHECK(NumStreaming(choice, 100'000, [](Stores, int) { return 1.0; }) < 1'000);
 }
 
+TEST(StoresThatCostFarMoreAreSeldomTriedWhateverTheTimes) {
+  StoreChoice choice;
+  // As of buffers that now come from memory, now from a cache.
+  const auto unsteady = [](Stores stores, int tile) {
+    return (tile / 600 % 2 == 0 ? 1.0 : 1.4) * (stores == Stores::kCached ? 1.0 : 2.5);
+  };
+  CHECK(NumStreaming(choice, 100'000, unsteady) < 150);
+}
+
+TEST(StreamingStoresMustBeWorthTheirRisk) {
+  StoreChoice choice;
+  const auto little = [](Stores stores, int) { return stores == Stores::kCached ? 1.0 : 0.8; };
+  CHECK(NumStreaming(choice, 10'000, little) < 200);
+}
+
 constexpr size_t kTileBytes = size_t{100} * 1024;
 
 void MoveTile(TileMovers& movers, TileMovers::Published& published, TileMovers::Tile tile) {

@@ -13,8 +13,8 @@ namespace sparkdl {
 // One choice, made by measuring. Where two cores share their last cache, it is fastest to read what
 // the other has just written from there; where they do not, that takes four times as long as to
 // read it from memory. The system cannot tell which: a virtual machine's cores move about. So the
-// stores that are not in use are tried now and then: for a few tiles, soon when the times change,
-// and ever more seldom while the choice proves right.
+// stores that are not in use are tried now and then: for a few tiles, soon when the times rise, and
+// ever more seldom while the choice proves right.
 class StoreChoice {
  public:
   // What the next tile is to be moved with.
@@ -37,6 +37,9 @@ class StoreChoice {
   static constexpr int kLongestInterval = 8192;
   static constexpr double kOtherLevel = 1.25;
   static constexpr double kGain = 0.9;
+  // Where the cores come to share a cache again, streaming stores cost twice what the others do:
+  // they must be worth that risk.
+  static constexpr double kGainOfStreaming = 0.75;
   static constexpr double kHopeless = 1.5;
   static constexpr int kStrangersUntilNews = 32;
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
@@ -61,9 +64,10 @@ class StoreChoice {
   uint64_t work_ = 0;      // whose times count
   int num_strangers_ = 0;  // tiles of other work in a row
   int num_in_block_ = 0;
-  double least_ = kUnknown;          // in this block
-  double best_cost_ = kUnknown;      // in the last block with the best stores
-  double expected_cost_ = kUnknown;  // of the best stores when they were last found to be so
+  double least_ = kUnknown;      // in this block
+  double best_cost_ = kUnknown;  // in the last block with the best stores
+  double expected_cost_ = 0.0;   // of the best stores when they were last found to be so
+  double other_cost_ = 0.0;      // of the others then
 };
 
 }  // namespace sparkdl

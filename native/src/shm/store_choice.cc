@@ -29,7 +29,8 @@ bool StoreChoice::IsOfInterest(uint64_t work) {
   num_strangers_ = 0;
   is_trial_ = false;
   best_cost_ = kUnknown;
-  expected_cost_ = kUnknown;
+  expected_cost_ = 0.0;
+  other_cost_ = 0.0;
   BeginBlock();
   return true;
 }
@@ -42,17 +43,21 @@ bool StoreChoice::HasTriedEnough() const {
 void StoreChoice::EndBlock() {
   best_cost_ = least_;
   BeginBlock();
-  const bool is_expected =
-      best_cost_ < expected_cost_ * kOtherLevel && best_cost_ * kOtherLevel > expected_cost_;
-  is_trial_ = until_trial_ <= 0 || (!is_expected && since_trial_ >= kShortestInterval);
+  const bool has_risen = best_cost_ > expected_cost_ * kOtherLevel;
+  // That the cached stores cost more now, but by far not what the others did, is no news of these.
+  const bool is_near = best_ == Stores::kStreaming || best_cost_ * kHopeless > other_cost_;
+  is_trial_ = until_trial_ <= 0 || (has_risen && is_near && since_trial_ >= kShortestInterval);
 }
 
 void StoreChoice::EndTrial() {
-  if (least_ < best_cost_ * kGain) {
+  const double gain = best_ == Stores::kCached ? kGainOfStreaming : kGain;
+  if (least_ < best_cost_ * gain) {
     best_ = Other(best_);
+    other_cost_ = best_cost_;
     best_cost_ = least_;
     interval_ = kShortestInterval;
   } else {
+    other_cost_ = least_;
     interval_ = std::min(2 * interval_, kLongestInterval);
   }
   expected_cost_ = best_cost_;

@@ -16,6 +16,12 @@ namespace {  // NOLINT(google-build-namespaces): internal linkage is the point
 // cache.
 constexpr size_t kRound = 1024;
 
+// Processors fetch ahead by themselves, but not beyond the page that they are reading: a page
+// ahead, as most of a rank's data is new to its caches.
+constexpr size_t kPrefetchAhead = 4096;
+constexpr size_t kLine = 64;
+constexpr size_t kPrefetchStep = 2 * kLine;
+
 // memcpy takes no null pointers, not even with no bytes.
 inline void Copy(void* destination, const void* source, size_t bytes) {
   if (bytes != 0 && destination != source) __builtin_memcpy(destination, source, bytes);
@@ -86,13 +92,24 @@ struct Kernels {
 
   static void ReduceTwo(Loose<T>* destination, In a, In b, size_t count, uint64_t divisor) {
     [[maybe_unused]] const A by = static_cast<A>(divisor);
-    // The destination may be a source; no iteration reads what another wrote.
-#pragma GCC ivdep
-    for (size_t i = 0; i < count; ++i) {
+    const auto reduce = [&](size_t i) {
       A value = Op::Apply(A{a[i].value}, A{b[i].value});
       if constexpr (kDivides) value = static_cast<A>(value / by);
       destination[i].value = static_cast<T>(value);
+    };
+    constexpr size_t kStep = kPrefetchStep / sizeof(T);
+    constexpr size_t kAhead = kPrefetchAhead / sizeof(T);
+    size_t done = 0;
+    for (; done + kStep <= count; done += kStep) {
+      for (size_t line = 0; line < kStep; line += kLine / sizeof(T)) {
+        __builtin_prefetch(a + done + kAhead + line);
+        __builtin_prefetch(b + done + kAhead + line);
+      }
+      // The destination may be a source; no iteration reads what another wrote.
+#pragma GCC ivdep
+      for (size_t i = 0; i < kStep; ++i) reduce(done + i);
     }
+    for (; done < count; ++done) reduce(done);
   }
 
   static void Reduce(void* destination, const void* const* sources, size_t num_sources,

@@ -88,6 +88,15 @@ TEST(TilesThatTakeLongOnceDoNotChangeTheChoice) {
   CHECK(NumStreaming(choice, 10'000, disturbed) < 300);
 }
 
+TEST(TrialThatIsDisturbedDoesNotHideAChangeOfCosts) {
+  StoreChoice choice;
+  const auto disturbed = [](Stores stores, int tile) {
+    return Near(stores, tile) * (stores == Stores::kStreaming ? 50.0 : 1.0);
+  };
+  static_cast<void>(NumStreaming(choice, 50'000, disturbed));
+  CHECK(NumStreaming(choice, 4'000, Far) > 2'500);
+}
+
 TEST(TimesOfOtherWorkDoNotCount) {
   StoreChoice choice;
   for (int tile = 0; tile < 10'000; ++tile) {
@@ -133,6 +142,8 @@ constexpr size_t kTileBytes = size_t{100} * 1024;
 
 void MoveTile(TileMovers& movers, TileMovers::Published& published, TileMovers::Tile tile) {
   TileMover mover = movers.Begin(published, tile);
+  mover.Start();
+  mover.Stop();
   movers.End(mover, published);
 }
 

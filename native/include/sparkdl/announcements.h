@@ -15,9 +15,9 @@ namespace sparkdl {
 
 // Who waits for many small operations one after another would be woken after each of them, and each
 // time take the core from a rank that is still busy with the next, for which all others then wait.
-// So while there are more of them, those who wait are woken at intervals that double, so that
-// nobody hears of anything later than twice the time that it took; and before anything that may
-// last.
+// So while there are more of them, those who wait are woken at intervals that double: waking seldom
+// adds to a wait at most kShortestNs or as long as the queue has been busy, and never more than
+// kLongestNs. Before anything that may last all are woken.
 //
 // Belongs to the progress thread.
 class Announcements {
@@ -28,7 +28,7 @@ class Announcements {
     if (bytes > kSmallBytes) {
       WakeAll();
     } else if (NowNs() - since_ns_ > interval_ns_) {
-      WakeThose();
+      WakeNow();
       interval_ns_ = std::min(2 * interval_ns_, kLongestNs);
     }
   }
@@ -39,9 +39,9 @@ class Announcements {
     done_.push_back(std::move(pending));
   }
 
-  // To be called as well when nothing more is queued.
+  // To be called as well when nothing more is queued, as intervals then begin anew.
   void WakeAll() {
-    WakeThose();
+    WakeNow();
     interval_ns_ = kShortestNs;
   }
 
@@ -50,7 +50,7 @@ class Announcements {
   static constexpr int64_t kShortestNs = 200'000;
   static constexpr int64_t kLongestNs = 1'600'000;
 
-  void WakeThose() {
+  void WakeNow() {
     for (const auto& pending : done_) pending->WakeWaiters();
     done_.clear();
   }

@@ -11,10 +11,11 @@
 namespace sparkdl {
 
 // One choice, made by measuring. Where two cores share their last cache, it is fastest to read what
-// the other has just written from there; where they do not, that takes four times as long as to
-// read it from memory. The system cannot tell which: a virtual machine's cores move about. So the
-// stores that are not in use are tried now and then: for a few tiles, soon when the times rise, and
-// ever more seldom while the choice proves right.
+// the other has just written from there; where they do not, that may take four times as long as to
+// read it from memory (AMD's Zen 4). The system cannot tell which: a virtual machine's cores move
+// about. So the stores that are not in use are tried now and then: for a few tiles, soon when times
+// rise to where the others could be the better ones, and ever more seldom while the choice proves
+// right.
 class StoreChoice {
  public:
   // What the next tile is to be moved with.
@@ -37,10 +38,11 @@ class StoreChoice {
   static constexpr int kLongestInterval = 8192;
   static constexpr double kOtherLevel = 1.25;
   static constexpr double kGain = 0.9;
-  // Where the cores come to share a cache again, streaming stores cost twice what the others do:
-  // they must be worth that risk.
+  // Where the cores come to share a cache again, streaming stores cost up to twice what the others
+  // do (Zen 5): they must be worth that risk.
   static constexpr double kGainOfStreaming = 0.75;
   static constexpr double kHopeless = 1.5;
+  static constexpr double kMostTold = 3.0;
   static constexpr int kStrangersUntilNews = 32;
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 

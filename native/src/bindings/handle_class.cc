@@ -12,7 +12,7 @@ namespace {
 
 void WaitFor(const Handle& handle, std::optional<double> timeout_s) {
   Status status;
-  if (handle.pending->done()) {
+  if (handle.pending->done()) {  // to let go of the GIL takes longer than this
     status = handle.pending->status();
   } else {
     const nb::gil_scoped_release release;

@@ -57,7 +57,8 @@ void StoreChoice::EndTrial() {
     best_cost_ = least_;
     interval_ = kShortestInterval;
   } else {
-    other_cost_ = least_;
+    // A trial that ended early may have met with nothing but disturbances.
+    other_cost_ = std::min(least_, best_cost_ * kMostTold);
     interval_ = std::min(2 * interval_, kLongestInterval);
   }
   expected_cost_ = best_cost_;

@@ -29,7 +29,10 @@ void TileMovers::End(const TileMover& mover, Published& published) {
   const auto seconds = std::chrono::duration<double>(mover.busy_).count();
   choice.Note(seconds / static_cast<double>(mover.bytes_), mover.work_);
   const uint32_t bit = uint32_t{1} << mover.index_;
-  if (choice.current() == Stores::kStreaming) {
+  const bool streams = choice.current() == Stores::kStreaming;
+  // The word shares its line with what the peers wait for, so it is left alone where it can be.
+  if (((published.load(std::memory_order_relaxed) & bit) != 0) == streams) return;
+  if (streams) {
     published.fetch_or(bit, std::memory_order_relaxed);
   } else {
     published.fetch_and(~bit, std::memory_order_relaxed);

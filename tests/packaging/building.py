@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 420, **variables: str) -> str:
     """Run a program with this Python before all others on the path, and return what it says."""
+    # Tests with Spark set PYTHONPATH, which would put this checkout into every environment.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = {
-        **os.environ,
+        **inherited,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         **variables,
     }

@@ -167,6 +167,61 @@ TEST(LeaderPublishesWhatItTriesAndOthersFollow) {
         Stores::kCached);
 }
 
+PeerDistance DistanceAfter(PeerDistance distance, std::initializer_list<int> nanoseconds,
+                           int times = 1) {
+  for (int time = 0; time < times; ++time) {
+    for (const int took : nanoseconds) distance.Note(std::chrono::nanoseconds(took));
+  }
+  return distance;
+}
+
+TEST(PeerIsFarWhereItsLinesTakeLong) {
+  const PeerDistance near;
+  CHECK(!near.is_far());
+  const PeerDistance far = DistanceAfter(near, {140}, 4);
+  CHECK(far.is_far());
+  // A line that was here already says nothing, a disturbance little.
+  CHECK(DistanceAfter(far, {20, 140, 20, 150}, 1000).is_far());
+  CHECK(!DistanceAfter(near, {40, 50, 30, 50, 40, 5000, 50, 30, 50, 40}, 1000).is_far());
+  CHECK(!DistanceAfter(far, {50}, 12).is_far());
+}
+
+TEST(NearAndFarPeersHaveChoicesOfTheirOwn) {
+  if (!kHasStreamingStores) return;
+  TileMovers leader(true);
+  TileMovers::Published published{0};
+  const TileMovers::Tile tile{.bytes = kTileBytes};
+  const auto lines_take = [&](int nanoseconds) {
+    PeerDistance& distance = *leader.DistanceDuring(leader.Begin(published, tile));
+    distance = DistanceAfter(distance, {nanoseconds}, 12);
+    MoveTile(leader, published, tile);
+  };
+  int num_tiles = 0;
+  while (published == 0 && ++num_tiles < 1000) MoveTile(leader, published, tile);
+  CHECK(num_tiles < 1000);
+  // What is tried for the one is not for the other, which comes to it by itself.
+  lines_take(140);
+  CHECK_EQ(published.load(), 0U);
+  num_tiles = 0;
+  while (published == 0 && ++num_tiles < 1000) MoveTile(leader, published, tile);
+  CHECK(num_tiles < 1000);
+  // A trial that was broken off does not go on.
+  lines_take(50);
+  CHECK_EQ(published.load(), 0U);
+}
+
+TEST(DistanceIsNotedOnlyWhereTimesAre) {
+  TileMovers::Published published{0};
+  TileMovers follower(false);
+  TileMovers leader(true);
+  const auto notes = [&](TileMovers& movers, size_t bytes) {
+    return movers.DistanceDuring(movers.Begin(published, {.bytes = bytes})) != nullptr;
+  };
+  CHECK(!notes(follower, kTileBytes));
+  CHECK(!notes(leader, TileMovers::kSmallest));
+  CHECK_EQ(notes(leader, kTileBytes), kHasStreamingStores);
+}
+
 TEST(OnlyTheLeaderMeasuresAndOnlyWhatTellsOfTheOthers) {
   TileMovers::Published published{0};
   TileMovers follower(false);

@@ -36,7 +36,7 @@ TEST(StreamsLongerThanASlotAreRight) {
     world.Run([](Communicator& communicator, int) {
       const Trials trials(communicator);
       const int last = communicator.world_size() - 1;
-      for (const size_t count : {kSlot, kSlot + 1, 3 * kSlot - 1}) {
+      for (const size_t count : {kSlot, 2 * kSlot, 2 * kSlot + 1, 5 * kSlot - 1}) {
         RunTrial(communicator, trials.AllGather(Dtype::kUint8, count));
         RunTrial(communicator, trials.Broadcast(Dtype::kUint8, count, last));
         RunTrial(communicator, trials.Gather(Dtype::kUint8, count, last));

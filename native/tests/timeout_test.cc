@@ -123,26 +123,34 @@ TEST(RankThatStopsHalfWayInsideAHostIsSaidToHaveJoinedOrToBeFrozen) {
   }
 }
 
-// What the other rank may still be reading lies in its slot untouched.
+// What the other rank may still be reading lies untouched where it was published, however far
+// ahead both of them publish.
 TEST(RankIsNeverFurtherAheadThanItsSlotsAllow) {
   constexpr size_t kTile = size_t{128} * 1024;
-  constexpr uint32_t kNumTiles = 8;
-  for (uint32_t come = 1; come <= 4; ++come) {
-    std::vector<std::byte> data(kNumTiles * kTile);
-    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i / kTile);
-    const Operation operation = AllReduceOf(data.data(), data.size(), Dtype::kUint8);
-    World world({0, 0});
-    const std::shared_ptr<Segment> segment = world.options(0).segment;
-    world.Open(0);
-    Puppet(world, 1).Sync(operation, come);
-    CheckTimeoutAlone(world, operation, true);
-    CHECK_EQ(segment->line(0).phase.load(), come + 2);
-    // The other rank has published tile come - 1, and may be reducing the one ahead of it.
-    for (uint32_t tile = come < 2 ? 0 : come - 2; tile <= come + 1; ++tile) {
-      const std::byte* const slot =
-          segment->slot(0, static_cast<int>(tile) % Segment::kSlotsPerRank);
-      CHECK(std::all_of(slot, slot + kTile,
-                        [&](std::byte value) { return value == static_cast<std::byte>(tile); }));
+  constexpr uint32_t kNumTiles = 12;
+  constexpr uint32_t kPeerAhead = 3;
+  for (const bool streams : {false, true}) {
+    const uint32_t ahead = streams ? 3 : 1;
+    for (const uint32_t come : {1U, 2U, 5U, 8U}) {
+      std::vector<std::byte> data(kNumTiles * kTile);
+      for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i / kTile);
+      const Operation operation = AllReduceOf(data.data(), data.size(), Dtype::kUint8);
+      World world({0, 0});
+      const std::shared_ptr<Segment> segment = world.options(0).segment;
+      if (streams) segment->line(0).streaming.store(~uint32_t{0});
+      world.Open(0);
+      Puppet(world, 1).Sync(operation, come);
+      CheckTimeoutAlone(world, operation, true);
+      const uint32_t published = come + 1 + ahead;
+      CHECK_EQ(segment->line(0).phase.load(), published);
+      // The other rank has published tile come - 1, and may be reducing the one so far ahead of it.
+      const uint32_t oldest = come - 1 - std::min(come - 1, kPeerAhead);
+      for (uint32_t tile = oldest; tile < published; ++tile) {
+        const std::byte* const slot =
+            segment->slot(0, static_cast<int>(tile) % Segment::kSlotsPerRank);
+        CHECK(std::all_of(slot, slot + kTile,
+                          [&](std::byte value) { return value == static_cast<std::byte>(tile); }));
+      }
     }
   }
 }

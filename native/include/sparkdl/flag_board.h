@@ -8,6 +8,7 @@
 
 #include "sparkdl/deadline.h"
 #include "sparkdl/operation_guard.h"
+#include "sparkdl/peer_distance.h"
 #include "sparkdl/segment.h"
 #include "sparkdl/status.h"
 
@@ -24,13 +25,16 @@ class FlagBoard {
   // Returns when all ranks of this host have called it as often as this one. What they wrote
   // before, this rank can read afterwards. The first time in an operation it compares what they are
   // about to do: kDisagreement, on all of them, if that differs.
-  Status Sync(OperationGuard& guard) { return Await(Arrive(), guard); }
+  // distance: is told of local rank 1's, if given.
+  Status Sync(OperationGuard& guard, PeerDistance* distance = nullptr) {
+    return Await(Arrive(), guard, distance);
+  }
 
   // The two halves of a Sync(), for a rank that has something to do in between: what it wrote so
   // far, others can read once they have awaited the phase that is returned. Between the first of an
   // operation and its wait there must be no second: ranks that disagree have to stay in step.
   uint32_t Arrive();
-  Status Await(uint32_t phase, OperationGuard& guard);
+  Status Await(uint32_t phase, OperationGuard& guard, PeerDistance* distance = nullptr);
 
   // Syncs if the operation has not done so yet: every operation must, to keep step.
   Status SyncIfNotYet(OperationGuard& guard);
@@ -43,7 +47,7 @@ class FlagBoard {
   void Release() { segment_.reset(); }
 
  private:
-  bool HasReached(int local_rank, uint32_t phase) const;
+  bool HasReached(int local_rank, uint32_t phase, PeerDistance* distance = nullptr);
   Status WaitFor(int local_rank, uint32_t phase, OperationGuard& guard);
   // Whether that rank, when last heard of, ran on the core that this one runs on now.
   bool SharesCoreWith(int local_rank) const;
@@ -57,6 +61,7 @@ class FlagBoard {
   const std::vector<int> ranks_;
   const bool is_crowded_;
   const int spins_;
+  std::vector<uint32_t> seen_;  // of everybody's phases
   Clock::time_point next_move_;
   uint32_t phase_ = 0;
   bool has_synced_ = false;

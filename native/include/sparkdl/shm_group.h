@@ -20,9 +20,7 @@ namespace sparkdl {
 // All methods are collective over the ranks of the host and must be called alike on each. A rank's
 // slots take turns, so that one Sync() between writing and reading is enough: who writes a slot for
 // the second time has seen everybody Sync() in a turn between, hence be done with reading the
-// first. Who writes the next turn's slot before it awaits this turn's Sync() still has seen
-// everybody arrive in the turn before, done with reading two turns before that: so three slots
-// besides the one that is written are enough.
+// first. An allreduce of two ranks, which publishes several turns ahead, needs more of them.
 class ShmGroup {
  public:
   ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks);
@@ -98,14 +96,27 @@ class ShmGroup {
     mover.Start();
     return mover;
   }
-  void EndTile(TileMover& mover) {
+  // Between publishing a tile and fetching those of the others.
+  Status SyncTile(TileMover& mover, OperationGuard& guard) {
+    mover.BeginWait();
+    SPARKDL_RETURN_IF_ERROR(board_.Sync(guard, movers_.DistanceDuring(mover)));
+    mover.EndWait();
+    return {};
+  }
+  void EndTile(TileMover& mover, size_t num_slots = 1) {
     mover.Flush();
     mover.Stop();
     if (size_ > 1) movers_.End(mover, segment_->line(0).streaming);
-    EndTurn();
+    turn_ = TurnAfter(turn_, num_slots);
   }
-  static int TurnAfter(int turn) { return (turn + 1) % Segment::kSlotsPerRank; }
-  void EndTurn() { turn_ = TurnAfter(turn_); }
+  static int TurnAfter(int turn, size_t turns = 1) {
+    return static_cast<int>((static_cast<size_t>(turn) + turns) % Segment::kSlotsPerRank);
+  }
+  // The tiles of streams, which wait for the peers twice as seldom, take two neighbouring slots.
+  static constexpr size_t kSlotsOfStreamTile = 2;
+  static constexpr size_t kStreamTileBytes = kSlotsOfStreamTile * Segment::kSlotBytes;
+  static_assert(Segment::kSlotsPerRank % kSlotsOfStreamTile == 0);
+  void BeginStreams() { turn_ = TurnAfter(turn_, turn_ % kSlotsOfStreamTile); }
 
   std::shared_ptr<Segment> segment_;
   const int local_rank_;

@@ -26,6 +26,13 @@ class StoreChoice {
   // there is no other any more.
   void Note(double cost, uint64_t work);
 
+  // To be called when the choice was left alone for a while: what was counted before does not go
+  // with what comes now.
+  void Resume() {
+    is_trial_ = false;
+    BeginBlock();
+  }
+
  private:
   // After a change of stores all slots are written once before times mean anything.
   static constexpr int kSettling = Segment::kSlotsPerRank;
@@ -33,7 +40,7 @@ class StoreChoice {
   static constexpr int kCounted = 6;
   static constexpr int kCountedAtLeast = 2;
   static constexpr int kFirstTrialAfter = 16;
-  // A trial may take ten tiles twice as long: so seldom, that costs one percent.
+  // A trial may take fourteen tiles twice as long: so seldom, that costs one or two percent.
   static constexpr int kShortestInterval = 1024;
   static constexpr int kLongestInterval = 8192;
   static constexpr double kOtherLevel = 1.25;

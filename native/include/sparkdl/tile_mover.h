@@ -9,6 +9,7 @@
 
 #include "sparkdl/copy.h"
 #include "sparkdl/deadline.h"
+#include "sparkdl/peer_distance.h"
 #include "sparkdl/store_choice.h"
 
 namespace sparkdl {
@@ -54,12 +55,14 @@ class TileMover {
   Stores stores_ = Stores::kCached;
   bool is_timed_ = false;
   bool is_first_ = false;
+  bool is_far_ = false;
   Clock::time_point start_;
   Clock::duration busy_{};
 };
 
-// Chooses for all kinds and sizes of tiles. Local rank 0 measures and publishes, all follow;
-// whoever hears of a change late only has a tile or two more moved the other way.
+// Chooses for all kinds and sizes of tiles, for peers that are near and for such that are far.
+// Local rank 0 measures and publishes, all follow; whoever hears of a change late only has a tile
+// or two more moved the other way.
 class TileMovers {
  public:
   enum class Traffic : uint8_t { kAllReduce, kReduce, kReduceScatter, kGather, kExchange };
@@ -74,13 +77,19 @@ class TileMovers {
     bool goes_both_ways = true;
   };
 
-  // Smaller tiles take as long as a few cache misses do, whatever the stores.
-  static constexpr size_t kSmallest = size_t{16} * 1024;
+  // Taking the time of a smaller tile, and the peers' distance, costs more than a twentieth of it.
+  static constexpr size_t kSmallest = size_t{8} * 1024;
 
   // What local rank 0 publishes: a bit for each choice that is in favour of streaming.
   using Published = std::atomic<uint32_t>;
 
   explicit TileMovers(bool measures) : measures_(measures && kHasStreamingStores) {}
+
+  // Where to note the distance of local rank 1 while this tile is under way; null if that would not
+  // be worth the time that it takes.
+  PeerDistance* DistanceDuring(const TileMover& mover) {
+    return mover.is_timed_ ? &distance_ : nullptr;
+  }
 
   // The tile's time is yet to be started.
   TileMover Begin(const Published& published, const Tile& tile) const;
@@ -88,12 +97,18 @@ class TileMovers {
   void End(const TileMover& mover, Published& published);
 
  private:
-  static constexpr size_t kNumSizes = 5;  // up to 32 KiB, 64 KiB, ..., more than 256 KiB
+  static constexpr size_t kNumSizes = 6;  // up to 16 KiB, 32 KiB, ..., more than 256 KiB
   static constexpr size_t kNumTraffics = 5;
   static_assert(kNumSizes * kNumTraffics <= 32);
 
+  using Choices = std::array<StoreChoice, kNumSizes * kNumTraffics>;
+
+  void TakeUp(Choices& choices, Published& published);
+
   const bool measures_;
-  std::array<StoreChoice, kNumSizes * kNumTraffics> choices_;
+  PeerDistance distance_;
+  bool is_for_far_ = false;  // which choices are published
+  std::array<Choices, 2> choices_;
 };
 
 }  // namespace sparkdl

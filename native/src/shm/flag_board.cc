@@ -32,7 +32,8 @@ FlagBoard::FlagBoard(std::shared_ptr<Segment> segment, int local_rank, std::vect
       local_rank_(local_rank),
       ranks_(std::move(ranks)),
       is_crowded_(static_cast<int>(ranks_.size()) > NumUsableCores()),
-      spins_(is_crowded_ ? kSpinsWhenCrowded : kSpins) {}
+      spins_(is_crowded_ ? kSpinsWhenCrowded : kSpins),
+      seen_(ranks_.size()) {}
 
 void FlagBoard::Begin(const Signature& signature) {
   has_synced_ = false;
@@ -40,9 +41,21 @@ void FlagBoard::Begin(const Signature& signature) {
   segment_->line(local_rank_).digests[signature.sequence % 2] = DigestOf(signature);
 }
 
-bool FlagBoard::HasReached(int local_rank, uint32_t phase) const {
-  const uint32_t theirs = segment_->line(local_rank).phase.load(std::memory_order_acquire);
-  return static_cast<int32_t>(theirs - phase) >= 0;
+bool FlagBoard::HasReached(int local_rank, uint32_t phase, PeerDistance* distance) {
+  uint32_t& seen = seen_[static_cast<size_t>(local_rank)];
+  const auto has_reached = [&] { return static_cast<int32_t>(seen - phase) >= 0; };
+  if (has_reached()) return true;
+  const std::atomic<uint32_t>& theirs = segment_->line(local_rank).phase;
+  if (distance == nullptr) {
+    seen = theirs.load(std::memory_order_acquire);
+    return has_reached();
+  }
+  const auto begin = Clock::now();
+  seen = theirs.load(std::memory_order_acquire);
+  const auto took = Clock::now() - begin;
+  // Else the line may not have been written since it was last read.
+  if (has_reached()) distance->Note(took);
+  return has_reached();
 }
 
 uint32_t FlagBoard::Arrive() {
@@ -57,13 +70,14 @@ uint32_t FlagBoard::Arrive() {
   return phase_;
 }
 
-Status FlagBoard::Await(uint32_t phase, OperationGuard& guard) {
+Status FlagBoard::Await(uint32_t phase, OperationGuard& guard, PeerDistance* distance) {
   if (segment_ == nullptr) return {};
   // Each wait ends when its rank has come, and only who has not come yet is waited for: so the last
   // one that was waited for came last.
   int last = -1;
   for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
-    if (other == local_rank_ || HasReached(other, phase)) continue;
+    if (other == local_rank_) continue;
+    if (HasReached(other, phase, other == 1 ? distance : nullptr)) continue;
     SPARKDL_RETURN_IF_ERROR(WaitFor(other, phase, guard));
     last = ranks_[other];
   }

@@ -34,6 +34,7 @@ void CopyIn(const TileMover& mover, PieceCursor<std::byte>& stream, const std::b
 
 Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const ReduceTarget& target,
                                const Reduction& reduction, OperationGuard& guard) {
+  BeginStreams();
   const ReduceKernels& kernels = reduction.kernels;
   const size_t num_owners = streams.size();
   const size_t element_bytes = kernels.element_bytes;
@@ -46,8 +47,8 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
   }
   PieceCursor<std::byte> output(target.output);
   const bool is_owner = static_cast<size_t>(local_rank_) < num_owners;
-  // Each owner's share of a slot, in whole cache lines and whole elements.
-  const size_t share = size_ == 1 ? longest : Segment::kSlotBytes / num_owners / 64 * 64;
+  // Each owner's share of a tile, in whole cache lines and whole elements.
+  const size_t share = size_ == 1 ? longest : kStreamTileBytes / num_owners / 64 * 64;
 
   for (size_t done = 0; done < longest; done += share) {
     TileMover mover = BeginTile({.traffic = Traffic::kReduceScatter,
@@ -60,9 +61,7 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
       const size_t bytes = std::min(share, cursors[owner].remaining());
       CopyOut(mover, cursors[owner], slot(local_rank_) + owner * share, bytes);
     }
-    mover.BeginWait();
-    SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-    mover.EndWait();
+    SPARKDL_RETURN_IF_ERROR(SyncTile(mover, guard));
     if (is_owner) {
       PieceCursor<const std::byte>& mine = cursors[local_rank_];
       size_t left = std::min(share, mine.remaining());
@@ -86,7 +85,7 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
         left -= count * element_bytes;
       }
     }
-    EndTile(mover);
+    EndTile(mover, kSlotsOfStreamTile);
   }
   return {};
 }
@@ -94,6 +93,7 @@ Status ShmGroup::ReduceScatter(const std::vector<ConstPieces>& streams, const Re
 Status ShmGroup::Gather(const ConstPieces& mine, const std::vector<Pieces>& destinations,
                         OperationGuard& guard) {
   if (size_ == 1) return {};
+  BeginStreams();
   PieceCursor<const std::byte> published(mine);
   std::vector<PieceCursor<std::byte>> cursors;
   size_t longest = published.remaining();
@@ -104,23 +104,20 @@ Status ShmGroup::Gather(const ConstPieces& mine, const std::vector<Pieces>& dest
     if (cursors.back().remaining() > 0) ++num_sources;
   }
   const bool goes_both_ways = published.remaining() > 0 && num_sources > 1;
-  for (size_t done = 0; done < longest; done += Segment::kSlotBytes) {
+  for (size_t done = 0; done < longest; done += kStreamTileBytes) {
     TileMover mover = BeginTile({.traffic = Traffic::kGather,
-                                 .bytes = std::min(Segment::kSlotBytes, longest - done),
+                                 .bytes = std::min(kStreamTileBytes, longest - done),
                                  .work = num_sources,
                                  .is_first = done == 0,
                                  .goes_both_ways = goes_both_ways});
-    CopyOut(mover, published, slot(local_rank_),
-            std::min(Segment::kSlotBytes, published.remaining()));
-    mover.BeginWait();
-    SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-    mover.EndWait();
+    CopyOut(mover, published, slot(local_rank_), std::min(kStreamTileBytes, published.remaining()));
+    SPARKDL_RETURN_IF_ERROR(SyncTile(mover, guard));
     for (int step = 1; step < size_; ++step) {
       const int other = (local_rank_ + step) % size_;
       CopyIn(mover, cursors[other], slot(other),
-             std::min(Segment::kSlotBytes, cursors[other].remaining()));
+             std::min(kStreamTileBytes, cursors[other].remaining()));
     }
-    EndTile(mover);
+    EndTile(mover, kSlotsOfStreamTile);
   }
   return {};
 }
@@ -128,10 +125,11 @@ Status ShmGroup::Gather(const ConstPieces& mine, const std::vector<Pieces>& dest
 Status ShmGroup::Exchange(const std::vector<ConstPieces>& outgoing,
                           const std::vector<Pieces>& incoming, size_t longest,
                           OperationGuard& guard) {
+  BeginStreams();
   std::vector<PieceCursor<const std::byte>> sent(outgoing.begin(), outgoing.end());
   std::vector<PieceCursor<std::byte>> received(incoming.begin(), incoming.end());
-  // Each destination's share of a slot, in whole cache lines.
-  const size_t share = Segment::kSlotBytes / static_cast<size_t>(size_) / 64 * 64;
+  // Each destination's share of a tile, in whole cache lines.
+  const size_t share = kStreamTileBytes / static_cast<size_t>(size_) / 64 * 64;
   for (size_t done = 0; done < longest && size_ > 1; done += share) {
     TileMover mover =
         BeginTile({.traffic = Traffic::kExchange,
@@ -142,16 +140,14 @@ Status ShmGroup::Exchange(const std::vector<ConstPieces>& outgoing,
       CopyOut(mover, sent[other], slot(local_rank_) + other * share,
               std::min(share, sent[other].remaining()));
     }
-    mover.BeginWait();
-    SPARKDL_RETURN_IF_ERROR(board_.Sync(guard));
-    mover.EndWait();
+    SPARKDL_RETURN_IF_ERROR(SyncTile(mover, guard));
     for (int step = 1; step < size_; ++step) {
       const auto other = static_cast<size_t>((local_rank_ + step) % size_);
       CopyIn(mover, received[other],
              slot(static_cast<int>(other)) + static_cast<size_t>(local_rank_) * share,
              std::min(share, received[other].remaining()));
     }
-    EndTile(mover);
+    EndTile(mover, kSlotsOfStreamTile);
   }
   return {};
 }

@@ -18,14 +18,21 @@ TileMover TileMovers::Begin(const Published& published, const Tile& tile) const 
   mover.bytes_ = tile.bytes;
   mover.work_ = tile.work;
   mover.is_first_ = tile.is_first;
+  mover.is_far_ = distance_.is_far();
   return mover;
 }
 
 void TileMovers::End(const TileMover& mover, Published& published) {
   if (!mover.is_timed_) return;
-  StoreChoice& choice = choices_[mover.index_];
+  const bool is_far = distance_.is_far();
+  Choices& choices = choices_[is_far ? 1 : 0];
+  if (is_far != is_for_far_) {
+    is_for_far_ = is_far;
+    TakeUp(choices, published);
+  }
+  StoreChoice& choice = choices[mover.index_];
   // A tile that was begun before the one ahead of it ended may have been moved as it is no more.
-  if (mover.stores_ != choice.current()) return;
+  if (mover.is_far_ != is_far || mover.stores_ != choice.current()) return;
   const auto seconds = std::chrono::duration<double>(mover.busy_).count();
   choice.Note(seconds / static_cast<double>(mover.bytes_), mover.work_);
   const uint32_t bit = uint32_t{1} << mover.index_;
@@ -37,6 +44,15 @@ void TileMovers::End(const TileMover& mover, Published& published) {
   } else {
     published.fetch_and(~bit, std::memory_order_relaxed);
   }
+}
+
+void TileMovers::TakeUp(Choices& choices, Published& published) {
+  uint32_t streaming = 0;
+  for (size_t index = 0; index < choices.size(); ++index) {
+    choices[index].Resume();
+    if (choices[index].current() == Stores::kStreaming) streaming |= uint32_t{1} << index;
+  }
+  published.store(streaming, std::memory_order_relaxed);
 }
 
 }  // namespace sparkdl

@@ -178,12 +178,13 @@ PeerDistance DistanceAfter(PeerDistance distance, std::initializer_list<int> nan
 TEST(PeerIsFarWhereItsLinesTakeLong) {
   const PeerDistance near;
   CHECK(!near.is_far());
-  const PeerDistance far = DistanceAfter(near, {140}, 4);
+  const PeerDistance far = DistanceAfter(near, {140}, 8);
   CHECK(far.is_far());
   // A line that was here already says nothing, a disturbance little.
   CHECK(DistanceAfter(far, {20, 140, 20, 150}, 1000).is_far());
   CHECK(!DistanceAfter(near, {40, 50, 30, 50, 40, 5000, 50, 30, 50, 40}, 1000).is_far());
-  CHECK(!DistanceAfter(far, {50}, 12).is_far());
+  CHECK(!DistanceAfter(far, {50}, 24).is_far());
+  CHECK(DistanceAfter(near, {20, 140}, 12).is_far());
 }
 
 TEST(NearAndFarPeersHaveChoicesOfTheirOwn) {
@@ -193,7 +194,7 @@ TEST(NearAndFarPeersHaveChoicesOfTheirOwn) {
   const TileMovers::Tile tile{.bytes = kTileBytes};
   const auto lines_take = [&](int nanoseconds) {
     PeerDistance& distance = *leader.DistanceDuring(leader.Begin(published, tile));
-    distance = DistanceAfter(distance, {nanoseconds}, 12);
+    distance = DistanceAfter(distance, {nanoseconds}, 24);
     MoveTile(leader, published, tile);
   };
   int num_tiles = 0;
@@ -235,15 +236,19 @@ TEST(OnlyTheLeaderMeasuresAndOnlyWhatTellsOfTheOthers) {
 }
 
 TEST(CollectivesAreRightWithStreamingStores) {
-  constexpr size_t kCount = 3 * Segment::kSlotBytes / sizeof(float) + 3;
+  // Three rounds through the slots.
+  constexpr size_t kCount = 3 * Segment::kSlotsPerRank * Segment::kSlotBytes / sizeof(float) + 3;
   for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 0, 0}}) {
     World world(hosts);
     std::shared_ptr<Segment> segment = world.options(0).segment;
     world.OpenAll();
     std::atomic<bool> is_over{false};
-    // Against the leader, which takes them back wherever it measures.
-    std::thread insists([&] {
-      while (!is_over) segment->line(0).streaming = ~uint32_t{0};
+    // Ranks hear of it at different tiles, and move these differently.
+    std::thread changes([&] {
+      for (uint32_t time = 0; !is_over; ++time) {
+        segment->line(0).streaming = time % 4 == 0 ? 0 : ~uint32_t{0};
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
     });
     world.Run([](Communicator& communicator, int) {
       const Trials trials(communicator);
@@ -257,7 +262,7 @@ TEST(CollectivesAreRightWithStreamingStores) {
       }
     });
     is_over = true;
-    insists.join();
+    changes.join();
   }
 }
 

@@ -72,6 +72,24 @@ TEST(ManyMismatchesInARowLeaveNoTrace) {
   }
 }
 
+// Each kind takes other slots, and the ranks go on with the same ones.
+TEST(MismatchOfKindsLeavesNoTraceInWhateverTurn) {
+  World world({0, 0});
+  world.OpenAll();
+  world.Run([](Communicator& communicator, int rank) {
+    const Trials trials(communicator);
+    for (int round = 0; round < 40; ++round) {
+      for (int tile = 0; tile < round % 3; ++tile) RunTrial(communicator, trials.AllReduce({}, 9));
+      Saying saying;
+      const bool reduces = rank == round % 2;
+      const Operation operation =
+          saying.Of(reduces ? OpKind::kAllReduce : OpKind::kBroadcast, 1000);
+      CHECK(communicator.Run(operation, kTimeout, nullptr).code() == StatusCode::kMismatch);
+      RunTrial(communicator, trials.AllReduce({}, 400'000));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sparkdl::tests
 

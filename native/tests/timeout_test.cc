@@ -137,13 +137,15 @@ TEST(RankIsNeverFurtherAheadThanItsSlotsAllow) {
       const Operation operation = AllReduceOf(data.data(), data.size(), Dtype::kUint8);
       World world({0, 0});
       const std::shared_ptr<Segment> segment = world.options(0).segment;
+      // As nobody tried them, rank 0 leaves the bits alone.
       if (streams) segment->line(0).streaming.store(~uint32_t{0});
       world.Open(0);
       Puppet(world, 1).Sync(operation, come);
       CheckTimeoutAlone(world, operation, true);
       const uint32_t published = come + 1 + ahead;
       CHECK_EQ(segment->line(0).phase.load(), published);
-      // The other rank has published tile come - 1, and may be reducing the one so far ahead of it.
+      // The other rank has published tile come - 1, and may be reducing one that precedes it so
+      // far.
       const uint32_t oldest = come - 1 - std::min(come - 1, kPeerAhead);
       for (uint32_t tile = oldest; tile < published; ++tile) {
         const std::byte* const slot =

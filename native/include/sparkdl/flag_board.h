@@ -25,7 +25,7 @@ class FlagBoard {
   // Returns when all ranks of this host have called it as often as this one. What they wrote
   // before, this rank can read afterwards. The first time in an operation it compares what they are
   // about to do: kDisagreement, on all of them, if that differs.
-  // distance: is told of local rank 1's, if given.
+  // distance: if given, is told how long local rank 1's flag took, unless this rank had to sleep.
   Status Sync(OperationGuard& guard, PeerDistance* distance = nullptr) {
     return Await(Arrive(), guard, distance);
   }
@@ -48,7 +48,7 @@ class FlagBoard {
 
  private:
   bool HasReached(int local_rank, uint32_t phase, PeerDistance* distance = nullptr);
-  Status WaitFor(int local_rank, uint32_t phase, OperationGuard& guard);
+  Status WaitFor(int local_rank, uint32_t phase, OperationGuard& guard, PeerDistance* distance);
   // Whether that rank, when last heard of, ran on the core that this one runs on now.
   bool SharesCoreWith(int local_rank) const;
   // Has the scheduler move this thread to a core that no rank of this host has, if there is one.

@@ -20,7 +20,7 @@ namespace sparkdl {
 // All methods are collective over the ranks of the host and must be called alike on each. A rank's
 // slots take turns, so that one Sync() between writing and reading is enough: who writes a slot for
 // the second time has seen everybody Sync() in a turn between, hence be done with reading the
-// first. An allreduce of two ranks, which publishes several turns ahead, needs more of them.
+// first. An allreduce of two ranks, which publishes several turns ahead, needs more slots.
 class ShmGroup {
  public:
   ShmGroup(std::shared_ptr<Segment> segment, int local_rank, std::vector<int> ranks);
@@ -112,11 +112,15 @@ class ShmGroup {
   static int TurnAfter(int turn, size_t turns = 1) {
     return static_cast<int>((static_cast<size_t>(turn) + turns) % Segment::kSlotsPerRank);
   }
-  // The tiles of streams, which wait for the peers twice as seldom, take two neighbouring slots.
+  // The tiles of streams take two neighbouring slots, so that peers wait half as often. They begin
+  // at an even one, as the last slot and the first are no neighbours.
   static constexpr size_t kSlotsOfStreamTile = 2;
   static constexpr size_t kStreamTileBytes = kSlotsOfStreamTile * Segment::kSlotBytes;
   static_assert(Segment::kSlotsPerRank % kSlotsOfStreamTile == 0);
-  void BeginStreams() { turn_ = TurnAfter(turn_, turn_ % kSlotsOfStreamTile); }
+  void BeginStreams() {
+    const size_t used = static_cast<size_t>(turn_) % kSlotsOfStreamTile;
+    if (used > 0) turn_ = TurnAfter(turn_, kSlotsOfStreamTile - used);
+  }
 
   std::shared_ptr<Segment> segment_;
   const int local_rank_;

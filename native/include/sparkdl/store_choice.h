@@ -28,10 +28,7 @@ class StoreChoice {
 
   // To be called when the choice was left alone for a while: what was counted before does not go
   // with what comes now.
-  void Resume() {
-    is_trial_ = false;
-    BeginBlock();
-  }
+  void Resume();
 
  private:
   // After a change of stores all slots are written once before times mean anything.
@@ -39,7 +36,7 @@ class StoreChoice {
   // The least cost of so many counts: whatever else the machine does can only add to it.
   static constexpr int kCounted = 6;
   static constexpr int kCountedAtLeast = 2;
-  static constexpr int kFirstTrialAfter = 16;
+  static constexpr int kFirstTrialAfter = 16;  // the very first, and one that was broken off
   // A trial may take fourteen tiles twice as long: so seldom, that costs one or two percent.
   static constexpr int kShortestInterval = 1024;
   static constexpr int kLongestInterval = 8192;
@@ -60,8 +57,8 @@ class StoreChoice {
   bool HasTriedEnough() const;
   void EndBlock();
   void EndTrial();
-  void BeginBlock() {
-    num_in_block_ = 0;
+  void BeginBlock(int settling) {
+    num_in_block_ = -settling;
     least_ = kUnknown;
   }
 
@@ -70,9 +67,9 @@ class StoreChoice {
   int until_trial_ = kFirstTrialAfter;
   int interval_ = kShortestInterval;
   int since_trial_ = 0;
-  uint64_t work_ = 0;      // whose times count
-  int num_strangers_ = 0;  // tiles of other work in a row
-  int num_in_block_ = 0;
+  uint64_t work_ = 0;            // whose times count
+  int num_strangers_ = 0;        // tiles of other work in a row
+  int num_in_block_ = 0;         // that count; below zero, so many are yet to settle
   double least_ = kUnknown;      // in this block
   double best_cost_ = kUnknown;  // in the last block with the best stores
   double expected_cost_ = 0.0;   // of the best stores when they were last found to be so

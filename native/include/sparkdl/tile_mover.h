@@ -61,8 +61,8 @@ class TileMover {
 };
 
 // Chooses for all kinds and sizes of tiles, for peers that are near and for such that are far.
-// Local rank 0 measures and publishes, all follow; whoever hears of a change late only has a tile
-// or two more moved the other way.
+// Local rank 0 measures and publishes, all follow; whoever hears of a change late only has some
+// tiles more moved the other way.
 class TileMovers {
  public:
   enum class Traffic : uint8_t { kAllReduce, kReduce, kReduceScatter, kGather, kExchange };

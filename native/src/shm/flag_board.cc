@@ -18,6 +18,9 @@ constexpr int kSpinsBetweenLooks = 64;
 // ran on this very core goes to another, but not more often than the scheduler would.
 constexpr std::chrono::milliseconds kBetweenMoves{4};
 
+// Whose distance is noted.
+constexpr int kNotedRank = 1;
+
 int NumUsableCores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -53,7 +56,8 @@ bool FlagBoard::HasReached(int local_rank, uint32_t phase, PeerDistance* distanc
   const auto begin = Clock::now();
   seen = theirs.load(std::memory_order_acquire);
   const auto took = Clock::now() - begin;
-  // Else the line may not have been written since it was last read.
+  // Else the line may not have been written since it was last read. (Where ranks sleep, it may come
+  // from a third one that went to sleep on it: not worth telling apart.)
   if (has_reached()) distance->Note(took);
   return has_reached();
 }
@@ -77,8 +81,9 @@ Status FlagBoard::Await(uint32_t phase, OperationGuard& guard, PeerDistance* dis
   int last = -1;
   for (int other = 0; other < static_cast<int>(ranks_.size()); ++other) {
     if (other == local_rank_) continue;
-    if (HasReached(other, phase, other == 1 ? distance : nullptr)) continue;
-    SPARKDL_RETURN_IF_ERROR(WaitFor(other, phase, guard));
+    PeerDistance* const noted = other == kNotedRank ? distance : nullptr;
+    if (HasReached(other, phase, noted)) continue;
+    SPARKDL_RETURN_IF_ERROR(WaitFor(other, phase, guard, noted));
     last = ranks_[other];
   }
   if (has_synced_) return {};
@@ -92,10 +97,11 @@ Status FlagBoard::SyncIfNotYet(OperationGuard& guard) {
   return Sync(guard);
 }
 
-Status FlagBoard::WaitFor(int local_rank, uint32_t phase, OperationGuard& guard) {
+Status FlagBoard::WaitFor(int local_rank, uint32_t phase, OperationGuard& guard,
+                          PeerDistance* distance) {
   for (int spin = 0; spin < spins_; ++spin) {
     SpinPause();
-    if (HasReached(local_rank, phase)) return {};
+    if (HasReached(local_rank, phase, distance)) return {};
     if (spin % kSpinsBetweenLooks != 0) continue;
     if (!has_synced_) guard.NoteWaiting();
     if (guard.has_failure()) break;

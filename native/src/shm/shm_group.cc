@@ -80,7 +80,7 @@ Status ShmGroup::ReduceTo(int root, std::byte* data, size_t count, const Reducti
 }
 
 // One-shot: everybody publishes everything and reduces everything. A tile is published before the
-// ones ahead of it are reduced, so that the peers are seldom waited for.
+// one that precedes it is reduced, so that the peers are seldom waited for.
 Status ShmGroup::AllReduceInOneRound(std::byte* data, size_t bytes, const Reduction& reduction,
                                      OperationGuard& guard) {
   if (bytes == 0) return {};

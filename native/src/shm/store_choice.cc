@@ -6,16 +6,20 @@ namespace sparkdl {
 
 void StoreChoice::Note(double cost, uint64_t work) {
   if (!IsOfInterest(work)) return;
-  ++num_in_block_;
+  if (++num_in_block_ > 0) least_ = std::min(least_, cost);
   if (is_trial_) {
-    if (num_in_block_ > kSettling) least_ = std::min(least_, cost);
     if (HasTriedEnough()) EndTrial();
     return;
   }
   ++since_trial_;
   --until_trial_;
-  least_ = std::min(least_, cost);
   if (num_in_block_ == kCounted) EndBlock();
+}
+
+void StoreChoice::Resume() {
+  if (is_trial_) until_trial_ = kFirstTrialAfter;
+  is_trial_ = false;
+  BeginBlock(kSettling);
 }
 
 bool StoreChoice::IsOfInterest(uint64_t work) {
@@ -31,22 +35,22 @@ bool StoreChoice::IsOfInterest(uint64_t work) {
   best_cost_ = kUnknown;
   expected_cost_ = 0.0;
   other_cost_ = 0.0;
-  BeginBlock();
+  BeginBlock(0);
   return true;
 }
 
 bool StoreChoice::HasTriedEnough() const {
-  const int counted = num_in_block_ - kSettling;
-  return counted >= kCounted || (counted >= kCountedAtLeast && least_ > best_cost_ * kHopeless);
+  return num_in_block_ >= kCounted ||
+         (num_in_block_ >= kCountedAtLeast && least_ > best_cost_ * kHopeless);
 }
 
 void StoreChoice::EndBlock() {
   best_cost_ = least_;
-  BeginBlock();
   const bool has_risen = best_cost_ > expected_cost_ * kOtherLevel;
   // That the cached stores cost more now, but by far not what the others did, is no news of these.
   const bool is_near = best_ == Stores::kStreaming || best_cost_ * kHopeless > other_cost_;
   is_trial_ = until_trial_ <= 0 || (has_risen && is_near && since_trial_ >= kShortestInterval);
+  BeginBlock(is_trial_ ? kSettling : 0);
 }
 
 void StoreChoice::EndTrial() {
@@ -65,7 +69,7 @@ void StoreChoice::EndTrial() {
   is_trial_ = false;
   until_trial_ = interval_;
   since_trial_ = 0;
-  BeginBlock();
+  BeginBlock(kSettling);
 }
 
 }  // namespace sparkdl

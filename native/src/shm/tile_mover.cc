@@ -37,7 +37,8 @@ void TileMovers::End(const TileMover& mover, Published& published) {
   choice.Note(seconds / static_cast<double>(mover.bytes_), mover.work_);
   const uint32_t bit = uint32_t{1} << mover.index_;
   const bool streams = choice.current() == Stores::kStreaming;
-  // The word shares its line with what the peers wait for, so it is left alone where it can be.
+  // The word shares its line with what the peers wait for, so it is left alone where it can be,
+  // here as below.
   if (((published.load(std::memory_order_relaxed) & bit) != 0) == streams) return;
   if (streams) {
     published.fetch_or(bit, std::memory_order_relaxed);
@@ -52,6 +53,7 @@ void TileMovers::TakeUp(Choices& choices, Published& published) {
     choices[index].Resume();
     if (choices[index].current() == Stores::kStreaming) streaming |= uint32_t{1} << index;
   }
+  if (published.load(std::memory_order_relaxed) == streaming) return;
   published.store(streaming, std::memory_order_relaxed);
 }
 

@@ -237,7 +237,8 @@ TEST(OnlyTheLeaderMeasuresAndOnlyWhatTellsOfTheOthers) {
 
 TEST(CollectivesAreRightWithStreamingStores) {
   // Three rounds through the slots.
-  constexpr size_t kCount = 3 * Segment::kSlotsPerRank * Segment::kSlotBytes / sizeof(float) + 3;
+  constexpr size_t kCount =
+      3 * size_t{Segment::kSlotsPerRank} * Segment::kSlotBytes / sizeof(float) + 3;
   for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 0, 0}}) {
     World world(hosts);
     std::shared_ptr<Segment> segment = world.options(0).segment;

@@ -360,9 +360,11 @@ def test_rank_that_was_late_may_ask_for_an_exchange_again(connect: Connect, make
 
 def test_client_that_is_lost_in_an_exchange_is_waited_for_no_more(connect: Connect) -> None:
     lost, there, last = connect(), connect(), connect()
+    ask = partial(there.exchange, "k", rank=1, world_size=3, value=b"1")
     with ThreadPoolExecutor() as pool:
         broken = pool.submit(lost.exchange, "k", rank=0, world_size=3, value=b"0", timeout_s=30.0)
-        waiting = pool.submit(there.exchange, "k", rank=1, world_size=3, value=b"1", timeout_s=30.0)
+        assert eventually(lambda: ask(timeout_s=0.02) == {0, 1})
+        waiting = pool.submit(ask, timeout_s=30.0)
         lost._sock.shutdown(2)  # as if the process had died
         with pytest.raises(CommunicatorError):
             broken.result(5.0)

@@ -15,6 +15,7 @@ import pytest
 
 from sparkdl.data import Column, ParquetDataset, ParquetFeed, SequencePacker, scan_dataset
 from sparkdl.errors import DataError, ParamError, ShardingError
+from tests.collective.eventually import eventually
 
 COLUMNS = ["vector", "id", "half", "grid", "is_even", "twice"]
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
@@ -136,7 +137,8 @@ def test_batches_of_a_plain_feed_are_views_of_the_row_group_as_arrow_decoded_it(
     del batches[1:], batches[0]["id"], batches[0]["twice"]
     before = pa.total_allocated_bytes()
     del batches[0]["vector"]
-    assert before - pa.total_allocated_bytes() >= 40 * 3 * 4
+    # A reader's thread that the feed has asked to end may not have let go yet.
+    assert eventually(lambda: before - pa.total_allocated_bytes() >= 40 * 3 * 4)
 
 
 def test_batches_of_a_shuffled_feed_are_views_of_the_rows_that_left_the_buffer_together(

@@ -22,6 +22,7 @@ from sparkdl.errors import ParamError
 
 _DEFAULT_SIZES = "1KiB,16KiB,256KiB,4MiB,64MiB,128MiB"
 _DEFAULT_QUEUED = "100x256KiB"
+_DEFAULT_BUFFERS = 2
 
 OURS = {"native": "native", "arena": "native", "torch": "torch"}
 """Our contenders, and the library that the ranks of each open."""
@@ -54,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (default: %(default)s)",
     )
     parser.add_argument(
+        "--buffers",
+        type=int,
+        default=_DEFAULT_BUFFERS,
+        help="how many buffers of a size take turns, all of them rewritten before each repetition: with 2, 4 MiB may"
+        " still lie in the last-level cache, as a gradient does that was just computed; with more, less does"
+        " (default: %(default)s)",
+    )
+    parser.add_argument(
         "--against",
         default=",".join(AGAINST),
         help="what to compare with, besides Horovod where it is installed (default: %(default)s)",
@@ -68,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a contender failed.
     """
     check_common_arguments(arguments)
-    cases = make_cases(arguments.sizes, arguments.queued)
+    cases = make_cases(arguments.sizes, arguments.queued, arguments.buffers)
     contenders, missing = choose_contenders(arguments.against)
     contest = Contest(
         benchmark="allreduce",
@@ -92,14 +101,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def make_cases(sizes: str, queued: str) -> list[Case]:
-    """The cases that two options stand for.
+def make_cases(sizes: str, queued: str, buffers: int = _DEFAULT_BUFFERS) -> list[Case]:
+    """The cases that three options stand for.
 
     Raises:
-        ParamError: if one of them is not understood.
+        ParamError: if one of them is not understood, or cannot work.
     """
+    if buffers < 2:
+        raise ParamError(f"--buffers {buffers} leaves none to take turns with; use 2 or more.")
     cases = [
-        Case(name=f"allreduce {format_size(size)}", settings={"num_bytes": size, "num_tensors": 1})
+        Case(
+            name=f"allreduce {format_size(size)}",
+            settings={"num_bytes": size, "num_tensors": 1, "num_buffers": buffers},
+        )
         for size in dict.fromkeys(parse_size(text) for text in sizes.split(","))
     ]
     if not queued:
@@ -108,7 +122,7 @@ def make_cases(sizes: str, queued: str) -> list[Case]:
     if match is None:
         raise ParamError(f"--queued {queued} is not understood; write it as {_DEFAULT_QUEUED}")
     count, size = int(match[1]), parse_size(match[2])
-    settings = {"num_bytes": size, "num_tensors": count}
+    settings = {"num_bytes": size, "num_tensors": count, "num_buffers": buffers}
     return [*cases, Case(name=f"{count} allreduces of {format_size(size)}, queued", settings=settings)]
 
 
@@ -154,6 +168,7 @@ def make_rows(
                     "p90_s": percentile(times[contender], 0.9),
                     "bytes": num_bytes,
                     "tensors": case.settings["num_tensors"],
+                    "buffers": case.settings["num_buffers"],
                     "ranks": world_size,
                     "bytes_moved_per_rank": bytes_moved(
                         contender, case.settings["num_bytes"], case.settings["num_tensors"], world_size

@@ -14,9 +14,6 @@ import numpy as np
 
 from sparkdl.bench.sessions import Session
 
-_ROTATED_BYTES = 256 * 2**20
-_MAX_ROTATED = 4
-
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -58,13 +55,14 @@ class AllreduceTrial:
 
     num_warm_ups = 1
 
-    def __init__(self, session: Session, contender: Contender, num_bytes: int, num_tensors: int) -> None:
-        num_sets = max(2, min(_MAX_ROTATED, _ROTATED_BYTES // (num_bytes * num_tensors)))
+    def __init__(
+        self, session: Session, contender: Contender, *, num_bytes: int, num_tensors: int, num_buffers: int
+    ) -> None:
         elements = max(1, num_bytes // 4)
         self._rank, self._world_size = session.rank, session.world_size
         self._contender = contender
-        memory = contender.allocate(num_sets * num_tensors * elements)
-        self._arrays = [list(arrays) for arrays in memory.reshape(num_sets, num_tensors, elements)]
+        memory = contender.allocate(num_buffers * num_tensors * elements)
+        self._arrays = [list(arrays) for arrays in memory.reshape(num_buffers, num_tensors, elements)]
         self._buffers = [[contender.wrap(array) for array in arrays] for arrays in self._arrays]
         self._one = contender.allreduce if num_tensors == 1 else contender.allreduce_queued
         self._next = 0
@@ -78,9 +76,9 @@ class AllreduceTrial:
             for array in arrays:
                 array.fill(self._rank + 1 + repetition)
         self._repetition = repetition
-        num_sets = len(self._arrays)
-        self._order = [(self._next + index) % num_sets for index in range(operations)]
-        self._next = (self._next + operations) % num_sets
+        num_buffers = len(self._arrays)
+        self._order = [(self._next + index) % num_buffers for index in range(operations)]
+        self._next = (self._next + operations) % num_buffers
         self._schedule = [
             self._buffers[index] if len(self._buffers[index]) > 1 else self._buffers[index][0]
             for index in self._order
@@ -114,7 +112,7 @@ class AllreduceTrial:
 
 def allreduce_trial(session: Session, contender: str, case: Mapping[str, Any]) -> AllreduceTrial:
     """The trial of a turn; ``contender`` is a key of :data:`CONTENDERS`."""
-    return AllreduceTrial(session, CONTENDERS[contender](session), case["num_bytes"], case["num_tensors"])
+    return AllreduceTrial(session, CONTENDERS[contender](session), **case)
 
 
 def _native(session: Session) -> Contender:

@@ -34,7 +34,7 @@ def test_run_measures_every_contender_at_every_case(
 ) -> None:
     path = tmp_path / "report.json"
     options = ["--sizes", "1KiB,64KiB", "--queued", "3x2KiB", "--seconds", "0.01", "--json", str(path)]
-    options += ["--against", against]
+    options += ["--against", against, "--buffers", "3"]
     assert allreduce.run(parse(*options, "--ranks", str(num_ranks))) == 0
     report = json.loads(path.read_text())
     measured = {(row["contender"], row["case"]) for row in report["rows"]}
@@ -42,6 +42,7 @@ def test_run_measures_every_contender_at_every_case(
     contenders = {*OURS, *theirs, *({"horovod"} - set(report["missing"]))}
     assert measured == {(contender, case) for contender in contenders for case in cases}
     assert {row["ranks"] for row in report["rows"]} == {num_ranks}
+    assert {row["buffers"] for row in report["rows"]} == {3}
     assert all(0 < row["median_s"] <= row["p90_s"] for row in report["rows"])
     assert all(row["repetitions"] >= 10 for row in report["rows"])
     assert "native is" in capsys.readouterr().out
@@ -53,6 +54,7 @@ def test_run_measures_every_contender_at_every_case(
         (("--ranks", "1"), "--ranks 1"),
         (("--seconds", "0"), "--seconds 0"),
         (("--queued", "100"), "--queued 100"),
+        (("--buffers", "1"), "--buffers 1"),
         (("--json", "nowhere/report.json"), "--json nowhere/report.json"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

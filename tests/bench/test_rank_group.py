@@ -15,7 +15,7 @@ from tests.collective.eventually import eventually
 TURN = {
     "benchmark": "allreduce",
     "contender": "native",
-    "case": {"num_bytes": 1024, "num_tensors": 1},
+    "case": {"num_bytes": 1024, "num_tensors": 1, "num_buffers": 2},
     "repetitions": 3,
     "operations": 2,
 }

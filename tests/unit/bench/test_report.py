@@ -131,9 +131,14 @@ def test_plot_is_drawn(tmp_path: Path) -> None:
 def test_queued_tensors_are_a_case_of_their_own() -> None:
     cases = allreduce.make_cases("1KiB,1KiB", "100x256KiB")
     assert [case.name for case in cases] == ["allreduce 1KiB", "100 allreduces of 256KiB, queued"]
-    assert cases[1].settings == {"num_bytes": 2**18, "num_tensors": 100}
+    assert cases[1].settings == {"num_bytes": 2**18, "num_tensors": 100, "num_buffers": 2}
     with pytest.raises(ParamError, match="0x1KiB"):
         allreduce.make_cases("1KiB", "0x1KiB")
+
+
+def test_as_many_buffers_take_turns_as_are_asked_for() -> None:
+    cases = allreduce.make_cases("1KiB", "3x1KiB", 4)
+    assert [case.settings["num_buffers"] for case in cases] == [4, 4]
 
 
 def test_bytes_moved_are_those_of_the_algorithms() -> None:

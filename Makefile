@@ -8,9 +8,9 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
 # A process can hold one Spark session, so each kind of Spark is a part of its own. A part keeps about one core busy, and
-# two of them run side by side, the long ones first, beside the C++ tests and their build.
-TEST_PARTS := test-ranks test-spark-local test-unit test-spark-connect test-commands test-spark-cluster
-ALL_PARTS := test-ranks test-spark-local test-native $(filter-out test-ranks test-spark-local,$(TEST_PARTS))
+# two of them run side by side, the long ones first; the C++ tests and their build come last.
+TEST_PARTS := test-ranks test-spark-local test-unit test-spark-connect test-spark-cluster test-commands
+ALL_PARTS := $(TEST_PARTS) test-native
 COMMANDS := tests/cli tests/notebooks tests/packaging
 
 .PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-gpu test-spark35 wheel test-native-sanitizers bench lint hooks format clean requirements

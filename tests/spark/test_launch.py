@@ -35,17 +35,18 @@ def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])  # a server each
 def test_a_program_that_stops_no_session_ends_by_itself(spark_mode: str, fails: bool) -> None:
     if spark_mode != "connect":
         pytest.skip("only Spark Connect's client has something to tell its server in the end")
-    function = "fail_on, 1" if fails else "sum_of_ranks"
+    last = "run_on_ranks(functions.fail_on, 1, num_ranks=2, spark=spark)" if fails else ""
     program = f"""
 from pyspark.sql import SparkSession
 from sparkdl.launch import run_on_ranks
 from tests.spark import rank_functions as functions
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
-print(run_on_ranks(functions.{function}, num_ranks=2, spark=spark))
+print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
+{last}
 """
     # Without what the session of these tests has set for its own server.
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
@@ -59,7 +60,8 @@ print(run_on_ranks(functions.{function}, num_ranks=2, spark=spark))
         check=False,
     )
     assert ended.returncode == int(fails), ended.stderr
-    assert ("looked in vain" in ended.stderr) if fails else ("[3.0, 3.0]" in ended.stdout)
+    assert "[3.0, 3.0]" in ended.stdout
+    assert ("looked in vain" in ended.stderr) == fails
 
 
 def test_ranks_of_one_executor_are_forked_from_one_process(spark: SparkSession) -> None:

@@ -36,6 +36,8 @@ SIGNATURE = ModelSignature(
     inputs=make_inputs("a", "b", "c"), outputs=(ModelOutput(name="y", kind="value", shape=(2,)),)
 )
 MODEL = ScoringModel(pack_module(Joined()), SIGNATURE, 4)
+OF_A_MATRIX = replace(make_inputs("a", "b", "c"), given_by="matrix", inputs=make_inputs(MATRIX).inputs)
+MODEL_OF_A_MATRIX = ScoringModel(pack_module(Joined().linear), replace(SIGNATURE, inputs=OF_A_MATRIX), 4)
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 ROWS = st.lists(st.lists(NUMBERS | st.none(), min_size=3, max_size=3), max_size=9)
 
@@ -57,14 +59,11 @@ def test_packed_columns_are_scored_as_columns_are(rows, element):
 @settings(max_examples=50, deadline=None)
 def test_a_matrix_is_scored_as_it_comes_and_as_its_columns_are(rows, element):
     arrow = {"float": pa.float32(), "double": pa.float64()}[element]
-    torch.manual_seed(0)
-    inputs = replace(make_inputs("a", "b", "c"), given_by="matrix", inputs=make_inputs(MATRIX).inputs)
-    model = ScoringModel(pack_module(nn.Linear(3, 2)), replace(SIGNATURE, inputs=inputs), 4)
     columns = tuple(pa.array([row[index] for row in rows], arrow) for index in range(3))
     apart = next(score_columns(MODEL, iter([columns]))).to_pylist()
     packed = pa.array(rows, pa.list_(arrow))
     for batch, packing in ((columns, None), ((packed,), Packing(element))):
-        found = next(score_columns(model, iter([batch]), packing=packing)).to_pylist()
+        found = next(score_columns(MODEL_OF_A_MATRIX, iter([batch]), packing=packing)).to_pylist()
         assert found == [None if row is None else pytest.approx(row, rel=1e-5, abs=1e-6) for row in apart]
 
 

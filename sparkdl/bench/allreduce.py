@@ -22,7 +22,10 @@ from sparkdl.errors import ParamError
 
 _DEFAULT_SIZES = "1KiB,16KiB,256KiB,4MiB,64MiB,128MiB"
 _DEFAULT_QUEUED = "100x256KiB"
-_DEFAULT_BUFFERS = 2
+
+# From this size on, in bytes, a repetition is one operation: more would have faster contenders reduce buffers again
+# that they reduced just before, which caches still hold, and slower ones not.
+_ALONE_BYTES = 2**20
 
 OURS = {"native": "native", "arena": "native", "torch": "torch"}
 """Our contenders, and the library that the ranks of each open."""
@@ -57,10 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--buffers",
         type=int,
-        default=_DEFAULT_BUFFERS,
-        help="how many buffers of a size take turns, all of them rewritten before each repetition: with 2, 4 MiB may"
-        " still lie in the last-level cache, as a gradient does that was just computed; with more, less does"
-        " (default: %(default)s)",
+        default=2,
+        help="how many buffers of a size take turns, all rewritten before each repetition; two of 4 MiB may still lie"
+        " in the last-level cache, as a gradient just computed does, more do not (default: %(default)s)",
     )
     parser.add_argument(
         "--against",
@@ -101,19 +103,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def make_cases(sizes: str, queued: str, buffers: int = _DEFAULT_BUFFERS) -> list[Case]:
+def make_cases(sizes: str, queued: str, num_buffers: int) -> list[Case]:
     """The cases that three options stand for.
 
     Raises:
         ParamError: if one of them is not understood, or cannot work.
     """
-    if buffers < 2:
-        raise ParamError(f"--buffers {buffers} leaves none to take turns with; use 2 or more.")
+    if num_buffers < 2:
+        raise ParamError(f"--buffers {num_buffers} leaves none to take turns with; use 2 or more.")
     cases = [
-        Case(
-            name=f"allreduce {format_size(size)}",
-            settings={"num_bytes": size, "num_tensors": 1, "num_buffers": buffers},
-        )
+        _make_case(f"allreduce {format_size(size)}", size, 1, num_buffers)
         for size in dict.fromkeys(parse_size(text) for text in sizes.split(","))
     ]
     if not queued:
@@ -122,8 +121,17 @@ def make_cases(sizes: str, queued: str, buffers: int = _DEFAULT_BUFFERS) -> list
     if match is None:
         raise ParamError(f"--queued {queued} is not understood; write it as {_DEFAULT_QUEUED}")
     count, size = int(match[1]), parse_size(match[2])
-    settings = {"num_bytes": size, "num_tensors": count, "num_buffers": buffers}
-    return [*cases, Case(name=f"{count} allreduces of {format_size(size)}, queued", settings=settings)]
+    return [
+        *cases,
+        _make_case(f"{count} allreduces of {format_size(size)}, queued", size, count, num_buffers),
+    ]
+
+
+def _make_case(name: str, num_bytes: int, num_tensors: int, num_buffers: int) -> Case:
+    settings = {"num_bytes": num_bytes, "num_tensors": num_tensors, "num_buffers": num_buffers}
+    if num_bytes * num_tensors >= _ALONE_BYTES:
+        return Case(name=name, settings=settings, max_operations=1)
+    return Case(name=name, settings=settings)
 
 
 def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -71,7 +71,7 @@ class AllreduceTrial:
         self._schedule: list[Any] = []
 
     def prepare(self, repetition: int, operations: int) -> None:
-        """Rewrite all buffers, also those that are not next, so that no cache holds those."""
+        """Rewrite all buffers, also those that are not next, so that every contender finds the caches alike."""
         for arrays in self._arrays:
             for array in arrays:
                 array.fill(self._rank + 1 + repetition)

@@ -28,10 +28,12 @@ class Case:
     Attributes:
         name: stands in reports.
         settings: what the ranks' trial makes it from, in JSON's terms.
+        max_operations: how many operations a repetition has at most; it has fewer where they take long.
     """
 
     name: str
     settings: Mapping[str, Any]
+    max_operations: int = _MAX_OPERATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup])
 def _plan(contest: Contest, case: Case, contender: str, groups: Mapping[str, RankGroup]) -> tuple[int, int]:
     """How many repetitions a turn takes, of how many operations each; tried out."""
     duration_s = min(_slowest(_take_turn(contest, case, contender, groups, _PROBE_REPETITIONS, 1)))
-    operations = int(min(_MAX_OPERATIONS, max(1, _REPETITION_S / duration_s)))
+    operations = int(min(case.max_operations, max(1, _REPETITION_S / duration_s)))
     repetitions = int(contest.seconds / contest.num_rounds / (operations * duration_s))
     return min(_MAX_REPETITIONS, max(contest.min_repetitions, repetitions)), operations
 

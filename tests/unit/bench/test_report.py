@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sparkdl.bench import allreduce, step
+from sparkdl.bench.allreduce_trials import AllreduceTrial, Contender
 from sparkdl.bench.contest import Case, Measured
 from sparkdl.bench.plot import plot_bandwidth, plot_steps
 from sparkdl.bench.report import format_time, percentile, write_report
@@ -16,7 +18,7 @@ from sparkdl.bench.traffic import bytes_moved
 from sparkdl.collective.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
-CASES = allreduce.make_cases("1KiB,1MiB", "")
+CASES = allreduce.make_cases("1KiB,1MiB", "", 2)
 TIMES = {
     "copy": ([1e-6, 1e-6], [1e-4, 3e-4]),
     "native": ([2e-6, 4e-6], [4e-4, 4e-4]),
@@ -129,16 +131,31 @@ def test_plot_is_drawn(tmp_path: Path) -> None:
 
 
 def test_queued_tensors_are_a_case_of_their_own() -> None:
-    cases = allreduce.make_cases("1KiB,1KiB", "100x256KiB")
+    cases = allreduce.make_cases("1KiB,1KiB", "100x256KiB", 2)
     assert [case.name for case in cases] == ["allreduce 1KiB", "100 allreduces of 256KiB, queued"]
     assert cases[1].settings == {"num_bytes": 2**18, "num_tensors": 100, "num_buffers": 2}
     with pytest.raises(ParamError, match="0x1KiB"):
-        allreduce.make_cases("1KiB", "0x1KiB")
+        allreduce.make_cases("1KiB", "0x1KiB", 2)
+
+
+def test_no_buffer_that_caches_may_lose_is_reduced_twice_in_a_repetition() -> None:
+    cases = allreduce.make_cases("512KiB,1MiB", "100x256KiB", 2)
+    assert [case.max_operations == 1 for case in cases] == [False, True, True]
 
 
 def test_as_many_buffers_take_turns_as_are_asked_for() -> None:
-    cases = allreduce.make_cases("1KiB", "3x1KiB", 4)
-    assert [case.settings["num_buffers"] for case in cases] == [4, 4]
+    seen: list[int] = []
+    communicator = SimpleNamespace(rank=0, world_size=1)
+    contender = Contender(
+        allreduce=lambda array: seen.append(array.ctypes.data), allreduce_queued=lambda _: None
+    )
+    [case] = allreduce.make_cases("1KiB", "", 3)
+    trial = AllreduceTrial(communicator, contender, **case.settings)
+    for repetition in range(2):
+        trial.prepare(repetition, 4)
+        trial.run(4)
+    assert len(set(seen)) == 3
+    assert seen == (seen[:3] * 3)[:8]
 
 
 def test_bytes_moved_are_those_of_the_algorithms() -> None:

@@ -36,8 +36,8 @@ SIGNATURE = ModelSignature(
     inputs=make_inputs("a", "b", "c"), outputs=(ModelOutput(name="y", kind="value", shape=(2,)),)
 )
 MODEL = ScoringModel(pack_module(Joined()), SIGNATURE, 4)
-OF_A_MATRIX = replace(make_inputs("a", "b", "c"), given_by="matrix", inputs=make_inputs(MATRIX).inputs)
-MODEL_OF_A_MATRIX = ScoringModel(pack_module(Joined().linear), replace(SIGNATURE, inputs=OF_A_MATRIX), 4)
+INPUTS_AS_MATRIX = replace(make_inputs("a", "b", "c"), given_by="matrix", inputs=make_inputs(MATRIX).inputs)
+MODEL_OF_A_MATRIX = ScoringModel(pack_module(Joined().linear), replace(SIGNATURE, inputs=INPUTS_AS_MATRIX), 4)
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 ROWS = st.lists(st.lists(NUMBERS | st.none(), min_size=3, max_size=3), max_size=9)
 

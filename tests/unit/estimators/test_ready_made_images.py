@@ -21,6 +21,7 @@ from sparkdl.estimators.ready_made.single_row import answer_row
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.pyfunc import PyfuncModel
 from sparkdl.training.saved_model import SavedModel, load_model, save_model
+from tests.unit.training.image_libraries import TIMM, TORCHVISION, keep_weights
 
 NUM_ROWS = 40
 SPARK_IMAGE = pa.struct(
@@ -209,14 +210,19 @@ def test_the_residual_network_goes_on_from_weights_of_a_file(dataset, tmp_path):
         assert (network.head.weight.shape == first.head.weight.shape) is is_same
 
 
-def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(dataset, tmp_path, monkeypatch):
-    from tests.unit.training.image_libraries import install
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    pytest.importorskip("timm", reason="timm, which comes with torchvision, is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        keep_weights(tmp_path_factory.mktemp("pretrained weights"), patch)
+        yield
 
-    install(tmp_path, monkeypatch)
-    estimator = ImageClassifier(featuresCol="nested", backbone="torchvision:tiny_network")
+
+def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(libraries, dataset):
+    estimator = ImageClassifier(featuresCol="nested", backbone=TORCHVISION)
     inputs = learn(estimator, dataset)
-    assert inputs.spec.model.backbone.features.in_channels == 3
-    assert isinstance(inputs.spec.model.backbone.fc, nn.Linear)
+    assert inputs.spec.model.backbone.layers[0].in_channels == 3
+    assert isinstance(inputs.spec.model.backbone.classifier[1], nn.Linear)
     for changes in ({"stageWidths": [4]}, {"dropout": 0.5}):
         with pytest.raises(ParamError, match="is one of the residual network"):
             estimator.copy().setParams(**changes).check_values()
@@ -224,35 +230,49 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(dataset, tmp
         learn(estimator.copy().setFeaturesCol("spectrum"), dataset)
 
 
-def test_what_a_backbone_of_one_size_says_of_images_of_another_is_told(dataset, tmp_path, monkeypatch):
-    from tests.unit.training.image_libraries import install
-
-    install(tmp_path, monkeypatch)
-    estimator = ImageClassifier(featuresCol="encoded", backbone="torchvision:square_network")
-    with pytest.raises(DataError, match=r"AssertionError: Wrong image height! Expected 4 but got 10!"):
+def test_what_a_backbone_of_one_size_says_of_images_of_another_is_told(libraries, dataset):
+    estimator = ImageClassifier(featuresCol="encoded", backbone="timm:test_vit3")
+    with pytest.raises(DataError, match=r"AssertionError: Input height \(10\) doesn't match model \(160\)"):
         learn(estimator, dataset)
-    learn(estimator.copy().setImageSize(4), dataset)
+    learn(estimator.copy().setImageSize(160), dataset)
+
+
+@pytest.mark.parametrize("name", [TORCHVISION, TIMM])
+def test_a_model_with_a_backbone_of_a_library_answers_the_same_once_it_is_loaded(
+    libraries, dataset, tmp_path, name
+):
+    estimator = ImageClassifier(
+        featuresCol="encoded", backbone=name, backboneWeights="pretrained", imageSize=32
+    )
+    model = saved(estimator, dataset)
+    save_model(model, tmp_path / "model")
+    rows = {"encoded": np.array([encoded(image) for image in IMAGES[:5]], dtype=object)}
+    answers = [
+        Predictor(each).answer(rows, ("probability",)) for each in (model, load_model(tmp_path / "model"))
+    ]
+    np.testing.assert_array_equal(*[each["label"]["probability"] for each in answers])
+
+
+IMAGENET_MEAN, IMAGENET_DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
 @pytest.mark.parametrize(
     ("name", "params", "mean", "deviation"),
     [
-        ("encoded", {}, [127.5, 63.75, 191.25], [31.875, 63.75, 127.5]),
-        ("colours", {}, [0.5, 0.25, 0.75], [0.125, 0.25, 0.5]),
-        ("nested", {}, [0.5], [0.875 / 3]),
-        ("nested", {"backbone": "timm:tiny_network"}, [0.5], [0.25]),
-        ("colours", {"normalization": "imagenet"}, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ("encoded", {}, [127.5] * 3, [127.5] * 3),
+        ("colours", {}, [0.5] * 3, [0.5] * 3),
+        ("nested", {}, [0.5], [0.5]),
+        ("encoded", {"backbone": TORCHVISION}, IMAGENET_MEAN * 255, IMAGENET_DEVIATION * 255),
+        ("nested", {"backbone": TORCHVISION}, [IMAGENET_MEAN.mean()], [IMAGENET_DEVIATION.mean()]),
+        ("colours", {"normalization": "imagenet"}, IMAGENET_MEAN, IMAGENET_DEVIATION),
         ("colours", {"normalization": "none"}, [0.0] * 3, [1.0] * 3),
         ("nested", {"normalization": "learned"}, [FLOATS.mean()], [FLOATS.std()]),
     ],
 )
 def test_images_are_normalized_as_pretrained_weights_want_it_unless_another_way_is_chosen(
-    dataset, tmp_path, monkeypatch, name, params, mean, deviation
+    libraries, dataset, name, params, mean, deviation
 ):
-    from tests.unit.training.image_libraries import install
-
-    install(tmp_path, monkeypatch)
-    params = {"backbone": "torchvision:tiny_network", **params}
+    params = {"backbone": TIMM, **params}
     model = learn(
         ImageClassifier(featuresCol=name, backboneWeights="pretrained", **params), dataset
     ).spec.model

@@ -1,11 +1,8 @@
-"""What TextClassifier learns of rows before a fit, and what it refuses; on rows in a folder.
-
-transformers is a stand-in, but for one test that needs the library itself.
-"""
+"""What TextClassifier learns of rows before a fit, and what it refuses; on rows in a folder."""
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import sys
 from collections import Counter
 
@@ -24,7 +21,7 @@ from sparkdl.estimators.ready_made.vocabulary import texts_with_words
 from sparkdl.training.predictor import Predictor
 from sparkdl.training.pyfunc import PyfuncModel
 from sparkdl.training.saved_model import SavedModel, load_model, save_model
-from tests.unit.training.pretrained_folders import install, write_folder
+from tests.unit.training.pretrained_folders import NUM_TOKENS, change_config, leave_out, write_folder
 
 TEXTS = ["b a a a", "B c", "d, c", "", "e a d.", "f A d!"] * 5
 SMALL = {"embeddingSize": 8, "numLayers": 1, "numHeads": 2}
@@ -122,8 +119,8 @@ def test_first_weights_depend_on_the_seed(dataset):
 
 
 @pytest.fixture
-def pretrained(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch)
+def pretrained(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
     return write_folder(tmp_path / "pretrained")
 
 
@@ -139,10 +136,10 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     assert estimator.getLearningRate() == 1e-3
     inputs = prepare_fit(learning, dataset)
     network = inputs.spec.model.model
-    assert (network.classifier.out_features, network.classifier.weight.dtype) == (2, torch.float32)
-    assert network.config.pad_token_id == 39
+    assert (network.score.out_features, network.score.weight.dtype) == (2, torch.float32)
     prepare = inputs.spec.inputs.prepare
     assert (prepare.tokenizer.pad_token, prepare.max_length) == ("<end>", 12)
+    assert network.config.pad_token_id == prepare.tokenizer.eos_token_id
     assert [each.name for each in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask"]
     model = SavedModel(inputs.spec.model, inputs.signature)
     save_model(model, tmp_path / "model")
@@ -153,27 +150,54 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     np.testing.assert_array_equal(*[each["name"]["probability"] for each in answers])
 
 
-def test_texts_may_all_be_empty_to_a_tokenizer_that_adds_no_token(dataset, pretrained, tmp_path):
-    folder = write_folder(tmp_path / "bare", tokenizer={"begins": False})
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "roberta"])
+def test_texts_may_all_be_empty_to_a_tokenizer_that_adds_no_token(dataset, pretrained, tmp_path, kind):
+    folder = write_folder(tmp_path / "bare", kind=kind, tokens="")
     inputs = learn(TextClassifier(featuresCol="text", labelCol="name", pretrained=folder), dataset)
     model = SavedModel(inputs.spec.model, inputs.signature)
     alone, among = (
         Predictor(model).answer({"text": np.array(texts, dtype=object)}, ("probability",))["name"]
         for texts in (["", ""], ["", "more"])
     )
-    assert inputs.spec.inputs.prepare({"text": np.array([""], dtype=object)})["input_ids"].tolist() == [[39]]
-    np.testing.assert_allclose(alone["probability"][0], among["probability"][0], rtol=1e-6)
+    prepare = inputs.spec.inputs.prepare
+    assert prepare({"text": np.array([""], dtype=object)})["input_ids"].tolist() == [
+        [prepare.tokenizer.pad_token_id]
+    ]
+    assert np.isfinite(alone["probability"]).all()
+    if kind == "gpt2":  # others attend to all places where none counts, also to those beyond the text
+        np.testing.assert_allclose(alone["probability"][0], among["probability"][0], rtol=1e-5)
 
 
 def test_a_model_is_given_those_outputs_of_its_tokenizer_that_it_takes(dataset, pretrained, tmp_path):
     made = ["input_ids", "token_type_ids", "attention_mask"]
-    for hands_on, taken in ((False, []), (True, ["token_type_ids"])):
-        folder = write_folder(
-            tmp_path / str(hands_on), tokenizer={"model_input_names": made}, hands_on=hands_on
-        )
+    for kind, taken in (("distilbert", []), ("bert", ["token_type_ids"])):
+        folder = write_folder(tmp_path / kind, kind=kind, names=made)
         inputs = learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
         assert [each.name for each in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask", *taken]
         assert inputs.spec.inputs.prepare.max_length == 12
+
+
+def test_a_model_that_hands_on_whatever_it_is_given_gets_all_that_its_tokenizer_makes(
+    dataset, pretrained, tmp_path
+):
+    import transformers
+
+    class Config(transformers.BertConfig):
+        model_type = "handing_on"
+
+    class HandingOn(transformers.BertForSequenceClassification):
+        config_class = Config
+
+        def forward(self, **inputs):
+            return super().forward(**inputs)
+
+    transformers.AutoConfig.register("handing_on", Config, exist_ok=True)
+    transformers.AutoModelForSequenceClassification.register(Config, HandingOn, exist_ok=True)
+    made = ["input_ids", "attention_mask", "token_type_ids"]
+    folder = write_folder(tmp_path / "handing on", kind="handing_on", names=made)
+    inputs = learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
+    assert type(inputs.spec.model.model) is HandingOn
+    assert [each.name for each in inputs.spec.inputs.inputs] == made
 
 
 def test_a_learning_rate_that_is_set_is_taken_with_a_pretrained_model(dataset, pretrained):
@@ -190,25 +214,43 @@ def test_what_a_pretrained_model_brings_itself_is_refused_beside_it(dataset, pre
 
 
 def test_a_model_whose_first_places_are_no_texts_takes_fewer_tokens(dataset, pretrained, tmp_path):
-    folder = write_folder(tmp_path / "later", first_place=2)
+    folder = write_folder(tmp_path / "later", kind="roberta")
     inputs = learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
     assert inputs.spec.inputs.prepare.max_length == 10
     with pytest.raises(ParamError, match="maxLength is 11, and the model in .* takes 10 tokens at most"):
         learn(TextClassifier(featuresCol="text", pretrained=folder, maxLength=11), dataset)
-    nowhere = write_folder(tmp_path / "nowhere", first_place=40)
-    with pytest.raises(ParamError, match="fails with a text of 8 tokens, tried on the driver: IndexError"):
+    nowhere = write_folder(tmp_path / "nowhere", kind="roberta", places=2)
+    with pytest.raises(ParamError, match="fails with a text of 2 tokens, tried on the driver: .*index"):
         learn(TextClassifier(featuresCol="text", pretrained=nowhere), dataset)
 
 
-@pytest.mark.parametrize("what", ["missing", "mismatched", "mismatched_names"])
-def test_weights_of_another_model_than_its_config_tells_of_are_refused(dataset, pretrained, tmp_path, what):
-    anew = ["classifier.weight", "classifier.bias", "body.pooler.dense.weight"]
-    head = write_folder(tmp_path / "head", **{what: anew})
+@pytest.mark.parametrize("what", ["missing", "mismatched", "mismatched as transformers 4.57 names it"])
+def test_weights_of_another_model_than_its_config_tells_of_are_refused(
+    dataset, pretrained, tmp_path, monkeypatch, what
+):
+    if "4.57" in what:
+        import transformers
+
+        load = transformers.AutoModelForSequenceClassification.from_pretrained
+
+        def load_as_before(*given, **options):
+            model, info = load(*given, **options)
+            return model, {**info, "mismatched_keys": [name for name, *_ in info["mismatched_keys"]]}
+
+        monkeypatch.setattr(
+            transformers.AutoModelForSequenceClassification, "from_pretrained", load_as_before
+        )
+    head = write_folder(tmp_path / "head", kind="bert")
+    leave_out(head, "classifier.weight", "classifier.bias", "bert.pooler.dense.weight")
     learn(TextClassifier(featuresCol="text", pretrained=head), dataset)
-    other = write_folder(tmp_path / "other", **{what: [*anew, "body.words.weight"]})
+    other = write_folder(tmp_path / "other", kind="bert")
+    if what == "missing":
+        leave_out(other, "bert.embeddings.word_embeddings.weight")
+    else:
+        change_config(other, vocab_size=NUM_TOKENS + 1)
     with pytest.raises(
         ParamError,
-        match=r"not those of the model .*: missing or of another shape are body.words.weight\. Save",
+        match=r"not those of the model .*: missing or of another shape are bert.embeddings.word_embeddings.w.*Save",
     ):
         learn(TextClassifier(featuresCol="text", pretrained=other), dataset)
 
@@ -216,84 +258,71 @@ def test_weights_of_another_model_than_its_config_tells_of_are_refused(dataset, 
 def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
     with pytest.raises(ParamError, match="no config.json in such a folder on the driver.*save_pretrained"):
         TextClassifier(pretrained=str(tmp_path / "nowhere")).check_values()
-    (tmp_path / "pretrained" / "tokenizer.json").write_text("no JSON")
+    (tmp_path / "pretrained" / "config.json").write_text("no JSON")
     with pytest.raises(
         ParamError,
-        match=r"makes no tokenizer and model that tells classes: JSONDecodeError: .*save_pretrained",
+        match=r"makes no tokenizer and model that tells classes: .*not a valid JSON.*save_pretrained",
     ):
         learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
 
 
-def test_a_model_without_its_tokenizer_is_refused(dataset, pretrained, tmp_path):
-    folder = tmp_path / "pretrained"
-    (folder / "tokenizer.json").unlink()
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_model_without_its_tokenizer_is_refused(dataset, pretrained, tmp_path, kind):
+    folder = write_folder(tmp_path / "lone", kind=kind)
+    (tmp_path / "lone" / "tokenizer.json").unlink()
     for name in ("tokenizer_config.json", None):  # also where the settings of the tokenizer lie there alone
-        with pytest.raises(
-            ParamError,
-            match=r"holds no vocabulary of a tokenizer .*letters.txt.* beside the model: tokenizer",
-        ):
-            learn(TextClassifier(featuresCol="text", pretrained=pretrained), dataset)
+        with pytest.raises(ParamError, match=r"tokenizer.*save_pretrained\(folder\)"):
+            learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
         if name is not None:
-            (folder / name).unlink()
+            (tmp_path / "lone" / name).unlink()
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(dataset, pretrained, tmp_path):
-    folder = write_folder(tmp_path / "more", tokenizer={"num_tokens": 43})
+    folder = write_folder(tmp_path / "more", num_tokens=43)
     with pytest.raises(ParamError, match=r"numbers tokens up to 42, and whose model knows 40 .*resize_token"):
         learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
 
 
-@pytest.mark.parametrize("file", ["letters.txt", "sentencepiece.bpe.model", "tokenizer.4.0.0.json", None])
-def test_tokenizers_may_keep_words_in_files_of_other_names_or_need_none(dataset, pretrained, tmp_path, file):
-    settings = {"vocab_files_names": {}} if file is None else {}
-    folder = write_folder(tmp_path / "other", tokenizer=settings)
-    (tmp_path / "other" / "tokenizer.json").unlink()
-    if file is not None:
-        (tmp_path / "other" / file).write_text("")
-    learn(TextClassifier(featuresCol="text", pretrained=folder), dataset)
+@pytest.mark.parametrize("kept", ["vocab.txt", "tokenizer.4.0.0.json", "characters", "bytes"])
+def test_tokenizers_may_keep_words_in_files_of_other_names_or_need_none(dataset, pretrained, tmp_path, kept):
+    import transformers
+
+    folder = tmp_path / "other"
+    if kept == "characters":
+        config = transformers.CanineConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_hash_buckets=8
+        )
+        transformers.CanineForSequenceClassification(config).save_pretrained(folder)
+        transformers.CanineTokenizer().save_pretrained(folder)
+    else:
+        write_folder(folder, kind="bert", vocab_size=400)
+        if kept == "tokenizer.4.0.0.json":
+            (folder / "tokenizer.json").rename(folder / kept)
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "fast_tokenizer_files": [kept]}
+            (folder / "tokenizer_config.json").write_text(
+                json.dumps({**settings, "pad_token": "[PAD]", "unk_token": "[UNK]"})
+            )
+        else:
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                (folder / name).unlink()
+            if kept == "bytes":
+                transformers.ByT5Tokenizer().save_pretrained(folder)
+            else:
+                (folder / kept).write_text(
+                    "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef"])
+                )
+    inputs = learn(TextClassifier(featuresCol="text", pretrained=str(folder)), dataset)
+    ids = inputs.spec.inputs.prepare({"text": np.array(["a b", "b"], dtype=object)})["input_ids"]
+    assert len({*ids[0].tolist()}) > len(
+        {*ids[1].tolist()} - {inputs.spec.inputs.prepare.tokenizer.pad_token_id}
+    )
 
 
 def test_without_transformers_it_is_said_what_to_install(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path / "pretrained")
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ParamError, match="not installed here. Install it .* pip install transformers"):
-        TextClassifier(pretrained=folder).check_values()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
-def test_a_bert_of_transformers_itself_is_taken_saved_and_loaded(dataset, tmp_path):
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", *"abcdef"])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]"
-    )
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        max_position_embeddings=16,
-    )
-    folder = str(tmp_path / "bert")
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    wrapped.save_pretrained(folder)
-    inputs = learn(TextClassifier(featuresCol="text", labelCol="label", pretrained=folder), dataset)
-    assert inputs.spec.model.model.classifier.out_features == 3
-    assert inputs.spec.inputs.prepare.max_length == 16
-    model = SavedModel(inputs.spec.model, inputs.signature)
-    save_model(model, tmp_path / "model")
-    rows = {"text": np.array(["a b c", "", "a " * 30], dtype=object)}
-    answers = [
-        Predictor(each).answer(rows, ("probability",)) for each in (model, load_model(tmp_path / "model"))
-    ]
-    np.testing.assert_array_equal(*[each["label"]["probability"] for each in answers])
-    alone = Predictor(model).answer({"text": rows["text"][:1]}, ("probability",))["label"]["probability"]
-    np.testing.assert_allclose(answers[0]["label"]["probability"][:1], alone, atol=1e-6)
+        TextClassifier(pretrained=str(tmp_path)).check_values()
 
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""Pixels, random changes and backbones of the ready-made image network; torchvision and timm are stand-ins."""
+"""Pixels, random changes and backbones of the ready-made image network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkdl.training.ready_made.image_inputs import ImageInputs
 from sparkdl.training.ready_made.image_network import ImageNetwork
 from sparkdl.training.ready_made.image_pixels import brought_to, encoded_size
 from sparkdl.training.ready_made.residual_network import ResidualNetwork
-from tests.unit.training.image_libraries import install
+from tests.unit.training.image_libraries import TIMM, TORCHVISION, keep_weights
 
 RED_LEFT = np.zeros((4, 6, 3), np.uint8)
 RED_LEFT[:, :3, 0] = 200
@@ -212,34 +212,39 @@ def test_channels_are_normalized_and_grey_ones_repeated_for_a_backbone_of_colour
         network(torch.ones(1, 1, 2, 2, dtype=torch.int64))
 
 
-@pytest.fixture
-def libraries(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    pytest.importorskip("timm", reason="timm, which comes with torchvision, is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        keep_weights(tmp_path_factory.mktemp("pretrained weights"), patch)
+        yield
 
 
-@pytest.mark.parametrize(
-    "name", ["torchvision:tiny_network", "timm:tiny_network", "timm:tiny_network.second"]
-)
+@pytest.mark.parametrize("name", [TORCHVISION, TIMM, f"{TIMM}.r160_in1k"])
 def test_backbones_of_libraries_are_made_with_a_last_layer_for_the_classes(libraries, name):
     check_backbone(name)
     network = make_backbone(name, num_outputs=5, weights="none")
-    assert network(torch.rand(2, 3, 4, 4)).shape == (2, 5)
+    assert network(torch.rand(2, 3, 32, 32)).shape == (2, 5)
 
 
 def test_pretrained_weights_are_the_librarys_under_a_new_last_layer(libraries):
-    network = make_backbone("torchvision:tiny_network", num_outputs=5, weights="pretrained")
-    assert (network.features.weight == 0.5).all()
-    assert network.fc.weight.shape == (5, 4)
-    assert not (network.fc.weight == 0.5).any()
-    assert make_backbone("timm:tiny_network", num_outputs=5, weights="pretrained").is_pretrained
+    network = make_backbone(TORCHVISION, num_outputs=5, weights="pretrained")
+    assert (network.layers[1].bias == 0.5).all()
+    assert network.classifier[1].weight.shape == (5, 1280)
+    assert not (network.classifier[1].bias == 0.5).any()
+    network = make_backbone(TIMM, num_outputs=5, weights="pretrained")
+    assert (network.bn1.bias == 0.5).all()
+    assert network.fc.out_features == 5
+    assert not (network.fc.bias == 0.5).any()
 
 
 def test_libraries_tell_how_images_of_their_pretrained_weights_are_normalized(libraries):
-    assert pretrained_scales("torchvision:tiny_network") == ([0.5, 0.25, 0.75], [0.125, 0.25, 0.5])
-    assert pretrained_scales("timm:tiny_network.second") == ((0.75, 0.75, 0.75), (0.25, 0.25, 0.25))
-    assert pretrained_scales("timm:tiny_network") == ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    with pytest.raises(ParamError, match="torchvision does not tell .*: AttributeError: .*Set normalization"):
-        pretrained_scales("torchvision:vast_network")
+    assert pretrained_scales(TORCHVISION) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    assert pretrained_scales("timm:test_byobnet.r160_in1k") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    for name in (TIMM, f"{TIMM}.r160_in1k"):
+        assert pretrained_scales(name) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    with pytest.raises(ParamError, match="torchvision does not tell .* weights: .*Set normalization"):
+        pretrained_scales("torchvision:without_weights")
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt", "wrapped.pt"])
@@ -247,17 +252,18 @@ def test_libraries_tell_how_images_of_their_pretrained_weights_are_normalized(li
 def test_weights_of_a_file_are_loaded_all_but_a_layer_for_other_classes(
     libraries, tmp_path, ending, num_outputs
 ):
-    name, path = "torchvision:tiny_network", str(tmp_path / f"weights.{ending}")
-    weights = make_backbone(name, num_outputs=5, weights="none").state_dict()
+    path = str(tmp_path / f"weights.{ending}")
+    weights = make_backbone(TORCHVISION, num_outputs=5, weights="none").state_dict()
     if ending == "safetensors":
         save_file(weights, path)
     elif ending == "pt":
         torch.save(weights, path)
     else:
         torch.save({"epoch": 3, "state_dict": {f"module.{key}": each for key, each in weights.items()}}, path)
-    loaded = make_backbone(name, num_outputs=num_outputs, weights=path).state_dict()
+    loaded = make_backbone(TORCHVISION, num_outputs=num_outputs, weights=path).state_dict()
     for key, tensor in weights.items():
-        assert torch.equal(loaded[key], tensor) is (num_outputs == 5 or not key.startswith("fc")), key
+        is_loaded = num_outputs == 5 or not key.startswith("classifier")
+        assert torch.equal(loaded[key], tensor) is is_loaded, key
 
 
 @pytest.fixture
@@ -276,13 +282,13 @@ def faulty_weights(tmp_path):
         ("list.pt", "does not hold tensors by name"),
         (
             "other.pt",
-            r"another network \(missing or of another shape: features.weight.* and more; left over: other",
+            r"another network \(missing or of another shape: layers.0.weight.* and more; left over: other",
         ),
     ],
 )
 def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_weights, file, message):
     with pytest.raises(ParamError, match=message):
-        make_backbone("torchvision:tiny_network", num_outputs=5, weights=str(faulty_weights / file))
+        make_backbone(TORCHVISION, num_outputs=5, weights=str(faulty_weights / file))
 
 
 @pytest.mark.parametrize(
@@ -291,9 +297,9 @@ def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_wei
         ("resnet18", "takes 'residual', or a name with its library"),
         ("keras:resnet", "takes 'residual', or a name with its library"),
         ("torchvision:", "takes 'residual', or a name with its library"),
-        ("torchvision:tiny_networks", "torchvision has no model 'tiny_networks'. Did you mean tiny_network"),
-        ("timm:x", "timm has no model 'x'. It has 3, such as tiny_network"),
-        ("timm:tiny_network.secnd", "no model 'tiny_network.secnd'. Did you mean tiny_network.second or"),
+        ("torchvision:resnet_18", "torchvision has no model 'resnet_18'. Did you mean resnet18"),
+        ("timm:x", r"timm has no model 'x'. It has \d{4}, such as "),
+        (f"{TIMM}.r160", "no model 'test_resnet.r160'. Did you mean test_resnet.r160_in1k or"),
     ],
 )
 def test_unknown_backbones_are_refused_with_those_of_similar_names(libraries, name, message):
@@ -302,29 +308,38 @@ def test_unknown_backbones_are_refused_with_those_of_similar_names(libraries, na
 
 
 def test_a_backbone_that_its_library_does_not_make_is_named(libraries):
-    with pytest.raises(
-        ParamError, match="vast_network'?, which torchvision does not make: ValueError: too vast"
+    for name, reason in (
+        ("test_mambaout", "No pretrained weights exist"),
+        ("test_vit", "LocalEntryNotFoundError"),
     ):
-        make_backbone("torchvision:vast_network", num_outputs=2, weights="none")
+        with pytest.raises(
+            ParamError,
+            match=f"{name}'?, which timm does not make with weights that are fetched.*: .*{reason}",
+        ):
+            make_backbone(f"timm:{name}", num_outputs=2, weights="pretrained")
 
 
 def test_libraries_that_are_missing_or_broken_are_told_apart(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "timm", None)
-        with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
-            check_backbone("timm:tiny_network")
-        del sys.modules["timm"]
-        patch.setitem(sys.modules, "torchvision", None)
-        with pytest.raises(
-            ParamError, match=r"names timm, which cannot be imported here: .* pip install torchvision"
-        ):
-            check_backbone("timm:tiny_network")
-    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator does not exist')")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "timm")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("torchvision", "timm"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that what the test imports goes when it ends
+    with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
+        check_backbone(TIMM)
+    # A broken installation of both, found before what is installed here.
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "timm.py").write_text("import torchvision\n")
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator does not exist')\n")
+    del sys.modules["timm"]
+    with pytest.raises(
+        ParamError, match=r"names timm, which cannot be imported here: .* pip install torchvision"
+    ):
+        check_backbone(TIMM)
+    del sys.modules["torchvision"]
     told = "is installed and fails when it is imported: RuntimeError: operator.* torchvision may be made for another"
-    for library, what in (
-        ("torchvision", "torchvision, which"),
-        ("timm", "timm, which imports torchvision, and that"),
+    for name, what in (
+        (TORCHVISION, "torchvision, which"),
+        (TIMM, "timm, which imports torchvision, and that"),
     ):
         with pytest.raises(ParamError, match=f"Param backbone names {what} {told} version or build of torch"):
-            check_backbone(f"{library}:tiny_network")
+            check_backbone(name)

@@ -20,15 +20,20 @@ ROOT = Path(__file__).resolve().parent.parent
 _STARTED = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 
 
-def python_without_spark(folder: Path) -> Path:
-    """Make an environment with all packages that are installed here but those of Spark, and return its Python."""
+_SPARK = re.compile(r"pyspark|py4j|petastorm")
+_SPARKDL = re.compile(r".*sparkdl")  # also what an editable install has beside the package
+
+
+def python_for_serving(folder: Path) -> Path:
+    """Make an environment with all packages installed here but Spark's and sparkdl, and return its Python."""
     import venv
 
     venv.create(folder, symlinks=True, with_pip=False)
     python = folder / "bin" / "python"
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not re.match(r"(pyspark|py4j|petastorm)", path.name) and not (packages / path.name).exists():
+        left_out = _SPARK.match(path.name) or _SPARKDL.match(path.name)
+        if not left_out and not (packages / path.name).exists():
             (packages / path.name).symlink_to(path)
     (folder / "bin" / "uvicorn").write_text(f"#!{python}\nfrom uvicorn.main import main\nmain()\n")
     (folder / "bin" / "uvicorn").chmod(0o755)
@@ -93,7 +98,7 @@ def scoring_server(python: Path, model: str, folder: Path, *modules: Path) -> It
     for name in ("JAVA_HOME", "SPARK_HOME"):
         environment.pop(name, None)
     command = [str(python), "-m", "mlflow", "models", "serve", "-m", model, "-p", "0"]
-    with _running([*command, "--env-manager", "local"], environment, folder) as server:
+    with running([*command, "--env-manager", "local"], environment, folder) as server:
         yield server
 
 
@@ -115,12 +120,15 @@ def tracking_server(folder: Path, *arguments: str, **variables: str) -> Iterator
         "1",
     ]
     stores = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination"]
-    with _running([*command, *stores, f"{folder}/artifacts", *arguments], environment, folder) as server:
+    with running([*command, *stores, f"{folder}/artifacts", *arguments], environment, folder) as server:
         yield server
 
 
 @contextmanager
-def _running(command: list[str], environment: Mapping[str, str], folder: Path) -> Iterator[Server]:
+def running(
+    command: list[str], environment: Mapping[str, str], folder: Path, *, timeout_s: float = 120
+) -> Iterator[Server]:
+    """Run a command that starts a server, in a folder; ``timeout_s`` is what it may take until it listens."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -130,7 +138,7 @@ def _running(command: list[str], environment: Mapping[str, str], folder: Path) -
         text=True,
         start_new_session=True,
     )
-    server = Server(process)
+    server = Server(process, timeout_s=timeout_s)
     try:
         yield server
     finally:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl import __version__
 from sparkdl.tracking.logged_model import (
     LoggedModelSpec,
     example_of,
@@ -20,6 +22,7 @@ from sparkdl.tracking.logged_model import (
     pip_requirements,
     signature_of,
 )
+from sparkdl.tracking.model_code import LOADER_MODULE, write_carried_code
 from sparkdl.tracking.tracking_uri import reporting_to
 
 if TYPE_CHECKING:
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from sparkdl.tracking.registering import Registration
 
 FLAVOR_NAME = "sparkdl"
-LOADER_MODULE = "sparkdl.mlflow.pyfunc"
 DATA_FOLDER = "sparkdl_model"
 MODULE_FOLDER = "module"
 MODEL_KEY_TAG = "sparkdl.model_key"
@@ -47,7 +49,7 @@ class FlavorOptions:
         has_input_example: likewise.
         pip_requirements: in the place of the packages that the model needs, in their versions here.
         extra_pip_requirements: beside them.
-        code_paths: local files and folders of modules that the model needs.
+        code_paths: local files and folders of modules that the model needs beside sparkdl, which it always carries.
         metadata: for the MLmodel file.
     """
 
@@ -81,7 +83,7 @@ def save_flavor(
         FLAVOR_NAME,
         data=f"data/{DATA_FOLDER}",
         model_class=spec.model_class,
-        sparkdl_version=installed_version("sparkdl"),
+        sparkdl_version=__version__,
         torch_version=installed_version("torch"),
     )
     requirements = (
@@ -89,17 +91,18 @@ def save_flavor(
     )
     signature = signature_of(spec) if options.signature is None else options.signature
     example = example_of(spec) if options.input_example is None else options.input_example
-    mlflow.pyfunc.save_model(
-        path=os.fspath(path),
-        loader_module=LOADER_MODULE,
-        data_path=os.fspath(spec.folder),
-        mlflow_model=model,
-        signature=signature if options.has_signature else None,
-        input_example=example if options.has_input_example else None,
-        pip_requirements=[*requirements, *options.extra_pip_requirements],
-        code_paths=None if options.code_paths is None else list(options.code_paths),
-        metadata={**_classes(spec), **(options.metadata or {})} or None,
-    )
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        mlflow.pyfunc.save_model(
+            path=os.fspath(path),
+            loader_module=LOADER_MODULE,
+            data_path=os.fspath(spec.folder),
+            mlflow_model=model,
+            signature=signature if options.has_signature else None,
+            input_example=example if options.has_input_example else None,
+            pip_requirements=[*requirements, *options.extra_pip_requirements],
+            code_paths=[*(options.code_paths or ()), *write_carried_code(Path(folder))],
+            metadata={**_classes(spec), **(options.metadata or {})} or None,
+        )
 
 
 def log_flavor(

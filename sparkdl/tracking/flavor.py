@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,8 +177,19 @@ def _log(
             "registered_model_name": registration.name,
             "await_registration_for": registration.await_s,
         }
-    info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
+    with _module_path_kept():
+        info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
     return info
+
+
+@contextmanager
+def _module_path_kept() -> Iterator[None]:
+    """Take folders that are gone off ``sys.path``: MLflow tries a model in a temporary one and leaves its code there."""
+    before = set(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = [entry for entry in sys.path if entry in before or Path(entry).exists()]
 
 
 def _new_model_of(client: MlflowClient, run_id: str, name: str, tags: dict[str, str]) -> str:

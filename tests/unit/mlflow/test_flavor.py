@@ -268,14 +268,17 @@ def test_all_but_the_model_of_spark_loads_without_pyspark(saved):
 
 def test_a_logged_model_is_registered_with_an_alias_and_found_by_it(tracked):
     model = many_into_many()
+    module_path = list(sys.path)
     with mlflow.start_run() as run:
         info = sparkdl.mlflow.log_model(
             model,
+            input_example=rows(2),
             registered_model_name="animals",
             registered_model_alias="best",
             extra_pip_requirements=["pillow"],
         )
     assert info.run_id == run.info.run_id
+    assert sys.path == module_path, "MLflow tries the model in a temporary folder"
     loaded = sparkdl.mlflow.load_model("models:/animals@best")
     assert torch.equal(loaded.module.kind.weight, model.module.kind.weight)
     with open(mlflow.pyfunc.get_model_dependencies(info.model_uri), encoding="utf-8") as file:

@@ -184,7 +184,7 @@ def _log(
 
 @contextmanager
 def _module_path_kept() -> Iterator[None]:
-    """Take folders that are gone off ``sys.path``: MLflow tries a model in a temporary one and leaves its code there."""
+    """Take folders that are gone off ``sys.path``: MLflow tries a model in a temporary one and leaves it there."""
     before = set(sys.path)
     try:
         yield

@@ -232,13 +232,12 @@ def _has_number(condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], 
 
 
 def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
-    """Which rows have an output, or a probability made of it, that is NaN."""
-    if (
-        output.kind == "class"
-    ):  # the softmax of a score that is infinite, or of log-probabilities that all are
+    """Which rows have an output that is NaN, or probabilities made of it that are."""
+    if output.kind == "class":
+        # The softmax is NaN of a score that is infinite, and of log-probabilities that all are.
         is_nan = ~outputs.amax(dim=1).isfinite()
     elif output.kind == "class_margin":
-        is_nan = outputs.amax(dim=1).isnan()  # which hands NaN on
+        is_nan = outputs.amax(dim=1).isnan()
     else:
         is_nan = outputs.isnan()
     return is_nan.reshape(-1, math.prod(output.shape)).any(dim=1)

@@ -48,7 +48,7 @@ class WhereSparkdlIs(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.no_cluster_needed
 @pytest.mark.any_spark_will_do
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1700)
 @pytest.mark.skipif(
     "extra_env" not in inspect.signature(mlflow.pyfunc.spark_udf).parameters,
     reason="this MLflow gives what serves on the executors the PYTHONPATH of the tests, and with it this checkout",

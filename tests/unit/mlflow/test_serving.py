@@ -152,12 +152,12 @@ def test_a_missing_number_gets_a_400_and_no_answer_holds_what_json_has_not(wine,
         assert "The model's output is NaN for 1 of 1 rows" in answer["message"]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1700)
 @pytest.mark.parametrize("manager", ["virtualenv", "uv"])
 def test_a_model_is_served_in_an_environment_made_of_its_requirements(wine, tmp_path, manager):
     environment = environments_of_mlflow(tmp_path, manager)
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(wine), "-p", "0"]
-    with running([*command, "--env-manager", manager], environment, tmp_path, timeout_s=800) as server:
+    with running([*command, "--env-manager", manager], environment, tmp_path, timeout_s=1500) as server:
         status, answer = send(server, {"dataframe_records": [WINE]})
     assert status == 200, answer
     packages = [path.name for path in tmp_path.rglob("site-packages/*")]

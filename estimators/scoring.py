@@ -95,12 +95,14 @@ def score_columns(
     wanted: tuple[ScoredColumn, ...] = PREDICTION,
     packing: Packing | None = None,
 ) -> Iterator[pa.Array]:
-    """Yield what is wanted for each batch of feature columns; a row with a null has null in all of it.
+    """Yield what is wanted for each batch of feature columns.
 
-    Runs on an *executor*.
+    A row with a null has null in all of it, and so has one with NaN that the module answers with NaN. Runs on an
+    *executor*.
 
     Raises:
-        DataError: if rows have another shape than the model was trained on, or hold a null inside.
+        DataError: if rows have another shape than the model was trained on, or hold a null inside, or if the module
+            answers rows without NaN with NaN.
     """
     predictor = load_predictor(model)
     for columns in batches:
@@ -159,13 +161,23 @@ def score_features(
     absent: npt.NDArray[np.bool_] | None,
     wanted: tuple[ScoredColumn, ...],
 ) -> pa.Array:
-    """Return what is wanted for feature columns by name, or their matrix, with null for rows that are absent there."""
+    """Return what is wanted for feature columns by name, or their matrix, with null for rows that are absent there.
+
+    Null too for rows with NaN among their features that the module answers with NaN.
+    """
     outputs = predictor.signature.outputs
     of_each = {
         output.name: [column.answer for column in wanted if output in answering(column, outputs)]
         for output in outputs
     }
-    return to_arrow(wanted, outputs, predictor.answer(features, of_each), absent)
+    answers, without = predictor.answer_complete(features, of_each)
+    if without is not None:
+        if absent is None:
+            absent = without
+        else:
+            absent = absent.copy()
+            absent[~absent] = without
+    return to_arrow(wanted, outputs, answers, absent)
 
 
 def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:

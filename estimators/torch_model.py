@@ -44,9 +44,10 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
     the order of ``labels``, which says what they are called. With several label columns each of these is a struct with
     a field for each, those two for each that tells classes.
 
-    A row with a null among its features has null in all of them. Rows keep their order and all their columns; the
-    module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before the
-    DataFrame is used. A stream stays one.
+    A row with a null among its features has null in all of them, and so has one with NaN that the module answers with
+    NaN; NaN for other rows is an error, as it is neither a class nor a number. Rows keep their order and all their
+    columns; the module runs once per row, in Spark's Python workers, of which each loads it once; no job runs before
+    the DataFrame is used. A stream stays one.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -20,19 +24,88 @@ ROOT = Path(__file__).resolve().parent.parent
 _STARTED = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 
 
-def python_without_spark(folder: Path) -> Path:
-    """Make an environment with all packages that are installed here but those of Spark, and return its Python."""
+_SPARK = re.compile(r"pyspark|py4j|petastorm")
+_SPARKDL = re.compile(r".*sparkdl")  # also what an editable install has beside the package
+
+
+def python_for_serving(folder: Path) -> Path:
+    """Make an environment with all packages installed here but Spark's and sparkdl, and return its Python."""
     import venv
 
     venv.create(folder, symlinks=True, with_pip=False)
     python = folder / "bin" / "python"
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not re.match(r"(pyspark|py4j|petastorm)", path.name) and not (packages / path.name).exists():
+        left_out = _SPARK.match(path.name) or _SPARKDL.match(path.name)
+        if not left_out and not (packages / path.name).exists():
             (packages / path.name).symlink_to(path)
     (folder / "bin" / "uvicorn").write_text(f"#!{python}\nfrom uvicorn.main import main\nmain()\n")
     (folder / "bin" / "uvicorn").chmod(0o755)
     return python
+
+
+_PYENV = """#!/bin/sh
+# MLflow asks pyenv for the Python of a model: here it is the one that runs the tests.
+case "$1" in
+    root) echo "$PYENV_ROOT" ;;
+    install) mkdir -p "$PYENV_ROOT/versions" && ln -sfn '{prefix}' "$PYENV_ROOT/versions/$3" ;;
+esac
+"""
+
+
+def environments_of_mlflow(folder: Path, manager: str) -> dict[str, str]:
+    """Return the variables with which MLflow makes environments of models below a folder, by virtualenv or uv.
+
+    They get their packages from where pip does here, and no module of this environment is on their path.
+    """
+    prefix = Path(sys.base_prefix)
+    if not (prefix / "bin" / "python").exists():
+        pytest.skip(f"there is no bin/python below {prefix}, by which MLflow calls the Python of a model")
+    if manager == "uv" and shutil.which("uv", path=_path()) is None:
+        pytest.skip("uv is not installed")
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "pyenv").write_text(_PYENV.format(prefix=prefix))
+    (programs / "pyenv").chmod(0o755)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {
+        **inherited,
+        **(_as_pip() if manager == "uv" else {}),
+        "PATH": f"{programs}{os.pathsep}{_path()}",
+        "PYENV_ROOT": str(folder / "pyenv"),
+        "MLFLOW_ENV_ROOT": str(folder / "environments"),
+        "UVICORN_PORT": "0",  # MLflow takes a port of 0 for none given
+    }
+
+
+def _path() -> str:
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def _as_pip() -> dict[str, str]:
+    """The variables by which uv looks for packages where pip is configured to."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        found[name.rpartition(".")[2]] = " ".join(ast.literal_eval(value).split())
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip takes the best of all, too
+    for ours, theirs, joint in (
+        ("find-links", "UV_FIND_LINKS", ","),
+        ("index-url", "UV_DEFAULT_INDEX", " "),
+        ("extra-index-url", "UV_EXTRA_INDEX_URL", " "),
+        ("constraint", "UV_CONSTRAINT", " "),
+        ("cert", "SSL_CERT_FILE", " "),
+    ):
+        if ours in found:
+            variables[theirs] = found[ours].replace(" ", joint)
+    return variables
 
 
 class Server:
@@ -93,7 +166,7 @@ def scoring_server(python: Path, model: str, folder: Path, *modules: Path) -> It
     for name in ("JAVA_HOME", "SPARK_HOME"):
         environment.pop(name, None)
     command = [str(python), "-m", "mlflow", "models", "serve", "-m", model, "-p", "0"]
-    with _running([*command, "--env-manager", "local"], environment, folder) as server:
+    with running([*command, "--env-manager", "local"], environment, folder) as server:
         yield server
 
 
@@ -115,12 +188,15 @@ def tracking_server(folder: Path, *arguments: str, **variables: str) -> Iterator
         "1",
     ]
     stores = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination"]
-    with _running([*command, *stores, f"{folder}/artifacts", *arguments], environment, folder) as server:
+    with running([*command, *stores, f"{folder}/artifacts", *arguments], environment, folder) as server:
         yield server
 
 
 @contextmanager
-def _running(command: list[str], environment: Mapping[str, str], folder: Path) -> Iterator[Server]:
+def running(
+    command: list[str], environment: Mapping[str, str], folder: Path, *, timeout_s: float = 120
+) -> Iterator[Server]:
+    """Run a command that starts a server, in a folder; ``timeout_s`` is what it may take until it listens."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -130,7 +206,7 @@ def _running(command: list[str], environment: Mapping[str, str], folder: Path) -
         text=True,
         start_new_session=True,
     )
-    server = Server(process)
+    server = Server(process, timeout_s=timeout_s)
     try:
         yield server
     finally:

@@ -8,7 +8,9 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("sparkdl", "torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petastorm", "pyarrow")
+from sparkdl import __version__
+
+_PACKAGES = ("torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petastorm", "pyarrow")
 
 
 def describe_machine() -> dict[str, object]:
@@ -19,7 +21,10 @@ def describe_machine() -> dict[str, object]:
         "processor": _processor(),
         "gpu": _gpu(),
         "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "versions": {
+            "sparkdl": __version__,
+            **{name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        },
     }
 
 

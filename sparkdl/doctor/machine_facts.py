@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from sparkdl import __version__
 from sparkdl.collective.addresses import interface_addresses
 from sparkdl.collective.shared_files import FOLDER
 from sparkdl.doctor.programs import ask, ask_python
@@ -131,16 +132,14 @@ def _java(timeout_s: float) -> tuple[bool, str]:
 
 
 def _packages() -> dict[str, str]:
-    found = {}
+    found = {"sparkdl": __version__}
     for package in PACKAGES:
+        if package in found:
+            continue
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if "sparkdl" not in found:  # a clone on the module path, as in its own tests
-        import sparkdl
-
-        found["sparkdl"] = sparkdl.__version__
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from sparkdl import __version__
 from sparkdl.collective.addresses import Address
 
 COMPARED_PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle")
@@ -66,8 +67,10 @@ class LaunchSpec:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""
-    versions = {"python": ".".join(platform.python_version_tuple()[:2])}
+    versions = {"python": ".".join(platform.python_version_tuple()[:2]), "sparkdl": __version__}
     for package in COMPARED_PACKAGES:
+        if package in versions:
+            continue
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -40,8 +40,8 @@ def save_model(
         mlflow_model: part of MLflow's protocol.
         signature: in the place of the one that the model tells itself.
         input_example: rows that the model takes, as a DataFrame of pandas; default: none.
-        pip_requirements: what serving has to install, in the place of sparkdl, torch and the like in the versions that
-            are installed here. Name the wheel where sparkdl comes from no index: ``"/Volumes/.../sparkdl.whl"``.
+        pip_requirements: what serving has to install, in the place of torch and the like in the versions that are
+            installed here. sparkdl need not be among it, as the model carries its modules.
         extra_pip_requirements: what it has to install beside them, say for a ``prepareFeatures`` of your own.
         code_paths: local files and folders with modules that the model needs and no package has.
         metadata: for the MLmodel file.

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl import __version__
 from sparkdl.tracking.logged_model import (
     LoggedModelSpec,
     example_of,
@@ -20,6 +24,7 @@ from sparkdl.tracking.logged_model import (
     pip_requirements,
     signature_of,
 )
+from sparkdl.tracking.model_code import LOADER_MODULE, write_carried_code
 from sparkdl.tracking.tracking_uri import reporting_to
 
 if TYPE_CHECKING:
@@ -30,7 +35,6 @@ if TYPE_CHECKING:
     from sparkdl.tracking.registering import Registration
 
 FLAVOR_NAME = "sparkdl"
-LOADER_MODULE = "sparkdl.mlflow.pyfunc"
 DATA_FOLDER = "sparkdl_model"
 MODULE_FOLDER = "module"
 MODEL_KEY_TAG = "sparkdl.model_key"
@@ -47,7 +51,7 @@ class FlavorOptions:
         has_input_example: likewise.
         pip_requirements: in the place of the packages that the model needs, in their versions here.
         extra_pip_requirements: beside them.
-        code_paths: local files and folders of modules that the model needs.
+        code_paths: local files and folders of modules that the model needs beside sparkdl, which it always carries.
         metadata: for the MLmodel file.
     """
 
@@ -81,7 +85,7 @@ def save_flavor(
         FLAVOR_NAME,
         data=f"data/{DATA_FOLDER}",
         model_class=spec.model_class,
-        sparkdl_version=installed_version("sparkdl"),
+        sparkdl_version=__version__,
         torch_version=installed_version("torch"),
     )
     requirements = (
@@ -89,17 +93,18 @@ def save_flavor(
     )
     signature = signature_of(spec) if options.signature is None else options.signature
     example = example_of(spec) if options.input_example is None else options.input_example
-    mlflow.pyfunc.save_model(
-        path=os.fspath(path),
-        loader_module=LOADER_MODULE,
-        data_path=os.fspath(spec.folder),
-        mlflow_model=model,
-        signature=signature if options.has_signature else None,
-        input_example=example if options.has_input_example else None,
-        pip_requirements=[*requirements, *options.extra_pip_requirements],
-        code_paths=None if options.code_paths is None else list(options.code_paths),
-        metadata={**_classes(spec), **(options.metadata or {})} or None,
-    )
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        mlflow.pyfunc.save_model(
+            path=os.fspath(path),
+            loader_module=LOADER_MODULE,
+            data_path=os.fspath(spec.folder),
+            mlflow_model=model,
+            signature=signature if options.has_signature else None,
+            input_example=example if options.has_input_example else None,
+            pip_requirements=[*requirements, *options.extra_pip_requirements],
+            code_paths=[*(options.code_paths or ()), *write_carried_code(Path(folder))],
+            metadata={**_classes(spec), **(options.metadata or {})} or None,
+        )
 
 
 def log_flavor(
@@ -172,8 +177,19 @@ def _log(
             "registered_model_name": registration.name,
             "await_registration_for": registration.await_s,
         }
-    info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
+    with _module_path_kept():
+        info: ModelInfo = Model.log(flavor=flavor, run_id=run_id, **named, **registered, **arguments)
     return info
+
+
+@contextmanager
+def _module_path_kept() -> Iterator[None]:
+    """Take folders that are gone off ``sys.path``: MLflow tries a model in a temporary one and leaves it there."""
+    before = set(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = [entry for entry in sys.path if entry in before or Path(entry).exists()]
 
 
 def _new_model_of(client: MlflowClient, run_id: str, name: str, tags: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
 
 _PARAM_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
-_REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "sparkdl", "torch")
+_REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,13 @@ class LoggedModelSpec:
 def pip_requirements(modules: Iterable[str] = ()) -> list[str]:
     """Return what a process that serves a model has to install, in the versions that are installed here.
 
+    sparkdl is not among it: the model carries its modules.
+
     Args:
         modules: full names of the modules that the model imports. What no installed package has, as a file of the
             user's own, is left out.
     """
+    modules = [module for module in modules if module.partition(".")[0] != "sparkdl"]
     return [_requirement(package) for package in sorted({*_REQUIREMENTS, *_packages_of(modules)})]
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from sparkdl import __version__
 from sparkdl.errors import CheckpointError
-from sparkdl.training.versions import sparkdl_version
 
 FORMAT_VERSION = 2
 """From 2 on the rows keep the plan of the ranks at the start; before, other ranks made one of their own."""
@@ -81,7 +81,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest's text."""
         content = {
-            "sparkdl_version": sparkdl_version(),
+            "sparkdl_version": __version__,
             "torch_version": str(torch.__version__),
             **asdict(self),
         }
@@ -119,7 +119,7 @@ def manifest_from_json(text: str | bytes, url: str) -> Manifest:
     if content["format_version"] > FORMAT_VERSION:
         raise CheckpointError(
             f"{url} was written in format {content['format_version']} by sparkdl {content.get('sparkdl_version')}, "
-            f"and this sparkdl ({sparkdl_version()}) reads up to format {FORMAT_VERSION}. Install a newer sparkdl, or "
+            f"and this sparkdl ({__version__}) reads up to format {FORMAT_VERSION}. Install a newer sparkdl, or "
             "choose another checkpointDir."
         )
     try:

@@ -1,7 +1,12 @@
-"""Applies a module to columns of NumPy values. Runs anywhere; needs torch and NumPy only."""
+"""Applies a module to columns of NumPy values. Runs anywhere; needs torch and NumPy only.
+
+An output that is NaN is no answer: ``argmax`` would make a class of it. Rows that get one are an error that names the
+columns with NaN or infinity in them; the caller may have those left out that have NaN among their features.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -14,9 +19,10 @@ from sparkdl.errors import DataError, SparkdlError
 from sparkdl.training.class_scores import class_probabilities, class_scores, num_scores
 from sparkdl.training.columns import dtype_name
 from sparkdl.training.heads import NO_LABEL, first_output, output_of_each
+from sparkdl.training.model_inputs import MATRIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdl.training.losses import PredictionKind
     from sparkdl.training.model_inputs import Arrays
@@ -58,7 +64,7 @@ class Predictor:
 
         Raises:
             DataError: if a column is missing, its rows have another shape than the model was trained on, it holds
-                what cannot be made numbers, or the module fails with it.
+                what cannot be made numbers, or the module fails with it or answers it with NaN.
         """
         answers = self.answer(columns, ("prediction",))
         return {
@@ -81,26 +87,94 @@ class Predictor:
         Raises:
             DataError: as :meth:`predict`.
         """
+        found, is_nan = self._answer(columns, wanted)
+        if is_nan.any():
+            raise self._nan_answers(columns, is_nan)
+        return found
+
+    def answer_complete(
+        self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
+    ) -> tuple[dict[str, dict[Answer, npt.NDArray[np.float64]]], npt.NDArray[np.bool_] | None]:
+        """Return what :meth:`answer` returns, but for rows with NaN among their features that the module answers so.
+
+        Args:
+            columns: as of :meth:`predict`.
+            wanted: as of :meth:`answer`.
+
+        Returns:
+            The answers of the other rows, and which rows are left out; None where none is.
+
+        Raises:
+            DataError: as :meth:`predict`; not for those rows.
+        """
+        found, is_nan = self._answer(columns, wanted)
+        if not is_nan.any():
+            return found, None
+        has_nan = np.logical_or.reduce(list(self._rows_with(np.isnan, columns).values()))
+        if (is_nan & ~has_nan).any():
+            raise self._nan_answers(columns, is_nan & ~has_nan)
+        kept = {
+            name: {answer: values[~is_nan] for answer, values in answers.items()}
+            for name, answers in found.items()
+        }
+        return kept, is_nan
+
+    def _answer(
+        self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
+    ) -> tuple[dict[str, dict[Answer, npt.NDArray[np.float64]]], npt.NDArray[np.bool_]]:
+        """The answers, and which rows have none, as an output is NaN."""
         outputs = self.signature.outputs
         of_each = wanted if isinstance(wanted, Mapping) else {output.name: wanted for output in outputs}
         found: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
             output.name: {answer: [] for answer in of_each[output.name]} for output in outputs
         }
+        is_nan = [np.zeros(0, bool)]
         with torch.inference_mode():
             for tensors in self._batches(columns):
                 given = self._call(tensors)
                 returned = (
                     first_output(given) if list(found) == [NO_LABEL] else output_of_each(given, list(found))
                 )
+                without = [_is_nan(returned[output.name], output) for output in outputs]
+                is_nan.append(torch.stack(without).any(dim=0).cpu().numpy())
                 for output in outputs:
                     for answer, parts in found[output.name].items():
                         parts.append(_answer(answer, returned[output.name], output))
-        return {
+        answers = {
             output.name: {
                 answer: _together(parts, answer, output) for answer, parts in found[output.name].items()
             }
             for output in outputs
         }
+        return answers, np.concatenate(is_nan)
+
+    def _rows_with(
+        self, condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], columns: Arrays
+    ) -> dict[str, npt.NDArray[np.bool_]]:
+        """By the name of each feature column which rows have a number in it for which a condition holds."""
+        inputs = self.signature.inputs
+        if inputs.given_by == "matrix" and MATRIX in columns and columns[MATRIX].ndim == 2:
+            return dict(zip(inputs.names, condition(columns[MATRIX]).T, strict=True))
+        return {name: _rows_of(condition, columns[name]) for name in inputs.names}
+
+    def _nan_answers(self, columns: Arrays, rows: npt.NDArray[np.bool_]) -> DataError:
+        """Say which rows the module answers with NaN, and what is in them."""
+        count = int(rows.sum())
+        told = []
+        for what, condition in (("NaN", np.isnan), ("infinity", np.isinf)):
+            for name, found in self._rows_with(condition, columns).items():
+                if (found & rows).any():
+                    told.append(f"column {name!r} holds {what} in {int((found & rows).sum())}")
+        why = (
+            f"Of these rows {_listed(told)}. Fill those values, or leave the rows out."
+            if told
+            else "Their features are finite numbers: either these are far from what the model was trained on, or its "
+            "weights are of no use. Look at the losses of its fit."
+        )
+        return DataError(
+            f"The model's output is NaN for {count} of {len(rows)} rows, the first of them row {int(np.argmax(rows))}, "
+            f"and NaN is neither a class nor a number. {why}"
+        )
 
     def _call(self, tensors: Mapping[str, Tensor]) -> Any:
         try:
@@ -128,6 +202,45 @@ class Predictor:
                 continue
             for parts in zip(*(tensor.split(size) for tensor in tensors.values()), strict=True):
                 yield dict(zip(tensors, parts, strict=True))
+
+
+_MOST_NAMED = 10
+"""Columns that an error names."""
+
+
+def _listed(told: Sequence[str]) -> str:
+    more = len(told) - _MOST_NAMED
+    return ", ".join(told[:_MOST_NAMED]) + (f" and so on for {more} more" if more > 0 else "")
+
+
+def _rows_of(
+    condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], values: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Which rows of a column have a number for which a condition holds; ragged rows are arrays or lists of them."""
+    if values.dtype.kind == "f":
+        per_number = condition(values)
+        return np.asarray(per_number.any(axis=tuple(range(1, values.ndim))))
+    if values.dtype != object:
+        return np.zeros(len(values), bool)
+    return np.fromiter((_has_number(condition, row) for row in values), bool, len(values))
+
+
+def _has_number(condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], row: Any) -> bool:
+    if isinstance(row, list):
+        return any(_has_number(condition, inner) for inner in row)
+    return isinstance(row, np.ndarray) and row.dtype.kind == "f" and bool(condition(row).any())
+
+
+def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
+    """Which rows have an output that is NaN, or probabilities made of it that are."""
+    if output.kind == "class":
+        # The softmax is NaN of a score that is infinite, and of log-probabilities that all are.
+        is_nan = ~outputs.amax(dim=1).isfinite()
+    elif output.kind == "class_margin":
+        is_nan = outputs.amax(dim=1).isnan()
+    else:
+        is_nan = outputs.isnan()
+    return is_nan.reshape(-1, math.prod(output.shape)).any(dim=1)
 
 
 def _described(tensor: Tensor) -> str:

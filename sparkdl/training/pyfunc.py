@@ -22,8 +22,9 @@ from sparkdl.training.served_columns import as_trained
 if TYPE_CHECKING:
     from sparkdl.training.signature import ModelOutput
 
-DEFAULT_PARAMS: dict[str, Any] = {"batch_size": DEFAULT_BATCH_SIZE, "device": "cpu"}
-"""Params of an inference, with their defaults: rows per forward pass, and where the module runs."""
+DEFAULT_PARAMS: dict[str, Any] = {"batch_size": DEFAULT_BATCH_SIZE, "device": "cpu", "allow_nan": False}
+"""Params of an inference, with their defaults: rows per forward pass, where the module runs, and whether it is given
+NaN for missing values."""
 
 
 def answer_names(outputs: tuple[ModelOutput, ...]) -> list[tuple[str, str | None]]:
@@ -61,7 +62,8 @@ class PyfuncModel:
                 one list or array per row. A NumPy array of ``(rows, *shape)`` does as well where one column is all
                 that the model takes, and one prediction all that it gives.
             params: ``batch_size``, rows per forward pass, default 1024; ``device``, where the module runs: ``"cpu"``
-                (default), ``"cuda"``, ``"cuda:1"``.
+                (default), ``"cuda"``, ``"cuda:1"``; ``allow_nan``, whether the module is given NaN for missing values
+                in columns of floating-point numbers, default False.
 
         Returns:
             A DataFrame on the index of the input: with the column ``prediction``, what the label column calls the
@@ -70,14 +72,17 @@ class PyfuncModel:
             ``<label>_probability``. For a NumPy array a NumPy array of the predictions.
 
         Raises:
-            DataError: if a feature column is missing, holds a null, rows of another length, or what the dtype that
-                the model was trained on does not hold.
+            DataError: if a feature column is missing, holds a null or NaN, rows of another length, or what the dtype
+                that the model was trained on does not hold; or if an answer would be NaN or infinite.
             ParamError: if a param has a value that cannot work.
         """
-        predictor = self._predictor({**DEFAULT_PARAMS, **(params or {})})
+        given = {**DEFAULT_PARAMS, **(params or {})}
+        predictor, allow_nan = self._predictor(given), given["allow_nan"]
+        if not isinstance(allow_nan, bool | np.bool_):
+            raise ParamError(f"The param allow_nan is {allow_nan!r}. Give True or False.")
         columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
         if isinstance(model_input, np.ndarray):
-            return self._predict_array(model_input, predictor)
+            return self._predict_array(model_input, predictor, bool(allow_nan))
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
         for column in columns:
             if column.name not in frame.columns:
@@ -89,8 +94,13 @@ class PyfuncModel:
             output.name: ("prediction", "probability") if probability else ("prediction",)
             for output, (_, probability) in zip(outputs, names, strict=True)
         }
-        rows = {column.name: as_trained(frame[column.name], column) for column in columns}
+        rows = {
+            column.name: as_trained(frame[column.name], column, allow_nan=bool(allow_nan))
+            for column in columns
+        }
         found = predictor.answer(rows, wanted)
+        for output in outputs:
+            _check_finite(found[output.name]["prediction"], output)
         answers: dict[str, Any] = {}
         for output, (prediction, probability) in zip(outputs, names, strict=True):
             answers[prediction] = _per_row(called(found[output.name]["prediction"], output))
@@ -112,7 +122,9 @@ class PyfuncModel:
                 self._on_device[name] = SavedModel(module, self._saved.signature)
             return Predictor(self._on_device[name], batch_size=int(batch_size), device=name)
 
-    def _predict_array(self, rows: npt.NDArray[Any], predictor: Predictor) -> npt.NDArray[Any]:
+    def _predict_array(
+        self, rows: npt.NDArray[Any], predictor: Predictor, allow_nan: bool
+    ) -> npt.NDArray[Any]:
         columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
         for what, each in (("takes", columns), ("gives", outputs)):
             if len(each) > 1:
@@ -121,7 +133,28 @@ class PyfuncModel:
                     f"with {', '.join(column.name for column in columns)} instead of an array."
                 )
         (column,) = columns
-        return next(iter(predictor.predict({column.name: as_trained(rows, column)}).values()))
+        answers = predictor.answer(
+            {column.name: as_trained(rows, column, allow_nan=allow_nan)}, ("prediction",)
+        )
+        (output,) = outputs
+        predictions = answers[output.name]["prediction"]
+        _check_finite(predictions, output)
+        return called(predictions, output)
+
+
+def _check_finite(predictions: npt.NDArray[np.float64], output: ModelOutput) -> None:
+    """Check that JSON, which has neither NaN nor infinity, holds the numbers that are told; NaN there is none.
+
+    Raises:
+        DataError: if it does not.
+    """
+    if np.isfinite(predictions).all():
+        return
+    rows = np.asarray(~np.isfinite(predictions).all(axis=tuple(range(1, predictions.ndim))))
+    raise DataError(
+        f"The model's output for {output.name!r} is infinite in {int(rows.sum())} of {len(rows)} rows, the first of "
+        f"them row {int(np.argmax(rows))}. Look for features that are far from those that it was trained on."
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -29,11 +29,11 @@ import cloudpickle
 import torch
 from torch import nn
 
+from sparkdl import __version__
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.training.architecture import join_module, split_module
 from sparkdl.training.pickled_modules import modules_in_pickle
 from sparkdl.training.signature import ModelSignature
-from sparkdl.training.versions import sparkdl_version
 from sparkdl.training.weights_file import map_weights, write_weights
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def save_module(
             names.append(_PREPARE)
         manifest = {
             "format_version": FORMAT_VERSION,
-            "sparkdl_version": sparkdl_version(),
+            "sparkdl_version": __version__,
             "torch_version": str(torch.__version__),
             "signature": None if signature is None else signature.to_json(),
             "files": described | {name: _describe(aside / name) for name in names},
@@ -173,13 +173,13 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
     if version > FORMAT_VERSION:
         raise SavedModelError(
             f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
-            f"this sparkdl ({sparkdl_version()}) reads up to format {FORMAT_VERSION}. Install a newer "
+            f"this sparkdl ({__version__}) reads up to format {FORMAT_VERSION}. Install a newer "
             "sparkdl."
         )
     if version < _OLDEST_VERSION:
         raise SavedModelError(
             f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and this sparkdl "
-            f"({sparkdl_version()}) reads from format {_OLDEST_VERSION} on. Fit and save the model again."
+            f"({__version__}) reads from format {_OLDEST_VERSION} on. Fit and save the model again."
         )
     try:
         found = manifest["files"]

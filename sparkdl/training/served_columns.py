@@ -1,6 +1,7 @@
 """Columns of pandas as a model was trained on them: in their dtypes, and nothing that these do not hold.
 
-Runs wherever a model is served; imports neither Spark nor Arrow.
+pandas has one notion of a missing value, be it None, NaN, NA or NaT, and a null in JSON becomes one of them. Runs
+wherever a model is served; imports neither Spark nor Arrow.
 """
 
 from __future__ import annotations
@@ -18,19 +19,39 @@ from sparkdl.errors import DataError
 from sparkdl.training.rectangular import rectangular_array
 
 
-def as_trained(values: Any, column: Column) -> npt.NDArray[Any]:
+class _MissingValueError(Exception):
+    """A row holds a missing value that the column cannot have."""
+
+
+def as_trained(values: Any, column: Column, *, allow_nan: bool = False) -> npt.NDArray[Any]:
     """Return rows as an array of shape ``(rows, *column.shape)`` in the dtype of the column.
 
     Args:
         values: a value per row: a number, string or the like, or a list or array of them.
         column: as the model was trained on it.
+        allow_nan: whether missing values of a column of floating-point numbers become NaN, and are no error.
 
     Raises:
-        DataError: if a row holds a null, another number of values, or one that the dtype does not hold: a fraction
-            for an integer, a number out of its range, a text for a number.
+        DataError: if a row holds a missing value, another number of values, or one that the dtype does not hold: a
+            fraction for an integer, a number out of its range, a text for a number.
     """
+    allow_nan = allow_nan and _is_floating(column)
+    try:
+        return _as_trained(values, column, allow_nan)
+    except _MissingValueError:
+        raise _missing_values(values, column, allow_nan) from None
+
+
+def _is_floating(column: Column) -> bool:
+    kind, dtype = column.element if column.kind == "ragged" else (column.kind, column.dtype)
+    return kind == "number" and np.dtype(dtype).kind == "f"
+
+
+def _as_trained(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
     if column.kind == "ragged":
-        return _objects([_ragged(row, column.lengths, column, index) for index, row in enumerate(values)])
+        return _objects(
+            [_ragged(row, column.lengths, column, index, allow_nan) for index, row in enumerate(values)]
+        )
     if column.kind == "image":
         return _objects(
             [_cast(_array(row, column, index), "uint8", column, index) for index, row in enumerate(values)]
@@ -38,16 +59,19 @@ def as_trained(values: Any, column: Column) -> npt.NDArray[Any]:
     if column.kind != "number":
         rows = [_row(value, column, index) for index, value in enumerate(values)]
         return np.stack(rows).astype(column.dtype) if rows else np.empty((0, *column.shape), column.dtype)
-    return _numbers(values, column)
+    numbers = _numbers(values, column, allow_nan)
+    if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+        raise _MissingValueError
+    return numbers
 
 
-def _numbers(values: Any, column: Column) -> npt.NDArray[Any]:
+def _numbers(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
     if isinstance(values, pd.Series) and isinstance(values.dtype, np.dtype):  # others may hold nulls
         values = values.to_numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and len(values):
         _row(values[0], column, 0)
         return _cast(values.reshape(len(values), *column.shape), column.dtype, column)
-    rows = [_row(value, column, index) for index, value in enumerate(values)]
+    rows = [_row(value, column, index, allow_nan) for index, value in enumerate(values)]
     if not rows:
         return np.empty((0, *column.shape), column.dtype)
     if len({row.dtype for row in rows}) == 1:
@@ -56,8 +80,8 @@ def _numbers(values: Any, column: Column) -> npt.NDArray[Any]:
     return np.stack([_cast(row, column.dtype, column, index) for index, row in enumerate(rows)])
 
 
-def _row(value: Any, column: Column, index: int) -> npt.NDArray[Any]:
-    row = _array(value, column, index)
+def _row(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt.NDArray[Any]:
+    row = _array(value, column, index, allow_nan)
     if row.size != math.prod(column.shape):
         raise DataError(
             f"Row {index} of column {column.name!r} has {row.size} values, and the model takes "
@@ -66,30 +90,45 @@ def _row(value: Any, column: Column, index: int) -> npt.NDArray[Any]:
     return row.reshape(column.shape)
 
 
-def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: int) -> Any:
+def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: int, allow_nan: bool) -> Any:
     """An array, or where inner lists differ in length a list of them, as the feed gives it in training."""
+    if _is_null(value):
+        raise _MissingValueError
     if None in lengths[1:]:
-        return [_ragged(inner, lengths[1:], column, index) for inner in value]
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise DataError(
+                f"Row {index} of column {column.name!r} holds {value!r} where the model takes lists of lists."
+            )
+        return [_ragged(inner, lengths[1:], column, index, allow_nan) for inner in value]
     kind, dtype = column.element
-    row = _array(value, column, index)
+    row = _array(value, column, index, allow_nan)
     row = row.reshape(0, *lengths[1:]) if not row.size else row
     if row.shape[1:] != tuple(lengths[1:]):
         raise DataError(
             f"Row {index} of column {column.name!r} has the shape {row.shape}, and the model takes lists of "
             f"{' x '.join(map(str, lengths[1:])) or 'single values'}."
         )
-    return _cast(row, dtype, column, index) if kind == "number" else row.astype(dtype)
+    if kind != "number":
+        return row.astype(dtype)
+    numbers = _cast(row, dtype, column, index)
+    if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
+        raise _MissingValueError
+    return numbers
 
 
-def _array(value: Any, column: Column, index: int) -> npt.NDArray[Any]:
-    """A row as an array, without nulls."""
+def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> npt.NDArray[Any]:
+    """A row as an array, without nulls, or with NaN in their places."""
     kind = column.element[0] if column.kind == "ragged" else column.kind
     try:
         row = rectangular_array(value) if kind in ("number", "image") else np.asarray(value, object)
     except ValueError as error:
         raise DataError(f"Row {index} of column {column.name!r} has lists that differ in length.") from error
-    if row.dtype == object and any(_is_null(each) for each in row.flat):
-        raise _holds_null(column, index)
+    if row.dtype == object:
+        is_null = np.array([_is_null(each) for each in row.flat], bool).reshape(row.shape)
+        if is_null.any():
+            if not allow_nan:
+                raise _MissingValueError
+            row = np.where(is_null, np.nan, row)
     return row
 
 
@@ -111,7 +150,7 @@ def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None 
     place = tuple(np.argwhere(lost)[0])
     index = place[0] if row is None else row
     if np.isnan(values[place]):
-        raise _holds_null(column, index)
+        raise _MissingValueError
     raise DataError(
         f"Row {index} of column {column.name!r} holds {values[place].item()!r}, and the model was trained on {dtype}, "
         "which has no such value."
@@ -138,5 +177,24 @@ def _is_null(value: Any) -> bool:
     return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
-def _holds_null(column: Column, index: int) -> DataError:
-    return DataError(f"Row {index} of column {column.name!r} holds a null.")
+def _missing_values(values: Any, column: Column, allow_nan: bool) -> DataError:
+    """Say in how many rows a column has missing values, and in which one first."""
+    rows = [index for index, value in enumerate(values) if _has_missing(value, allow_nan)]
+    remedy = (
+        " If the model was trained to take NaN, set the param allow_nan to true."
+        if _is_floating(column) and not allow_nan
+        else ""
+    )
+    return DataError(
+        f"Column {column.name!r} holds null or NaN in {len(rows)} of {len(values)} rows, the first of them row "
+        f"{rows[0]}. Fill those values, or leave the rows out.{remedy}"
+    )
+
+
+def _has_missing(value: Any, allow_nan: bool) -> bool:
+    """Whether a row has a missing value, also inside of nested lists."""
+    if isinstance(value, np.ndarray):
+        value = list(value.flat)
+    if isinstance(value, list | tuple):
+        return any(_has_missing(each, allow_nan) for each in value)
+    return _is_null(value) and not (allow_nan and isinstance(value, float | np.floating))

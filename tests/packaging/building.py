@@ -44,7 +44,7 @@ def build_sdist(folder: Path) -> Path:
 def build_wheel(sdist: Path, folder: Path, *, with_extension: bool = True) -> Path:
     """Build the wheel of an sdist into a folder; without the extension it takes seconds instead of minutes."""
     shutil.unpack_archive(sdist, folder)
-    (source,) = folder.glob("sparkdl-*")
+    (source,) = folder.glob("sparkdl_torch-*")
     options = () if with_extension else ("-Cwheel.cmake=false", "-Cwheel.platlib=true")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", *options, "--outdir", folder, source)
     (path,) = folder.glob("*.whl")

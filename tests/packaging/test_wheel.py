@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import sparkdl
+from sparkdl.tracking.model_code import DISTRIBUTION
 from tests.packaging.building import ROOT, build_sdist, build_wheel, run
 
 
@@ -44,10 +46,22 @@ def test_wheel_carries_the_estimators_as_files(python_wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "native/", "estimators/"))]
 
 
-def test_wheel_names_no_package_that_a_cluster_brings_itself(python_wheel: Path) -> None:
-    with zipfile.ZipFile(python_wheel) as archive:
+def metadata_of(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        lines = archive.read(metadata).decode().splitlines()
+        return archive.read(metadata).decode().splitlines()
+
+
+def test_wheel_has_a_name_of_its_own_and_the_version_of_the_package(python_wheel: Path) -> None:
+    lines = metadata_of(python_wheel)
+    assert f"Name: {DISTRIBUTION}" in lines
+    assert f"Version: {sparkdl.__version__}" in lines
+    own = {line.split("[")[0] for line in lines if line.startswith("Requires-Dist: sparkdl")}
+    assert own == {f"Requires-Dist: {DISTRIBUTION}"}, "extras that name others are of this package"
+
+
+def test_wheel_names_no_package_that_a_cluster_brings_itself(python_wheel: Path) -> None:
+    lines = metadata_of(python_wheel)
     required = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
     assert required
     assert not [

@@ -16,6 +16,7 @@ from torch import nn
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchModel
+from sparkdl.training.model_inputs import MATRIX
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.signature import ModelOutput, ModelSignature
 from tests.spark.estimator_examples import NUM_ROWS, make_estimator
@@ -204,6 +205,38 @@ def test_nan_is_a_number_to_the_model_and_null_is_none(spark, names, shape):
     found = {row["id"]: row["prediction"] for row in model.transform(rows).collect()}
     alone = names == ["x"]
     assert found == {0: 1.0 if alone else 3.0, 1: 0.0 if alone else 2.0, 2: None}
+
+
+@pytest.mark.parametrize(("names", "shape"), [(["x", "y", "z"], ()), (["vector"], (3,))])
+def test_a_row_that_the_model_answers_with_nan_has_null_in_all_columns(spark, names, shape):
+    rows = spark.createDataFrame(
+        [(0, 1.0, 2.0), (1, float("nan"), 2.0), (2, None, 2.0), (3, 0.5, float("nan"))],
+        "id long, x double, y double",
+    ).withColumns({"z": F.lit(0.0), "vector": F.when(F.col("x").isNotNull(), F.array("x", "y", F.lit(0.0)))})
+    columns = {name: Column(name=name, dtype="float64", shape=shape) for name in names}
+    given_by = "matrix" if len(names) > 1 else "position"
+    inputs = make_inputs(*names, dtypes=("float32",) * len(names), given_by=given_by, **columns)
+    if given_by == "matrix":
+        inputs = inputs.with_dtypes({MATRIX: torch.float32})
+    output = ModelOutput(name="kind", kind="class", num_classes=3)
+    torch.manual_seed(0)
+    saved = SavedModel(nn.Linear(3, 3), ModelSignature(inputs=inputs, outputs=(output,)))
+    model = TorchModel(saved).setParams(featuresCol=names, **ALL)
+    added = ["raw", "probability", "prediction"]
+    scored = model.transform(rows.coalesce(1))
+    found = {row["id"]: [row[name] is None for name in added] for row in scored.collect()}
+    assert found == {0: [False] * 3, 1: [True] * 3, 2: [True] * 3, 3: [True] * 3}
+
+
+@pytest.mark.any_spark_will_do
+def test_a_model_that_has_diverged_is_an_error_and_no_column_of_first_classes(frame):
+    model = make_model("")
+    with torch.no_grad():
+        model.module.linear.weight.fill_(float("nan"))
+    with pytest.raises(
+        Exception, match="The model's output is NaN for .* rows, .* features are finite numbers"
+    ):
+        model.transform(frame).collect()
 
 
 @pytest.mark.any_spark_will_do

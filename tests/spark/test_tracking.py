@@ -83,7 +83,7 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     requirements = mlflow.pyfunc.get_model_dependencies(model.summary.model_uri)
     with open(requirements, encoding="utf-8") as file:
         names = {line.split("==")[0].strip() for line in file}
-    assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "sparkdl", "torch"}
+    assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "torch"}
 
 
 def _files_in(folder):

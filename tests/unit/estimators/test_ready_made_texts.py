@@ -87,7 +87,7 @@ def test_a_saved_model_is_served_strings_and_answers_for_one_row(dataset, tmp_pa
     assert set(expected) <= {"ant", "bee"}
     assert served.predict({"text": texts})["prediction"].tolist() == expected
     assert [answer_row(model, text, "prediction") for text in texts] == expected
-    with pytest.raises(DataError, match="Row 1 of column 'text' holds a null"):
+    with pytest.raises(DataError, match="Column 'text' holds null or NaN in 1 of"):
         served.predict({"text": ["a", None]})
 
 

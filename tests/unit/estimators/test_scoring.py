@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from dataclasses import replace
 
@@ -50,6 +51,30 @@ def test_null_rows_have_null_predictions():
             score_columns(model, iter([(pa.array([None, None], pa.list_(pa.float64())),)]))
         ).to_pylist()
         assert only_null == [None, None]
+
+
+def test_rows_with_nan_that_the_model_answers_with_nan_have_null_predictions():
+    for prediction_shape in ((), (3,)):
+        model, _ = make_model(prediction_shape=prediction_shape)
+        whole = next(score_columns(model, iter([(pa.array(ROWS),)]))).to_pylist()
+        holes = pa.array([None, ROWS[0], [math.nan, 1.0], ROWS[1], None, *ROWS[2:], [0.0, math.nan]])
+        found = next(score_columns(model, iter([(holes,)]))).to_pylist()
+        np.testing.assert_allclose(
+            [each for each in found if each is not None], whole, rtol=1e-6, err_msg=str(prediction_shape)
+        )
+        assert [each is None for each in found] == [True, False, True, False, True, *[False] * 3, True]
+        assert next(score_columns(model, iter([(pa.array([[math.nan] * 2]),)]))).to_pylist() == [None]
+
+
+def test_a_model_that_answers_finite_numbers_with_nan_is_an_error():
+    model, module = make_model(prediction_shape=())
+    with torch.no_grad():
+        module[1].bias.fill_(math.nan)
+    broken = ScoringModel(pack_module(module), model.signature, 4)
+    with pytest.raises(DataError, match="output is NaN for 5 of 5 rows, .* features are finite numbers"):
+        next(score_columns(broken, iter([(pa.array(ROWS),)])))
+    with pytest.raises(DataError, match="for 1 of 5 rows, .* column 'x' holds infinity in 1"):
+        next(score_columns(model, iter([(pa.array([*ROWS[:4], [math.inf, 0.0]]),)])))
 
 
 def test_scalars_are_features_too():

@@ -11,6 +11,9 @@ from sparkdl.data import Column
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.training.history import EpochRecord
+from sparkdl.training.model_inputs import ModelInput, ModelInputs
+from sparkdl.training.ready_made.tabular_inputs import CODES, NUMBERS, TabularInputs
+from sparkdl.training.ready_made.tabular_network import TabularNetwork
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.signature import ModelOutput, ModelSignature
 from tests.training.signatures import make_inputs
@@ -39,6 +42,40 @@ def many_into_many() -> TorchModel:
     summary = TrainingSummary(history=(record,), model_epoch=1)
     model = TorchModel(saved, summary).setFeaturesCol(list(columns))
     return model.setPredictionCol("guess")
+
+
+WINE = {"alcohol": 13.2, "ash": 2.4, "magnesium": 101, "region": "piedmont"}
+"""A row that :func:`wine_classifier` takes."""
+
+
+def wine_classifier() -> TorchModel:
+    """A classifier of a table as ``TorchClassifier`` makes them, that was not fitted: numbers and a category."""
+    torch.manual_seed(0)
+    columns = (
+        Column(name="alcohol", dtype="float64"),
+        Column(name="ash", dtype="float64"),
+        Column(name="magnesium", dtype="int64"),
+        Column(name="region", dtype="object", kind="string"),
+    )
+    prepare = TabularInputs(
+        numeric=("alcohol", "ash", "magnesium"), categories={"region": ("piedmont", "tuscany")}
+    )
+    inputs = ModelInputs(
+        columns=columns,
+        inputs=(ModelInput(name=NUMBERS, dtype="float32"), ModelInput(name=CODES, dtype="int64")),
+        prepare=prepare,
+    )
+    network = TabularNetwork(
+        mean=np.array([13.0, 2.4, 100.0]),
+        deviation=np.array([1.0, 0.3, 15.0]),
+        num_categories=(2,),
+        hidden_sizes=(4,),
+        dropout=0.0,
+        num_outputs=3,
+    )
+    output = ModelOutput(name="kind", kind="class", num_classes=3)
+    saved = SavedModel(network.eval(), ModelSignature(inputs=inputs, outputs=(output,)))
+    return TorchModel(saved).setFeaturesCol(list(inputs.names))
 
 
 def rows(count: int = 5) -> pd.DataFrame:

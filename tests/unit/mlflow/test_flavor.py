@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,8 +31,16 @@ from sparkdl.estimators import TorchModel
 from sparkdl.training.ready_made.image_inputs import ImageInputs
 from sparkdl.training.saved_model import SavedModel
 from tests.fresh_mlflow import tracked
+from tests.mlflow_servers import python_for_serving
 from tests.training.signatures import make_inputs, make_signature
-from tests.unit.mlflow.model_examples import KINDS, expected, many_into_many, rows
+from tests.unit.mlflow.model_examples import (
+    KINDS,
+    WINE,
+    expected,
+    many_into_many,
+    rows,
+    wine_classifier,
+)
 
 __all__ = ["tracked"]
 
@@ -95,7 +106,11 @@ def test_the_signature_names_columns_answers_and_params(served):
         "place",
     ]
     params = {each["name"]: (each["type"], each["default"]) for each in json.loads(signature["params"])}
-    assert params == {"batch_size": ("long", 1024), "device": ("string", "cpu")}
+    assert params == {
+        "batch_size": ("long", 1024),
+        "device": ("string", "cpu"),
+        "allow_nan": ("boolean", False),
+    }
 
 
 def test_params_of_an_inference_choose_batches_and_device(saved, served):
@@ -138,6 +153,86 @@ def test_bad_requests_are_raised_as_such_with_what_is_wrong(served, frame, param
     assert caught.value.get_http_status_code() == 400
 
 
+@pytest.fixture(scope="module")
+def served_wine(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("wine") / "model")
+    sparkdl.mlflow.save_model(wine_classifier(), path, input_example=pd.DataFrame([WINE]))
+    return mlflow.pyfunc.load_model(path)
+
+
+def as_split(rows):
+    return {"dataframe_split": pd.DataFrame(rows, dtype=object).to_dict("split")}
+
+
+REQUESTS = {
+    "dataframe_split": lambda rows: (json.dumps(as_split(rows)), "application/json"),
+    "dataframe_records": lambda rows: (json.dumps({"dataframe_records": rows}), "application/json"),
+    "instances": lambda rows: (json.dumps({"instances": rows}), "application/json"),
+    "inputs": lambda rows: (
+        json.dumps({"inputs": {name: [row[name] for row in rows] for name in rows[0]}}),
+        "application/json",
+    ),
+    "csv": lambda rows: (pd.DataFrame(rows).to_csv(index=False), "text/csv"),
+}
+
+
+def asked(served, form, rows):
+    """What MLflow's scoring server answers: the status, and the answer read as strictly as JSON is defined."""
+    from mlflow.pyfunc import scoring_server
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    body, kind = REQUESTS[form](rows)
+    try:
+        answer = scoring_server.invocations(body, kind, served, served.metadata.get_input_schema())
+    except MlflowException as error:
+        return error.get_http_status_code(), error.message
+    return answer.status, json.loads(answer.response, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("form", REQUESTS)
+@pytest.mark.parametrize("name", ["ash", "magnesium", "region"])
+def test_a_missing_value_is_a_bad_request_in_every_form(served_wine, form, name):
+    if name == "region" and form in ("instances", "inputs"):
+        pytest.skip("MLflow makes the string 'None' of a null in these forms before a model sees it")
+    status, answer = asked(served_wine, form, [WINE, WINE])
+    assert status == 200, answer
+    assert len(answer["predictions"]) == 2
+    status, answer = asked(served_wine, form, [WINE, {**WINE, name: None}, WINE, {**WINE, name: None}])
+    assert status == 400, answer
+    if name != "magnesium":  # of which MLflow itself says that it is no integer
+        assert f"Column '{name}' holds null or NaN in 2 of 4 rows, the first of them row 1." in answer
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
+def test_a_missing_value_in_a_frame_is_an_error_with_the_code_of_bad_requests(served_wine, missing):
+    frame = pd.DataFrame([WINE] * 3)
+    frame["ash"] = frame["ash"].astype(
+        object if missing is None else "Float64" if missing is pd.NA else float
+    )
+    frame.loc[2, "ash"] = missing
+    with pytest.raises(
+        MlflowException, match="Column 'ash' holds null or NaN in 1 of 3 rows, .* row 2"
+    ) as caught:
+        served_wine.predict(frame)
+    assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
+    assert caught.value.get_http_status_code() == 400
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf")])
+def test_no_answer_holds_what_json_has_not(tmp_path, answer):
+    module = nn.Linear(3, 1)
+    with torch.no_grad():
+        module.bias.fill_(answer)
+    sparkdl.mlflow.save_model(TorchModel(SavedModel(module, make_signature((3,)))), tmp_path / "model")
+    status, told = asked(
+        mlflow.pyfunc.load_model(str(tmp_path / "model")), "dataframe_records", [{"x": [0.0, 1.0, 2.0]}]
+    )
+    assert status == 400, told
+    assert ("output is NaN for 1 of 1" if np.isnan(answer) else "is infinite in 1 of 1") in told
+
+
 WITHOUT_SPARK = """
 import sys
 sys.modules.update(dict.fromkeys(("pyspark", "py4j", "petastorm", "sparkdl._native")))  # as if not installed
@@ -173,20 +268,23 @@ def test_all_but_the_model_of_spark_loads_without_pyspark(saved):
 
 def test_a_logged_model_is_registered_with_an_alias_and_found_by_it(tracked):
     model = many_into_many()
+    module_path = list(sys.path)
     with mlflow.start_run() as run:
         info = sparkdl.mlflow.log_model(
             model,
+            input_example=rows(2),
             registered_model_name="animals",
             registered_model_alias="best",
             extra_pip_requirements=["pillow"],
         )
     assert info.run_id == run.info.run_id
+    assert sys.path == module_path, "MLflow tries the model in a temporary folder"
     loaded = sparkdl.mlflow.load_model("models:/animals@best")
     assert torch.equal(loaded.module.kind.weight, model.module.kind.weight)
     with open(mlflow.pyfunc.get_model_dependencies(info.model_uri), encoding="utf-8") as file:
         names = {line.split("==")[0].strip() for line in file}
-    assert {"sparkdl", "torch", "safetensors", "pillow"} <= names
-    assert "pyspark" not in names
+    assert {"torch", "safetensors", "pillow"} <= names
+    assert not [name for name in names if "spark" in name]
 
 
 def test_packages_that_network_and_inputs_are_made_of_are_requirements(tmp_path):
@@ -220,6 +318,138 @@ def test_code_that_no_package_has_travels_with_the_model(tmp_path, monkeypatch):
     module = sparkdl.mlflow.load_module(tmp_path / "model")
     assert type(module).__name__ == "Twice"
     assert sys.modules.pop(source.stem).__file__.startswith(str(tmp_path / "model" / "code"))
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory):
+    """A model with the code of its network, and a Python that has all that it requires but sparkdl."""
+    folder = tmp_path_factory.mktemp("carried")
+    code = folder / "tests" / "unit" / "mlflow"
+    code.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "unit" / "mlflow" / "many_into_many.py", code)
+    path = folder / "model"
+    sparkdl.mlflow.save_model(
+        many_into_many(), path, input_example=rows(2), code_paths=[str(folder / "tests")]
+    )
+    return path, python_for_serving(folder / "environment")
+
+
+def run_python(python, code, *arguments, path=""):
+    """What a program prints in a process that has nothing of this checkout on its path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(python), "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=Path(python).parent,
+        env={**environment, "PYTHONPATH": str(path)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_model_carries_sparkdl_and_requires_none(carried):
+    path, _ = carried
+    described = yaml.safe_load((path / "MLmodel").read_text())["flavors"]["python_function"]
+    assert (described["code"], described["loader_module"]) == ("code", "sparkdl_model_loader")
+    wheel = f"sparkdl_torch-{sparkdl.__version__}-py3-none-any.whl"
+    assert {each.name for each in (path / "code").iterdir()} == {wheel, "sparkdl_model_loader.py", "tests"}
+    for name in ("requirements.txt", "conda.yaml", "python_env.yaml"):
+        assert "spark" not in (path / name).read_text()
+    with zipfile.ZipFile(path / "code" / wheel) as archive:
+        names = archive.namelist()
+        record = archive.read(f"sparkdl_torch-{sparkdl.__version__}.dist-info/RECORD").decode()
+        assert archive.read("sparkdl/errors.py") == (ROOT / "sparkdl" / "errors.py").read_bytes()
+    assert [line.split(",")[0] for line in record.splitlines()] == names
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+
+
+WITHOUT_SPARKDL = """
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+print([name for name in ("sparkdl", "pyspark", "petastorm") if find_spec(name)])
+import mlflow
+served = mlflow.pyfunc.load_model(sys.argv[1])
+example = mlflow.models.Model.load(sys.argv[1]).load_input_example(sys.argv[1])
+print(served.predict(example)["kind"].tolist() == sys.argv[2].split())
+import sparkdl.mlflow
+from sparkdl.tracking.model_code import write_carried_code
+print(sparkdl.__file__)
+print(version("sparkdl-torch"), type(sparkdl.mlflow.load_module(sys.argv[1])).__name__)
+wheel, _ = write_carried_code(Path(sys.argv[3]))
+print(Path(wheel).read_bytes() == Path(sys.argv[1], "code", Path(wheel).name).read_bytes())
+"""
+
+
+def test_a_model_predicts_in_a_process_without_sparkdl(carried, tmp_path):
+    path, python = carried
+    kinds = " ".join(expected(many_into_many().module, rows(2))["kind"])
+    lacking, is_right, where, loaded, is_same = run_python(python, WITHOUT_SPARKDL, path, kinds, tmp_path)
+    assert (lacking, is_right) == ("[]", "True")
+    assert where.startswith(str(path / "code" / "sparkdl_torch-"))
+    assert loaded == f"{sparkdl.__version__} ManyIntoMany"
+    assert is_same == "True", "what is logged there carries the same modules"
+
+
+STRANGER = """
+import sys
+import mlflow
+if sys.argv[2] == "imported":
+    import sparkdl
+try:
+    print(type(mlflow.pyfunc.load_model(sys.argv[1])._model_impl).__module__)
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("state", ["imported", "installed"])
+def test_another_package_of_the_name_is_not_taken_for_sparkdl(carried, tmp_path, state):
+    path, python = carried
+    package = tmp_path / "sparkdl"
+    package.mkdir()
+    (package / "__init__.py").write_text("class HorovodRunner:\n    pass\n")
+    (told,) = run_python(python, STRANGER, path, state, path=tmp_path)
+    if state == "installed":
+        assert told == "sparkdl.mlflow.pyfunc"
+        return
+    assert f"has imported another project's package of that name from {package}" in told
+    assert "pip uninstall sparkdl" in told
+
+
+def test_the_installed_sparkdl_is_used_before_the_carried_one(saved):
+    before = {name: module for name, module in sys.modules.items() if name.startswith("sparkdl.")}
+    served = mlflow.pyfunc.load_model(saved[0])
+    assert type(served._model_impl) is sparkdl.mlflow.pyfunc.ServedModel
+    assert not [entry for entry in sys.path if entry.endswith(".whl")]
+    assert all(sys.modules[name] is module for name, module in before.items())
+
+
+def test_a_model_without_carried_code_is_loaded_by_the_installed_sparkdl(saved, tmp_path):
+    path = tmp_path / "older"
+    shutil.copytree(saved[0], path)
+    shutil.rmtree(path / "code")
+    described = yaml.safe_load((path / "MLmodel").read_text())
+    described["flavors"]["python_function"]["loader_module"] = "sparkdl.mlflow.pyfunc"
+    del described["flavors"]["python_function"]["code"]
+    (path / "MLmodel").write_text(yaml.safe_dump(described))
+    frame = rows()
+    found = mlflow.pyfunc.load_model(str(path)).predict(frame)
+    assert found["kind"].tolist() == expected(saved[1].module, frame)["kind"].tolist()
+    assert type(sparkdl.mlflow.load_model(str(path))) is TorchModel
+
+
+def test_a_loaded_model_is_logged_again_with_what_it_needs(saved, tmp_path):
+    sparkdl.mlflow.save_model(sparkdl.mlflow.load_model(saved[0]), tmp_path / "again")
+    first, again = (
+        sorted(each.name for each in Path(folder, "code").iterdir() if each.name != "__pycache__")
+        for folder in (saved[0], tmp_path / "again")
+    )
+    assert first == again
 
 
 def test_what_cannot_be_logged_or_loaded_is_named(tracked, tmp_path):

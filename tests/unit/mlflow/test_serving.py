@@ -1,17 +1,19 @@
-"""``mlflow models serve`` in a Python without Spark, asked over HTTP, and what a container is built from."""
+"""``mlflow models serve`` in Pythons without Spark and sparkdl, asked over HTTP, and what a container is built of."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 import requests
 
 import sparkdl.mlflow
-from tests.mlflow_servers import ROOT, python_without_spark, scoring_server
-from tests.unit.mlflow.model_examples import expected, many_into_many, rows
+from tests.mlflow_servers import ROOT, environments_of_mlflow, python_for_serving, running, scoring_server
+from tests.unit.mlflow.model_examples import WINE, expected, many_into_many, rows, wine_classifier
 
 pytestmark = pytest.mark.slow
 
@@ -26,30 +28,37 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(folder):
-    return python_without_spark(folder / "environment")
+    return python_for_serving(folder / "environment")
 
 
 @pytest.fixture(scope="module")
 def ask(folder, python):
     """Sends a body to the server and returns status and answer."""
-    with scoring_server(python, str(folder / "model"), folder, ROOT) as server:
+    modules = folder / "modules"
+    modules.mkdir()
+    (modules / "tests").symlink_to(ROOT / "tests")  # where the network is, and no sparkdl
+    with scoring_server(python, str(folder / "model"), folder, modules) as server:
+        yield lambda body: send(server, body)
 
-        def send(body, kind="application/json"):
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            answer = requests.post(
-                f"{server.url}/invocations", data=content, headers={"Content-Type": kind}, timeout=60
-            )
-            return answer.status_code, answer.json()
 
-        yield send
+def send(server, body):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = requests.post(
+        f"{server.url}/invocations", data=content, headers={"Content-Type": "application/json"}, timeout=60
+    )
+    return answer.status_code, json.loads(answer.text, parse_constant=refuse)
+
+
+def refuse(name):
+    raise AssertionError(f"{name} is no JSON")
 
 
 def records(**changes):
     return {"dataframe_records": [{**row, **changes} for row in rows(2).to_dict("records")]}
 
 
-def test_the_environment_has_no_spark(python):
-    names = ("pyspark", "py4j", "petastorm", "mlflow")
+def test_the_environment_has_neither_spark_nor_sparkdl(python):
+    names = ("pyspark", "py4j", "petastorm", "sparkdl", "mlflow")
     code = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "['mlflow']"
@@ -118,4 +127,40 @@ def test_the_files_of_a_container_are_generated(folder):
     assert "/opt/ml/model" in dockerfile
     (path,) = (there / "model_dir").rglob("requirements.txt")  # versions of MLflow differ in where
     requirements = path.read_text().splitlines()
-    assert [line.split("==")[0] for line in requirements if "spark" in line] == ["sparkdl"]
+    assert not [line for line in requirements if "spark" in line]
+    (wheel,) = (there / "model_dir").rglob("sparkdl_torch-*.whl")
+    assert wheel.parent.name == "code"
+
+
+@pytest.fixture(scope="module")
+def wine(tmp_path_factory):
+    path = tmp_path_factory.mktemp("wine") / "model"
+    sparkdl.mlflow.save_model(wine_classifier(), path, input_example=pd.DataFrame([WINE]))
+    return path
+
+
+def test_a_missing_number_gets_a_400_and_no_answer_holds_what_json_has_not(wine, python, tmp_path):
+    with scoring_server(python, str(wine), tmp_path) as server:
+        status, answer = send(server, {"dataframe_records": [WINE, WINE]})
+        assert (status, len(answer["predictions"])) == (200, 2)
+        status, answer = send(server, {"dataframe_records": [WINE, {**WINE, "ash": None}]})
+        assert status == 400
+        assert "Column 'ash' holds null or NaN in 1 of 2 rows, the first of them row 1." in answer["message"]
+        nan_allowed = {"dataframe_records": [{**WINE, "ash": None}], "params": {"allow_nan": True}}
+        status, answer = send(server, nan_allowed)
+        assert status == 400
+        assert "The model's output is NaN for 1 of 1 rows" in answer["message"]
+
+
+@pytest.mark.timeout(1700)
+@pytest.mark.parametrize("manager", ["virtualenv", "uv"])
+def test_a_model_is_served_in_an_environment_made_of_its_requirements(wine, tmp_path, manager):
+    environment = environments_of_mlflow(tmp_path, manager)
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(wine), "-p", "0"]
+    with running([*command, "--env-manager", manager], environment, tmp_path, timeout_s=1500) as server:
+        status, answer = send(server, {"dataframe_records": [WINE]})
+    assert status == 200, answer
+    packages = [path.name for path in tmp_path.rglob("site-packages/*")]
+    assert [name for name in packages if name.startswith("torch-2")]
+    assert not [name for name in packages if "spark" in name]
+    shutil.rmtree(tmp_path / "environments")  # a gigabyte

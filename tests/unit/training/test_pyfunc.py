@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.errors import DataError
-from sparkdl.training.predictor import decide
+from sparkdl.errors import DataError, ParamError
+from sparkdl.training.predictor import Predictor, decide
 from sparkdl.training.pyfunc import PyfuncModel
 from sparkdl.training.saved_model import SavedModel
 from sparkdl.training.served_columns import as_trained
@@ -57,11 +57,15 @@ def test_arrays_and_scalars_have_their_shapes():
     [
         ({"y": [[1.0, 2.0, 3.0]]}, "There is no column 'x'. The columns are: y"),
         ({"x": [[1.0, 2.0, 3.0], [1.0, 2.0]]}, "Row 1 of column 'x' has 2 values, and the model takes 3"),
-        ({"x": [[1.0, 2.0, 3.0], None]}, "Row 1 of column 'x' holds a null"),
-        ({"x": [[1.0, None, 3.0]]}, "Row 0 of column 'x' holds a null"),
+        ({"x": [[1.0, 2.0, 3.0], None]}, "Column 'x' holds null or NaN in 1 of 2 rows, .* row 1"),
+        ({"x": [[1.0, None, 3.0]]}, "Column 'x' holds null or NaN in 1 of 1 rows, .* row 0"),
         ({"x": [["a", "b", "c"]]}, "'x' holds values that are not numbers"),
         ({"x": [["1", "2", "3"]]}, "'x' holds values that are not numbers, such as '1'"),
-        ({"x": [[1.0, pd.NA, 3.0]]}, "Row 0 of column 'x' holds a null"),
+        ({"x": [[1.0, pd.NA, 3.0]]}, "Column 'x' holds null or NaN in 1 of 1 rows, .* row 0"),
+        (
+            {"x": [[0.0] * 3, [math.nan] * 3, [0.0] * 3, [0.0, 0.0, math.nan]]},
+            "Column 'x' holds null or NaN in 2 of 4 rows, the first of them row 1. Fill .* set the param allow_nan",
+        ),
         (
             {"x": [[0.0, 0.0, 0.0], [0.0, 1e300, 0.0]]},
             "Row 1 of column 'x' holds 1e.300, .* trained on float32",
@@ -99,15 +103,23 @@ def number(dtype, shape=()):
 @pytest.mark.parametrize(
     ("values", "dtype", "message"),
     [
-        ([1.0, math.nan], "int64", "Row 1 of column 'x' holds a null"),
+        ([1.0, math.nan], "int64", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        (
+            [math.nan, 1.0, math.nan],
+            "float64",
+            "'x' holds null or NaN in 2 of 3 rows, the first of them row 0",
+        ),
+        ([1.0, 1.0, None], "float32", "'x' holds null or NaN in 1 of 3 rows, the first of them row 2"),
+        ([True, None], "bool", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        ([Decimal("1.5"), Decimal("NaN")], "float64", "'x' holds null or NaN in 1 of 2 rows"),
         ([1.0, 1.7], "int64", "Row 1 of column 'x' holds 1.7, and the model was trained on int64"),
         ([1, 300], "int8", "Row 1 of column 'x' holds 300, and the model was trained on int8"),
         ([1, 2**63], "int64", "Row 1 of column 'x' holds 9223372036854775808, and"),
         ([-1], "uint8", "Row 0 of column 'x' holds -1, and"),
         ([True, 2], "bool", "Row 1 of column 'x' holds 2, and"),
-        (pd.array([1, None], "Int64"), "int64", "Row 1 of column 'x' holds a null"),
-        (pd.array([1.5, None], "Float64"), "float64", "Row 1 of column 'x' holds a null"),
-        ([1.5, pd.NaT], "float64", "Row 1 of column 'x' holds a null"),
+        (pd.array([1, None], "Int64"), "int64", "'x' holds null or NaN in 1 of 2 rows"),
+        (pd.array([1.5, None], "Float64"), "float64", "'x' holds null or NaN in 1 of 2 rows"),
+        ([1.5, pd.NaT], "float64", "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
         (["7"], "int64", "not numbers, such as '7'"),
         ([Decimal("1.5"), "7"], "float64", "not numbers"),
     ],
@@ -120,7 +132,8 @@ def test_what_the_trained_dtype_does_not_hold_is_named(values, dtype, message):
 def holds(dtype, value):
     if dtype.startswith("float"):
         with np.errstate(over="ignore"):
-            return math.isinf(value) or not np.isinf(np.dtype(dtype).type(value))
+            number = np.dtype(dtype).type(value)
+            return not np.isnan(number) and (math.isinf(value) or not np.isinf(number))
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return math.isfinite(value) and value == int(value) and low <= value <= high
 
@@ -193,7 +206,11 @@ def test_ragged_rows_are_nested_as_in_training():
     (words,) = as_trained([["a", "b"]], ragged(None, element=("string", "object")))
     assert words.tolist() == ["a", "b"]
     for rows, column, message in (
-        ([[1, 2], [1, None]], ragged(None), "Row 1 of column 'x' holds a null"),
+        ([[1, 2], [1, None]], ragged(None), "'x' holds null or NaN in 1 of 2 rows, the first of them row 1"),
+        ([[1.0], None, [math.nan]], ragged(None), "'x' holds null or NaN in 2 of 3 rows, .* row 1"),
+        ([[[1.0], None]], ragged(None, None), "'x' holds null or NaN in 1 of 1 rows"),
+        ([["a", None]], ragged(None, element=("string", "object")), "'x' holds null or NaN in 1 of 1 rows"),
+        ([3], ragged(None, None), "Row 0 of column 'x' holds 3 where the model takes lists of lists"),
         ([[0.5]], ragged(None, element=("number", "int64")), "Row 0 of column 'x' holds 0.5, and"),
         ([[[1, 2], [3]]], ragged(None, 2), "Row 0 of column 'x' has lists that differ in length"),
         (
@@ -212,3 +229,117 @@ def test_outputs_become_decisions():
     assert decide(outputs, "binary_logit").tolist() == [[True, True], [False, False]]
     assert decide(outputs, "binary_probability").tolist() == [[False, True], [False, False]]
     assert decide(outputs, "value") is outputs
+
+
+class FillsHoles(nn.Module):
+    """Takes NaN, as networks do that were trained on rows with it."""
+
+    def forward(self, x):
+        return torch.nan_to_num(x, nan=-1.0).reshape(len(x), -1).sum(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        (number("float32"), [1.0, None, math.nan], [1.0, -1.0, -1.0]),
+        (number("float32"), pd.array([1.0, None], "Float64"), [1.0, -1.0]),
+        (number("float32", (2,)), [[1.0, None], [math.nan, 3.0]], [0.0, 2.0]),
+    ],
+)
+def test_a_model_is_given_nan_if_the_request_says_so(column, values, expected):
+    signature = replace(make_signature(), inputs=make_inputs("x", x=column))
+    model = PyfuncModel(SavedModel(FillsHoles(), signature))
+    frame = pd.DataFrame({"x": pd.Series(values)})
+    with pytest.raises(DataError, match="Column 'x' holds null or NaN in"):
+        model.predict(frame)
+    assert model.predict(frame, {"allow_nan": True})["prediction"].tolist() == expected
+    with pytest.raises(ParamError, match="allow_nan is 'yes'. Give True or False"):
+        model.predict(frame, {"allow_nan": "yes"})
+
+
+def test_only_columns_of_floats_can_be_given_nan():
+    for values, dtype in (([1, None], "int64"), ([True, None], "bool")):
+        with pytest.raises(DataError, match="'x' holds null or NaN in 1 of 2 rows, the first of them row 1"):
+            as_trained(pd.Series(values), number(dtype), allow_nan=True)
+
+
+class Echo(nn.Module):
+    """Answers with its input."""
+
+    def forward(self, x):
+        return x
+
+
+INFINITY = math.inf
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "bad"),
+    [
+        ("class", [[0.0, 1.0], [math.nan, 1.0], [math.nan, math.nan]], 2),
+        ("class", [[0.0, 1.0], [INFINITY, 1.0], [-INFINITY, -INFINITY]], 2),
+        ("class_margin", [[0.0, 1.0], [0.0, math.nan]], 1),
+        ("binary_logit", [[0.0], [math.nan]], 1),
+        ("binary_probability", [[0.5], [math.nan]], 1),
+        ("value", [[0.5], [math.nan]], 1),
+    ],
+)
+def test_nan_is_no_answer_and_is_told_with_the_columns_that_are_not_finite(kind, rows, bad):
+    width = len(rows[0])
+    count = {"num_classes": width} if kind.startswith("class") else {}
+    model = Predictor(SavedModel(Echo(), make_signature((width,), kind, **count)), batch_size=2)
+    columns = {"x": np.array(rows, np.float32)}
+    what = "NaN" if np.isnan(columns["x"]).any() else "infinity"
+    told = f"for {bad} of {len(rows)} rows, the first of them row 1, .* column 'x' holds {what} in {bad}"
+    with pytest.raises(DataError, match=f"output is NaN {told}"):
+        model.predict(columns)
+    assert len(model.predict({"x": columns["x"][:1]})["y"]) == 1
+    if what == "infinity":
+        with pytest.raises(DataError, match="output is NaN for 2 of 3 rows"):
+            model.answer_complete(columns, ("prediction",))
+        return
+    answers, without = model.answer_complete(columns, ("prediction",))
+    assert without.tolist() == [False, *[True] * (len(rows) - 1)]
+    assert len(answers["y"]["prediction"]) == len(rows) - bad
+
+
+def test_scores_of_minus_infinity_are_probabilities_of_zero():
+    model = Predictor(SavedModel(Echo(), make_signature((2,), "class", num_classes=2)))
+    answers = model.answer({"x": np.array([[-INFINITY, 0.0]], np.float32)}, ("prediction", "probability"))
+    assert answers["y"]["prediction"].tolist() == [1.0]
+    assert answers["y"]["probability"].tolist() == [[0.0, 1.0]]
+
+
+class Diverged(nn.Module):
+    """Its weights have become NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        with torch.no_grad():
+            self.linear.weight.fill_(math.nan)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_a_model_that_has_diverged_names_no_class():
+    signature = make_signature((3,), "class", num_classes=2)
+    model = PyfuncModel(SavedModel(Diverged(), signature))
+    for rows in (pd.DataFrame({"x": [[0.0, 1.0, 2.0]] * 3}), np.zeros((3, 3))):
+        with pytest.raises(
+            DataError,
+            match="output is NaN for 3 of 3 rows, .* features are finite numbers.* weights are of no use",
+        ):
+            model.predict(rows)
+    with pytest.raises(DataError, match="output is NaN for 3 of 3 rows"):
+        Predictor(model._saved).answer_complete({"x": np.zeros((3, 3), np.float32)}, ("prediction",))
+
+
+def test_an_infinite_answer_which_json_has_not_is_an_error():
+    model = PyfuncModel(SavedModel(Echo(), make_signature()))
+    for rows in (pd.DataFrame({"x": [1.0, INFINITY]}), np.array([1.0, INFINITY])):
+        with pytest.raises(
+            DataError, match="output for 'y' is infinite in 1 of 2 rows, the first of them row 1"
+        ):
+            model.predict(rows)

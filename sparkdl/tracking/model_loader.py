@@ -1,0 +1,57 @@
+"""Loads a logged model, by the installed sparkdl or by the one that the model carries.
+
+A copy of this file lies in the folder ``code`` of each logged model, beside a wheel with sparkdl's Python modules.
+MLflow puts that folder on ``sys.path`` and imports the copy, so it imports nothing but the standard library at its top.
+
+An installed sparkdl is used before the carried one: a process has one package of a name, and only the installed one
+can train. A package of that name that is another project's is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = "sparkdl"
+_FLAVOR = "sparkdl.mlflow"
+
+
+def _load_pyfunc(path: str) -> Any:
+    """Load the saved model in the folder ``path``, ``data/sparkdl_model`` of the logged model; called by MLflow."""
+    if not _is_importable():
+        _import_from(Path(path).parents[1] / "code")
+    return importlib.import_module(f"{_FLAVOR}.pyfunc")._load_pyfunc(path)
+
+
+def _is_importable() -> bool:
+    """Whether ``import sparkdl`` finds this project's package, without the import of one that may be a stranger's."""
+    found = find_spec(_PACKAGE)
+    folders = None if found is None else found.submodule_search_locations
+    return folders is not None and PathFinder.find_spec(_FLAVOR, list(folders)) is not None
+
+
+def _import_from(code: Path) -> None:
+    """Put the wheel that a model carries before all else on ``sys.path``.
+
+    Raises:
+        ImportError: if the model carries none, or another project's package of the name is imported already.
+    """
+    imported = sys.modules.get(_PACKAGE)
+    if imported is not None:
+        raise ImportError(
+            f"This model needs the package sparkdl of the distribution sparkdl-torch, and this process has imported "
+            f"another project's package of that name from {getattr(imported, '__file__', None)}. Load the model in a "
+            "process that has not imported it, or uninstall it: pip uninstall sparkdl"
+        )
+    wheels = sorted(code.glob("sparkdl_torch-*.whl"))
+    if not wheels:
+        raise ImportError(
+            f"This model needs sparkdl, which is not installed here, and there is no wheel of it in {code}. Install "
+            "sparkdl, or log the model again."
+        )
+    sys.path.insert(0, str(wheels[-1]))
+    importlib.invalidate_caches()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from contextlib import ExitStack
 
 import pytest
 
@@ -15,8 +16,11 @@ def test_loopback_comes_last() -> None:
 
 
 def test_every_local_address_leads_to_the_listener() -> None:
-    sock, address = listen()
-    with sock:
+    sockets, address = listen(local_addresses())
+    with ExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)
+        assert {sock.getsockname()[1] for sock in sockets} == {address.port}
         for host in address.hosts:
             connect_any(Address(hosts=(host,), port=address.port), timeout_s=5.0).close()
 
@@ -25,7 +29,7 @@ def test_every_local_address_leads_to_the_listener() -> None:
 def test_listener_on_one_address_has_only_that(host: str) -> None:
     if host not in local_addresses():
         pytest.skip(f"this machine has no {host}")
-    sock, address = listen(host)
+    (sock,), address = listen(host)
     with sock:
         assert address.hosts == (host,)
         connect_any(address, timeout_s=5.0).close()
@@ -61,6 +65,6 @@ def test_anything_else_is_not_an_address(text: str) -> None:
 
 
 def test_listening_socket_keeps_its_port() -> None:
-    sock, address = listen("127.0.0.1")
+    (sock,), address = listen("127.0.0.1")
     with sock, socket.socket() as rival, pytest.raises(OSError):
         rival.bind(("127.0.0.1", address.port))

@@ -17,7 +17,9 @@ from sparkdl.launch.meeting import Meeting, Peer
 from sparkdl.launch.outcome import StopReason
 from tests.collective.eventually import eventually
 
-PEERS = [Peer(host=f"host-{rank}", conflicts=[], coordinator="here" * (rank == 0)) for rank in range(2)]
+PEERS = [
+    Peer(host=f"host-{rank}", conflicts=[], mark="", coordinator="here" * (rank == 0)) for rank in range(2)
+]
 
 
 class SlowSpark:

@@ -68,7 +68,9 @@ def test_file_loses_its_name_where_the_file_system_gives_it_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sparkdl.collective.shared_files.FOLDER", tmp_path)
-    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # which is what it is to a kernel that does not know it
+    monkeypatch.setattr(
+        os, "O_TMPFILE", os.O_DIRECTORY
+    )  # which is what it is to a kernel that does not know it
     fd = nameless_file()
     assert os.fstat(fd).st_nlink == 0
     os.close(fd)

@@ -282,7 +282,7 @@ def driver_hosts(spark: SparkSession) -> Sequence[str]:
     """
     master, driver = _setting(spark, "spark.master"), _setting(spark, "spark.driver.host")
     if is_connect(spark):
-        server = resolve(spark.client.host)
+        server = resolve(_server_host(spark))
         if not any(map(is_local, server)):
             return reachable_hosts(host for there in server if (host := route_host(there)) is not None)
         # What goes by a tunnel ends elsewhere.
@@ -302,9 +302,23 @@ def driver_hosts(spark: SparkSession) -> Sequence[str]:
 
 
 def _setting(spark: SparkSession, name: str) -> str:
-    if is_connect(spark):
+    if not is_connect(spark):
+        return str(spark.sparkContext.getConf().get(name, ""))
+    from pyspark.errors import PySparkException
+
+    try:
         return spark.conf.get(name, "") or ""
-    return str(spark.sparkContext.getConf().get(name, ""))
+    except PySparkException:  # managed servers keep some settings to themselves
+        return ""
+
+
+def _server_host(spark: SparkSession) -> str:
+    from pyspark.errors import PySparkException
+
+    try:
+        return str(spark.client.host)
+    except PySparkException:  # a channel that a service's own client has made has none
+        return ""
 
 
 @cache

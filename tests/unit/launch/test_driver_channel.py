@@ -174,7 +174,9 @@ def test_driver_listens_where_executors_reach_sparks_own(caplog: pytest.LogCaptu
     master, own = "spark://node-1:7077", reachable_hosts()[0]
     assert driver_hosts(session_of(spark_master=master, spark_driver_host=own)) == (own,)
     assert driver_hosts(session_of(spark_master=master, spark_driver_host="127.0.0.1")) == ("127.0.0.1",)
-    behind_nat = session_of(spark_master=master, spark_driver_host="198.51.100.7", spark_driver_bindAddress=own)
+    behind_nat = session_of(
+        spark_master=master, spark_driver_host="198.51.100.7", spark_driver_bindAddress=own
+    )
     assert driver_hosts(behind_nat) == (own,)
     assert not caplog.records
     unknown = session_of(

@@ -11,7 +11,7 @@ from sparkdl.errors import HangError, LaunchError, ParamError
 from sparkdl.launch import RankContext, local_launch, run_on_local_ranks
 from sparkdl.launch.local_launch import _gpus_of
 from tests.flood import flooded
-from tests.processes import wait_until_gone
+from tests.processes import listens_on, wait_until_gone, with_descendants
 
 
 def test_gpus_of_local_ranks_are_those_that_this_process_sees_in_turn(tmp_path):
@@ -111,3 +111,14 @@ def sum_of_ranks(context: RankContext) -> float:
 def test_ranks_start_while_strangers_press_on_the_coordinators_port(monkeypatch):
     monkeypatch.setattr(local_launch, "Coordinator", FloodedCoordinator)
     assert run_on_local_ranks(sum_of_ranks, num_ranks=3) == [6.0] * 3
+
+
+def where_they_listen(context: RankContext, launcher: int) -> list[str]:
+    context.communicator.barrier()
+    found = sorted({host for _, host in listens_on(with_descendants(launcher))})
+    context.communicator.barrier()
+    return found
+
+
+def test_nothing_listens_but_on_loopback():
+    assert run_on_local_ranks(where_they_listen, os.getpid(), num_ranks=2) == [["127.0.0.1"]] * 2

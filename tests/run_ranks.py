@@ -33,6 +33,7 @@ from sparkdl.collective import (
     set_current_communicator,
     uses_mpi,
 )
+from sparkdl.collective.addresses import LOOPBACK
 from sparkdl.errors import RankError
 from tests.pickled_call import pickle_call
 from tests.rank_nursery import ForkedRank, Nursery, nurseries_for
@@ -156,7 +157,8 @@ def run_ranks(
     with ExitStack() as stack:
         secret = new_secret()
         with place.inside() if place else nullcontext():
-            coordinator = stack.enter_context(Coordinator(secret=secret, world_size=world_size))
+            host = None if place else LOOPBACK
+            coordinator = stack.enter_context(Coordinator(secret=secret, world_size=world_size, host=host))
         connections = {}
         for rank in range(world_size):
             environment = RankEnvironment(

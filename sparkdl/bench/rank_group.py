@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
 from sparkdl.collective import Coordinator, Deadline, new_secret
+from sparkdl.collective.addresses import LOOPBACK
 from sparkdl.errors import CommunicatorTimeoutError, RankError
 from sparkdl.topology import name_ranks
 
@@ -88,7 +89,9 @@ class RankGroup:
 
     def _start(self, world_size: int) -> None:
         secret = new_secret()
-        coordinator = self._stack.enter_context(Coordinator(secret=secret, world_size=world_size))
+        coordinator = self._stack.enter_context(
+            Coordinator(secret=secret, world_size=world_size, host=LOOPBACK)
+        )
         inherited = self._stack.enter_context(
             rank_variables(LIBRARIES[self.library], world_size, coordinator, secret)
         )

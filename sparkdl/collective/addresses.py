@@ -1,28 +1,43 @@
 """Where a listener can be reached: the addresses of this machine's interfaces, and listening on them.
 
-Whoever listens binds port 0, keeps the socket and publishes the :class:`Address`; host names are never
-resolved.
+Whoever listens binds the addresses that its peers are told and no others, on a port that the system chooses, keeps the
+sockets and publishes the :class:`Address`. Where all peers are on this machine that is :data:`LOOPBACK`; else it is
+what :func:`reachable_hosts` says.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import json
+import os
+import queue
 import socket
 import struct
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdl.errors import ParamError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+LOOPBACK = "127.0.0.1"
+LISTEN = "SPARKDL_LISTEN"
+"""The environment variable in which a user says where to listen for other machines."""
 
 _SIOCGIFADDR = 0x8915
 _MAX_HOSTS = 64
-_BACKLOG = 1024
+_BACKLOG = 4096
+"""As many as most kernels allow (net.core.somaxconn)."""
+
+_PORT_TRIES = 20
+_RESOLVE_TIMEOUT_S = 2.0
 
 # The same few are looked at whenever a communicator is opened, and parsing one costs 10 us.
 _parse = lru_cache(maxsize=1024)(ipaddress.ip_address)
@@ -33,8 +48,8 @@ class Address:
     """Where one listener can be reached.
 
     Attributes:
-        hosts: IPv4 and IPv6 addresses in order of preference, loopback last; they are candidates, as it
-            depends on the peer which of them lead here.
+        hosts: IPv4 and IPv6 addresses in order of preference; they are candidates, as it depends on the peer which of
+            them lead here.
         port: TCP port, the same on all of them.
     """
 
@@ -86,35 +101,163 @@ def interface_addresses() -> dict[str, list[str]]:
     return found
 
 
-def listen(host: str | None = None) -> tuple[socket.socket, Address]:
-    """Listen on a free port, which the returned socket keeps.
+def reachable_hosts(preferred: Iterable[str] = ()) -> tuple[str, ...]:
+    """Choose the addresses of this machine on which to listen for other machines.
+
+    They are those of the environment variable ``SPARKDL_LISTEN``, where it is set: addresses, networks
+    (``10.0.0.0/8``) or interfaces (``eth1``), separated by commas, or ``all``. Else those of ``preferred`` that are
+    this machine's, loopback only if there is no other among them; else the addresses by which packets leave on the
+    default route; else all but loopback; else loopback.
 
     Args:
-        host: address to bind; all interfaces, IPv4 and IPv6, when None.
+        preferred: addresses by which other machines are known to reach this one.
 
     Raises:
-        OSError: if the address is not one of this machine's.
+        ParamError: if ``SPARKDL_LISTEN`` matches no address of this machine.
     """
-    if host is not None:
-        family = socket.AF_INET6 if _parse(host).version == 6 else socket.AF_INET
-        sock = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-        hosts: Sequence[str] = [host]
-    elif socket.has_dualstack_ipv6() and _has_ipv6():
-        sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-        hosts = local_addresses()
-    else:
-        sock = socket.create_server(("", 0), backlog=_BACKLOG)
-        hosts = [address for address in local_addresses() if ":" not in address]
-    return sock, Address(hosts=tuple(hosts[:_MAX_HOSTS]), port=sock.getsockname()[1])
+    if wanted := os.environ.get(LISTEN, "").strip():
+        return _matching(wanted)
+    known = [host for host in dict.fromkeys(preferred) if is_local(host)]
+    candidates = [
+        [host for host in known if not _parse(host).is_loopback],
+        known,
+        [host for host in _route_addresses() if _is_usable(host)],
+        [host for host in local_addresses() if _is_usable(host)],
+    ]
+    return tuple(next((hosts for hosts in candidates if hosts), [LOOPBACK]))
+
+
+def is_local(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    try:
+        address = _parse(host)
+        if address.is_unspecified:
+            return False
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((host, 0))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host as others name it can only mean the machine on which it is asked for."""
+    try:
+        return _parse(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """The addresses of a host; none if it is unknown, or if its name server does not answer in time."""
+    with contextlib.suppress(ValueError):
+        return (str(_parse(name)),)
+    answers: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            answers.put(())
+        else:
+            answers.put(tuple(dict.fromkeys(str(entry[4][0]) for entry in found)))
+
+    # The resolver has no deadline that could be given.
+    threading.Thread(target=ask, name="sparkdl-resolve", daemon=True).start()
+    try:
+        return answers.get(timeout=_RESOLVE_TIMEOUT_S)
+    except queue.Empty:
+        return ()
+
+
+def hosts_of_name(name: str) -> tuple[str, ...]:
+    """The addresses of this machine that others mean by a host name or address; none if it does not lead here.
+
+    Names of this machine often lead to loopback in its own list of hosts, and elsewhere to where others reach it.
+    """
+    found = [host for host in resolve(name) if is_local(host)]
+    if not is_loopback(name):
+        found = [host for host in found if _is_usable(host)]
+    return tuple(found)
+
+
+def route_host(host: str) -> str | None:
+    """The address of this machine from which packets go to another one; None if none goes there. Nothing is sent."""
+    version = _parse(host).version
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((host, 9))
+        return str(sock.getsockname()[0])
+    return None
+
+
+def listen(host: str | Sequence[str] | None = None) -> tuple[list[socket.socket], Address]:
+    """Listen on a free port, which the returned sockets keep: one for each address, all of them with the same port.
+
+    Args:
+        host: address or addresses to bind; :func:`reachable_hosts` when None.
+
+    Raises:
+        OSError: if an address is not one of this machine's.
+    """
+    hosts = reachable_hosts() if host is None else [host] if isinstance(host, str) else list(host)
+    hosts = list(hosts)[:_MAX_HOSTS]
+    for tries_left in reversed(range(_PORT_TRIES)):
+        sockets: list[socket.socket] = []
+        try:
+            for one in hosts:
+                port = sockets[0].getsockname()[1] if sockets else 0
+                family = socket.AF_INET6 if _parse(one).version == 6 else socket.AF_INET
+                sockets.append(socket.create_server((one, port), family=family, backlog=_BACKLOG))
+            return sockets, Address(hosts=tuple(hosts), port=sockets[0].getsockname()[1])
+        except OSError as error:
+            for sock in sockets:
+                sock.close()
+            # The port is taken on another of the addresses.
+            if not (sockets and tries_left and error.errno == errno.EADDRINUSE):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _is_usable(host: str) -> bool:
+    return not _parse(host).is_loopback and not _parse(host).is_link_local
+
+
+def _matching(wanted: str) -> tuple[str, ...]:
+    """The addresses of this machine that ``SPARKDL_LISTEN`` names."""
+    interfaces = interface_addresses()
+    everything = list(
+        dict.fromkeys([*local_addresses(), *(h for found in interfaces.values() for h in found)])
+    )
+    if wanted == "all":
+        return tuple(host for host in everything if _is_usable(host)) or (LOOPBACK,)
+    found: list[str] = []
+    for word in filter(None, (part.strip() for part in wanted.split(","))):
+        if word in interfaces:
+            found += interfaces[word]
+            continue
+        try:
+            network = ipaddress.ip_network(word, strict=False)
+        except ValueError:  # an interface that this machine does not have, as where machines differ
+            continue
+        if network.num_addresses == 1 and is_local(str(network.network_address)):
+            found.append(str(network.network_address))
+        else:
+            found += [host for host in everything if _parse(host) in network]
+    if not found:
+        there = ", ".join(f"{name} {' '.join(hosts)}" for name, hosts in interfaces.items()) or "none"
+        raise ParamError(
+            f"{LISTEN}={wanted!r} matches no address of this machine; its interfaces are: {there}. Name interfaces,"
+            " addresses or networks such as 10.0.0.0/8, separated by commas, or unset it."
+        )
+    return tuple(dict.fromkeys(found))
 
 
 def _route_addresses() -> Iterator[str]:
-    # Connecting a datagram socket sends nothing; it only asks the routing table which source address it would
-    # use.
-    for family, anywhere in ((socket.AF_INET, "192.0.2.254"), (socket.AF_INET6, "2001:db8::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((anywhere, 9))
-            yield str(sock.getsockname()[0])
+    for anywhere in ("192.0.2.254", "2001:db8::1"):
+        if (host := route_host(anywhere)) is not None:
+            yield host
 
 
 def _ipv4_addresses() -> Iterator[str]:
@@ -144,7 +287,3 @@ def _ipv6_of_interfaces() -> Iterator[tuple[str, str]]:
     for line in lines:
         fields = line.split()
         yield fields[-1], str(ipaddress.IPv6Address(bytes.fromhex(fields[0])))
-
-
-def _has_ipv6() -> bool:
-    return any(True for _ in _ipv6_addresses())

@@ -12,18 +12,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.addresses import Address
+from sparkdl.collective.addresses import Address, reachable_hosts
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.dialing import connect_authenticated
 from sparkdl.collective.frames import receive_frame, send_frame
 from sparkdl.collective.listener import AuthenticatedListener
-from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
+from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes, hosts_here
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sparkdl.topology import Topology
 
@@ -93,8 +93,19 @@ def connect_rings(
     name: str,
     timeout_s: float,
     wire: str = "float32",
+    listen_on: Sequence[str] | None = None,
 ) -> dict[str, RingSockets]:
     """Connect this rank with its neighbours in the rings of :func:`plan_rings`; all ranks take part.
+
+    Args:
+        rendezvous: of this communicator alone.
+        topology: this rank's.
+        secret: the job's secret.
+        name: of the communicator.
+        timeout_s: seconds for all of it.
+        wire: how float32 is sent between hosts.
+        listen_on: addresses of this machine by which its neighbours reach it; those by which it and the rendezvous
+            reach each other when None.
 
     Raises:
         MismatchError: on every rank, if they disagree about ``wire``, how float32 is sent.
@@ -105,7 +116,8 @@ def connect_rings(
     rings = plan_rings(topology)
     if not rings:
         return {}
-    with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank)) as listener:
+    hosts = listen_on or reachable_hosts(hosts_here(rendezvous))
+    with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank), host=hosts) as listener:
         # A rank that gives up says so before its listener goes, or its neighbours would blame the network.
         try:
             deadline = Deadline(timeout_s)

@@ -1,8 +1,7 @@
 """The server behind the rendezvous: a key-value store that only holders of the job's secret can reach.
 
 Runs in one process of the job, usually rank 0's barrier task or whoever starts the ranks. One thread serves
-all connections from an event loop; handshakes with strangers happen in threads of their own (see
-``listener``).
+all connections from an event loop; handshakes with strangers happen in the listener's own (see ``listener``).
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING
 from sparkdl.collective.coordinator_protocol import MAX_FRAME_BYTES, Operation, Status, pack, unpack
 from sparkdl.collective.frames import HEADER
 from sparkdl.collective.key_values import KeyValues
-from sparkdl.collective.listener import AuthenticatedListener
+from sparkdl.collective.listener import AuthenticatedListener, strangers_allowed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from sparkdl.collective.key_values import Answer
@@ -65,14 +64,15 @@ class Coordinator:
 
     Args:
         secret: the job's secret; see :func:`sparkdl.collective.authentication.new_secret`.
-        world_size: how many ranks will connect; more strangers than they can explain are kept waiting.
-        host: address to bind; all interfaces when None.
+        world_size: how many ranks will connect.
+        host: address or addresses to bind; where other machines reach this one when None, see
+            :func:`~sparkdl.collective.addresses.reachable_hosts`.
 
     Attributes:
         address: where clients reach it.
     """
 
-    def __init__(self, *, secret: bytes, world_size: int, host: str | None = None) -> None:
+    def __init__(self, *, secret: bytes, world_size: int, host: str | Sequence[str] | None = None) -> None:
         self._memory = KeyValues()
         self._clients: set[_Client] = set()
         self._arrivals: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
@@ -87,7 +87,8 @@ class Coordinator:
                 purpose=PURPOSE,
                 host=host,
                 on_connection=self._welcome,
-                max_strangers=max(64, 2 * world_size),
+                # All ranks may come at once.
+                max_strangers=max(strangers_allowed(), 2 * world_size),
             )
         except BaseException:
             for resource in (self._selector, self._wake_in, self._wake_out):

@@ -1,26 +1,75 @@
-"""Finding out which ranks share a host, by trying: those do that can read each other's file in ``/dev/shm``.
+"""Finding out which ranks share a host, by trying: those do that see each other's mark and have the same ``/dev/shm``.
 
-Names are never compared: two containers can share a host name or a boot id without sharing memory, and one
-machine can go by two names. Runs on every rank, while a communicator opens.
+A mark is a random name in the abstract namespace of Unix sockets (unix(7)). Processes of the same network namespace see
+it, and no others; so these run on the same kernel, and can hand each other descriptors. It is gone with its process,
+however that ends. Names of hosts are never compared: two containers can share a host name or a boot id without sharing
+memory, and one machine can go by two names. Runs on every rank, while a communicator opens.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import logging
 import secrets
-from contextlib import ExitStack
+import socket
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
-from sparkdl.collective.shared_files import SharedFile, open_shared, remove_leftovers
+from sparkdl.collective.shared_files import folder_identity
 from sparkdl.topology import number_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
 
-_TOKEN_BYTES = 32
+logger = logging.getLogger(__name__)
+
+_NAME_BYTES = 16
+
+
+class Mark:
+    """A name that all processes of this network namespace see, and no others; a context manager.
+
+    Attributes:
+        name: what to give to :func:`is_marked`; empty where a sandbox does not let this process have any.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"sparkdl-mark-{secrets.token_hex(_NAME_BYTES)}"
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._sock.bind(f"\0{self.name}")
+        except OSError as error:
+            logger.warning(
+                "This process cannot bind an abstract Unix socket (%s): it will use TCP to all other ranks.",
+                error,
+            )
+            self.name = ""
+
+    def close(self) -> None:
+        """Give the name up."""
+        self._sock.close()
+
+    def __enter__(self) -> Mark:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def is_marked(name: str) -> bool:
+    """Whether this process sees another one's mark."""
+    if not name:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(f"\0{name}")
+        except OSError:
+            return False
+    return True
 
 
 def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s: float) -> tuple[int, ...]:
@@ -34,20 +83,23 @@ def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s:
     if world_size == 1:
         return (0,)
     deadline = Deadline(timeout_s)
-    remove_leftovers()
-    token = secrets.token_bytes(_TOKEN_BYTES)
-    with ExitStack() as stack:
-        offer = json.dumps([_leave(token, stack), token.hex()]).encode()
+    folder = folder_identity()
+    with Mark() as mark:
         offers = all_gather_bytes(
             rendezvous,
             key="hosts/offers",
             rank=rank,
             world_size=world_size,
-            value=offer,
+            value=json.dumps([mark.name, folder]).encode(),
             timeout_s=deadline.remaining_s(),
         )
-        seen = [other for other in range(world_size) if other == rank or _can_read(offers[other])]
-        # The files stay until everyone has said what it saw.
+        marks, folders = zip(*map(json.loads, offers), strict=True)
+        # By way of JSON, which makes lists of tuples.
+        same = [folder is not None and other == folders[rank] for other in folders]
+        seen = [
+            other for other in range(world_size) if other == rank or (same[other] and is_marked(marks[other]))
+        ]
+        # The marks stay until everyone has said what it saw.
         sightings = all_gather_bytes(
             rendezvous,
             key="hosts/sightings",
@@ -77,24 +129,3 @@ def group_by_sight(seen: Sequence[set[int]]) -> tuple[int, ...]:
             groups.append([rank])
             host_of_rank.append(len(groups) - 1)
     return number_hosts(host_of_rank)
-
-
-def _leave(token: bytes, stack: ExitStack) -> str:
-    try:
-        file = stack.enter_context(SharedFile("host"))
-        os.write(file.fd, token)
-    except OSError:
-        return ""
-    return str(file.path)
-
-
-def _can_read(offer: bytes) -> bool:
-    path, token = json.loads(offer)
-    try:
-        fd = open_shared(path, flags=os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return secrets.compare_digest(os.read(fd, _TOKEN_BYTES), bytes.fromhex(token))
-    finally:
-        os.close(fd)

@@ -26,7 +26,7 @@ from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from sparkdl.collective.communicator import Communicator
 
@@ -75,7 +75,12 @@ def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
 
 
 def host_job(
-    rank: int, world_size: int, spread: Callable[[bytes], bytes], environ: Mapping[str, str]
+    rank: int,
+    world_size: int,
+    spread: Callable[[bytes], bytes],
+    environ: Mapping[str, str],
+    *,
+    host: str | Sequence[str] | None = None,
 ) -> Communicator:
     """Found a job among ranks that know each other already, and join it: rank 0 has the coordinator.
 
@@ -84,11 +89,13 @@ def host_job(
         world_size: how many ranks there are.
         spread: gives all ranks the bytes that it is called with on rank 0.
         environ: where the user's choices are.
+        host: address or addresses of rank 0's machine at which the others reach it; what
+            :func:`~sparkdl.collective.addresses.reachable_hosts` chooses when None.
     """
     coordinator, invitation = None, b""
     if rank == 0:
         secret = new_secret()
-        coordinator = Coordinator(secret=secret, world_size=world_size)
+        coordinator = Coordinator(secret=secret, world_size=world_size, host=host)
         invitation = json.dumps([coordinator.address.to_bytes().decode(), secret.hex()]).encode()
     try:
         address, secret_text = json.loads(spread(invitation))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparkdl.collective.addresses import LOOPBACK
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.job import find_all
 from sparkdl.collective.membership import host_job
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 """What Open MPI tells its processes, and what MPICH and its relatives do."""
+
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""How many ranks this machine has, in their words."""
 
 _INVITATION_BYTES = 8192
 _MEET_TIMEOUT_S = 300.0
@@ -63,7 +67,9 @@ def _open(size: int, variable: str, environ: Mapping[str, str]) -> Communicator:
             time.sleep(_NAP_S)
         return buffer.tobytes().rstrip(b"\0")
 
-    return host_job(world.Get_rank(), size, spread, environ)
+    is_one_machine = any(environ.get(name) == str(size) for name in _LOCAL_SIZES)
+    host = LOOPBACK if is_one_machine else None
+    return host_job(world.Get_rank(), size, spread, environ, host=host)
 
 
 def _wrong_library(size: int, variable: str) -> str:

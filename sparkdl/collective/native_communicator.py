@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.collective.addresses import LOOPBACK
 from sparkdl.collective.communicator import Array, Communicator
 from sparkdl.collective.connections import connect_rings
-from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.message_monitor import BothMonitors
 from sparkdl.collective.point_to_point import Messages
 from sparkdl.collective.rendezvous import PrefixRendezvous
@@ -117,6 +117,7 @@ class NativeCommunicator(Communicator):
         fd = open_segment(
             PrefixRendezvous(self._own_rendezvous, f"arena/{self._num_arenas}"),
             self._memory,
+            secret=self.secret,
             num_bytes=part_bytes * self._memory.local_size,
             timeout_s=self.timeout_s,
         )
@@ -145,6 +146,8 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
         sockets = connect_rings(
             opening.own_rendezvous,
             topology=memory,
+            # Those of one host see each other's marks, and so have one loopback.
+            listen_on=[LOOPBACK] if topology.num_hosts == 1 else None,
             secret=opening.secret,
             name=opening.name,
             wire=opening.wire,
@@ -187,7 +190,7 @@ def _share_memory(opening: Opening, topology: Topology) -> tuple[Topology, int]:
             " Use transport='auto'."
         )
     try:
-        return topology, _open_segment(opening.own_rendezvous, topology, opening.deadline)
+        return topology, _open_segment(opening, opening.own_rendezvous, topology)
     except SegmentError as error:
         if transport != "auto":
             raise
@@ -196,9 +199,14 @@ def _share_memory(opening: Opening, topology: Topology) -> tuple[Topology, int]:
     without = number_hosts([(host, rank if host in failed else None) for rank, host in enumerate(hosts)])
     memory = Topology(rank=topology.rank, host_of_rank=without)
     second = PrefixRendezvous(opening.own_rendezvous, "second try")
-    return memory, _open_segment(second, memory, opening.deadline)
+    return memory, _open_segment(opening, second, memory)
 
 
-def _open_segment(rendezvous: PrefixRendezvous, topology: Topology, deadline: Deadline) -> int:
-    num_bytes = _native.segment_bytes(topology.local_size) if topology.local_size > 1 else 0
-    return open_segment(rendezvous, topology, num_bytes=num_bytes, timeout_s=deadline.remaining_s())
+def _open_segment(opening: Opening, rendezvous: PrefixRendezvous, topology: Topology) -> int:
+    return open_segment(
+        rendezvous,
+        topology,
+        secret=opening.secret,
+        num_bytes=_native.segment_bytes(topology.local_size) if topology.local_size > 1 else 0,
+        timeout_s=opening.deadline.remaining_s(),
+    )

@@ -85,6 +85,19 @@ class Exchanges(Protocol):
         """
 
 
+@runtime_checkable
+class Located(Protocol):
+    """What a rendezvous can do besides when it knows how this machine and that of its store reach each other."""
+
+    def hosts_here(self) -> tuple[str, ...]:
+        """The addresses of this machine by which ranks on other machines are known, or likely, to reach it."""
+
+
+def hosts_here(rendezvous: Rendezvous) -> tuple[str, ...]:
+    """See :class:`Located`; none where the rendezvous does not know."""
+    return rendezvous.hosts_here() if isinstance(rendezvous, Located) else ()
+
+
 @contextmanager
 def answered_by(deadline: Deadline) -> Iterator[None]:
     """What this thread asks of a rendezvous meanwhile is wanted by the deadline, not only what says so itself."""
@@ -157,6 +170,10 @@ class PrefixRendezvous:
         """See :class:`LossNotices`; without effect when the rendezvous below does not notice losses."""
         if isinstance(self._rendezvous, LossNotices):
             self._rendezvous.post_if_lost(self._prefix + queue, value)
+
+    def hosts_here(self) -> tuple[str, ...]:
+        """See :class:`Located`; none where the rendezvous below does not know."""
+        return hosts_here(self._rendezvous)
 
 
 def post(rendezvous: Rendezvous, queue: str, value: bytes) -> int:

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
+from sparkdl.collective.addresses import is_local
 from sparkdl.collective.coordinator import PURPOSE
 from sparkdl.collective.coordinator_protocol import (
     MAX_FRAME_BYTES,
@@ -57,6 +58,7 @@ class RendezvousClient:
     def __init__(self, sock: socket.socket, address: Address) -> None:
         self._sock = sock
         self.address = address
+        self._hosts_here = _hosts_here(sock, address)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Future[tuple[int, list[bytes]]]] = {}
         self._lock = threading.Lock()
@@ -140,6 +142,14 @@ class RendezvousClient:
         """See :class:`~sparkdl.collective.rendezvous.LossNotices`."""
         self._ask(Operation.POST_IF_LOST, queue.encode(), value)
 
+    def hosts_here(self) -> tuple[str, ...]:
+        """See :class:`~sparkdl.collective.rendezvous.Located`.
+
+        On another machine than the coordinator's: the address by which the coordinator was reached. On the
+        coordinator's: those of its addresses that were published, as the others use them.
+        """
+        return self._hosts_here
+
     def prefix(self, name: str) -> PrefixRendezvous:
         """A view in which every key begins with ``name/``."""
         return PrefixRendezvous(self, name)
@@ -220,3 +230,10 @@ class RendezvousClient:
             answers, self._answers = self._answers, {}
         for future in answers.values():
             future.set_exception(CommunicatorError(self._ended))
+
+
+def _hosts_here(sock: socket.socket, address: Address) -> tuple[str, ...]:
+    if sock.family == socket.AF_UNIX:
+        return ()
+    own, there = sock.getsockname()[0], sock.getpeername()[0]
+    return tuple(host for host in address.hosts if is_local(host)) if own == there else (own,)

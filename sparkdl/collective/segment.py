@@ -1,23 +1,33 @@
-"""The shared-memory segment of one host's ranks: made by one of them, opened by all, then nameless.
+"""The shared-memory segment of one host's ranks: made by one of them, which hands it to the others as a descriptor.
 
-Its memory is reserved when it is made, so that a ``/dev/shm`` that is too small is an error now and not a
-SIGBUS later.
+It never has a name by which it could be left behind. The others come for it over a Unix socket, on which both ends
+prove the job's secret, as everybody on the host can connect to it. Its memory is reserved when it is made, so that a
+``/dev/shm`` that is too small is an error now and not a SIGBUS later.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
+import socket
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.dialing import connect_unix
+from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
-from sparkdl.collective.shared_files import FOLDER, SharedFile, open_shared
+from sparkdl.collective.shared_files import FOLDER, nameless_file
 from sparkdl.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from sparkdl.topology import Topology
+
+_PURPOSE = b"sparkdl segment"
+_BACKLOG = 1024
 
 
 class SegmentError(CommunicatorError):
@@ -32,12 +42,15 @@ class SegmentError(CommunicatorError):
         self.hosts = hosts
 
 
-def open_segment(rendezvous: Rendezvous, topology: Topology, *, num_bytes: int, timeout_s: float) -> int:
+def open_segment(
+    rendezvous: Rendezvous, topology: Topology, *, secret: bytes, num_bytes: int, timeout_s: float
+) -> int:
     """Make and open the segment that this host's ranks share; all ranks of the communicator take part.
 
     Args:
         rendezvous: of this communicator alone.
         topology: this rank's.
+        secret: the job's secret.
         num_bytes: size of the segment.
         timeout_s: seconds for all of it.
 
@@ -50,64 +63,78 @@ def open_segment(rendezvous: Rendezvous, topology: Topology, *, num_bytes: int, 
     """
     deadline = Deadline(timeout_s)
     leads = topology.local_size > 1 and topology.local_rank == 0
-    file, failure = _make(num_bytes) if leads else (None, "")
-    fd = -1
+    fd, failure = _make(num_bytes) if leads else (-1, "")
     try:
-        offers = _exchange(
-            rendezvous,
-            topology,
-            deadline,
-            key="segment/made",
-            path=str(file.path) if file else "",
-            failure=failure,
-        )
-        leader = topology.local_ranks[0]
-        if file is not None:
-            fd = file.take_fd()
-        elif topology.local_size > 1:
-            fd, failure = _open(offers[leader])
-        _exchange(rendezvous, topology, deadline, key="segment/opened", path="", failure=failure)
+        with ExitStack() as stack:
+            name = ""
+            if fd >= 0:
+                try:
+                    name = _offer(fd, secret, stack)
+                except OSError as error:
+                    failure = f"cannot offer the segment to the other ranks of this host: {error}"
+            names = _exchange(rendezvous, topology, deadline, key="segment/made", name=name, failure=failure)
+            if topology.local_size > 1 and not leads:
+                fd, failure = _receive(names[topology.local_ranks[0]], secret, deadline)
+            _exchange(rendezvous, topology, deadline, key="segment/opened", name="", failure=failure)
     except BaseException:
         if fd >= 0:
             os.close(fd)
         raise
-    finally:
-        if file is not None:
-            file.close()
     return fd
 
 
 def _exchange(
-    rendezvous: Rendezvous, topology: Topology, deadline: Deadline, *, key: str, path: str, failure: str
+    rendezvous: Rendezvous, topology: Topology, deadline: Deadline, *, key: str, name: str, failure: str
 ) -> list[str]:
     answers = all_gather_bytes(
         rendezvous,
         key=key,
         rank=topology.rank,
         world_size=topology.world_size,
-        value=f"{path}\n{failure}".encode(),
+        value=f"{name}\n{failure}".encode(),
         timeout_s=deadline.remaining_s(),
     )
-    paths, failures = zip(*(answer.decode().split("\n", 1) for answer in answers), strict=True)
+    names, failures = zip(*(answer.decode().split("\n", 1) for answer in answers), strict=True)
     failed = {rank: text for rank, text in enumerate(failures) if text}
     if failed:
         rank = min(failed)
         hosts = frozenset(topology.host_of_rank[rank] for rank in failed)
         raise SegmentError(f"rank {rank}: {failed[rank]}", hosts=hosts)
-    return list(paths)
+    return list(names)
 
 
-def _make(num_bytes: int) -> tuple[SharedFile | None, str]:
+def _make(num_bytes: int) -> tuple[int, str]:
     try:
-        file = SharedFile("segment")
+        fd = nameless_file()
     except OSError as error:
-        return None, f"cannot make a file in {FOLDER}: {error}"
+        return -1, f"cannot make a file in {FOLDER}: {error}"
     try:
-        os.posix_fallocate(file.fd, 0, num_bytes)
+        os.posix_fallocate(fd, 0, num_bytes)
     except OSError as error:
-        file.close()
-        return None, _explain(num_bytes, error)
-    return file, ""
+        os.close(fd)
+        return -1, _explain(num_bytes, error)
+    return fd, ""
+
+
+def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
+    """Give the descriptor to whoever proves the secret, until the stack ends; return where."""
+    name = f"sparkdl-segment-{secrets.token_hex(16)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(f"\0{name}")
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    stack.enter_context(
+        AuthenticatedListener(secret, purpose=_PURPOSE, sockets=[sock], on_connection=partial(_give, fd))
+    )
+    return name
+
+
+def _give(fd: int, sock: socket.socket) -> None:
+    with sock:
+        socket.send_fds(sock, [b"\0"], [fd])
 
 
 def _explain(num_bytes: int, error: OSError) -> str:
@@ -121,8 +148,13 @@ def _explain(num_bytes: int, error: OSError) -> str:
     )
 
 
-def _open(path: str) -> tuple[int, str]:
+def _receive(name: str, secret: bytes, deadline: Deadline) -> tuple[int, str]:
     try:
-        return open_shared(path, flags=os.O_RDWR), ""
+        with connect_unix(name, secret, purpose=_PURPOSE, timeout_s=deadline.remaining_s()) as sock:
+            sock.settimeout(max(deadline.remaining_s(), 1e-3))
+            _, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
-        return -1, f"cannot open the segment of this host: {error}"
+        return -1, f"cannot get the segment of this host: {error}"
+    if not fds:
+        return -1, "cannot get the segment of this host: its descriptor did not arrive"
+    return fds[0], ""

@@ -19,7 +19,7 @@ from sparkdl.collective import (
     find_hosts,
     open_communicator,
 )
-from sparkdl.collective.addresses import interface_addresses
+from sparkdl.collective.addresses import LOOPBACK, interface_addresses, is_local
 from sparkdl.errors import SparkdlError
 
 if TYPE_CHECKING:
@@ -73,17 +73,25 @@ def _try_addresses(
     world: dict[str, Any],
 ) -> list[tuple[int, str, str, str]]:
     rank = world["rank"]
-    with AuthenticatedListener(secret, purpose=_PURPOSE, on_connection=lambda sock: sock.close()) as listener:
-        offer = json.dumps([interface_addresses(), listener.address.port]).encode()
+    interfaces = {
+        name: [host for host in found if is_local(host)] for name, found in interface_addresses().items()
+    }
+    with AuthenticatedListener(
+        secret,
+        purpose=_PURPOSE,
+        host=[host for found in interfaces.values() for host in found] or LOOPBACK,
+        on_connection=lambda sock: sock.close(),
+    ) as listener:
+        offer = json.dumps([interfaces, listener.address.port]).encode()
         offers = all_gather_bytes(rendezvous, key="interfaces", value=offer, **world)
         attempts = []
         if rank in leaders:
             for leader in leaders:
                 if leader == rank:
                     continue
-                interfaces, port = json.loads(offers[leader])
+                there, port = json.loads(offers[leader])
                 attempts += [
-                    (hosts[leader], name, host, port) for name, found in interfaces.items() for host in found
+                    (hosts[leader], name, host, port) for name, found in there.items() for host in found
                 ]
         with ThreadPoolExecutor(max_workers=_MAX_ATTEMPTS) as pool:
             failures = list(pool.map(lambda attempt: _failure(secret, *attempt[2:]), attempts))

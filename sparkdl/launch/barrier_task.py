@@ -9,15 +9,23 @@ would, and from every rank.
 from __future__ import annotations
 
 import io
+import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
-from sparkdl.collective.addresses import Address
-from sparkdl.collective.host_groups import find_hosts
+from sparkdl.collective.addresses import (
+    LISTEN,
+    LOOPBACK,
+    Address,
+    hosts_of_name,
+    is_loopback,
+    reachable_hosts,
+)
+from sparkdl.collective.host_groups import Mark, find_hosts, is_marked
 from sparkdl.collective.pmi import PmiServer, pmi_environment
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.failure_board import FailureBoard
@@ -34,6 +42,8 @@ from sparkdl.launch.rank_supervisor import RankSupervisor
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
 
+logger = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 60.0
 LEAST_MEETING_S = 30.0
 """How long the tasks may take to meet where the start is given less: without the driver Spark looks once a second."""
@@ -46,9 +56,9 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
     """Run the rank that this task stands for, and yield how it ended."""
     rank, host = context.partitionId(), socket.gethostname()
     with ExitStack() as stack:
-        coordinator = None
-        if rank == 0:
-            coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=spec.num_ranks))
+        places = task_hosts(context)
+        coordinator = _coordinator(spec, hosts_for_tasks(places), stack) if rank == 0 else None
+        mark = stack.enter_context(Mark())
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
         pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
         supervisor: RankSupervisor | None = None
@@ -59,7 +69,8 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         mine = Peer(
             host=host,
             conflicts=version_conflicts(spec.versions, installed_versions()),
-            coordinator=coordinator.address.to_bytes().decode() if coordinator is not None else "",
+            mark=mark.name,
+            coordinator=_text_of(coordinator),
         )
         meeting = stack.enter_context(Meeting(context, link, mine))
         link.watch(meeting.abandon)
@@ -67,6 +78,11 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return
+        if are_on_one_host(places) and not all(is_marked(peer.mark) for peer in peers):
+            # Containers to which Spark gives one address have a loopback each. All tasks find that out, as those that
+            # see each other's marks are the same for all of them.
+            coordinator = _coordinator(spec, reachable_hosts(), stack) if rank == 0 else None
+            peers = meeting.meet_again(replace(mine, coordinator=_text_of(coordinator)))
         address = Address.from_bytes(peers[0].coordinator)
         client = RendezvousClient.connect(address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
@@ -97,6 +113,44 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         board.finish()
         if rank == 0:
             board.wait_until_finished(spec.num_ranks)
+
+
+def task_hosts(context: BarrierTaskContext) -> list[str]:
+    """The host of each task's executor as Spark knows it, that of this task first."""
+    # Each is host:port; an IPv6 address is in brackets.
+    hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
+    own = hosts.pop(context.partitionId())
+    return [own, *hosts]
+
+
+def are_on_one_host(hosts: Sequence[str]) -> bool:
+    """Whether Spark knows all tasks by one host, or by loopback alone."""
+    return len(set(hosts)) == 1 or all(map(is_loopback, hosts))
+
+
+def hosts_for_tasks(hosts: Sequence[str]) -> Sequence[str]:
+    """The addresses of this machine at which tasks on these hosts, of which the first is this one, are to reach it."""
+    if are_on_one_host(hosts):
+        return [LOOPBACK]
+    found = hosts_of_name(hosts[0])
+    chosen = reachable_hosts(found)
+    if not found:
+        logger.warning(
+            "Spark knows this executor as %r, which is no address of this machine; the other ranks are told %s. If they"
+            " cannot reach that, say where they can in %s.",
+            hosts[0],
+            ", ".join(chosen),
+            LISTEN,
+        )
+    return chosen
+
+
+def _coordinator(spec: LaunchSpec, host: Sequence[str], stack: ExitStack) -> Coordinator:
+    return stack.enter_context(Coordinator(secret=spec.secret, world_size=spec.num_ranks, host=host))
+
+
+def _text_of(coordinator: Coordinator | None) -> str:
+    return "" if coordinator is None else coordinator.address.to_bytes().decode()
 
 
 def _heartbeat(

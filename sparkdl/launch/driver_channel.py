@@ -7,19 +7,38 @@ tasks wait, so that nothing is dropped and nothing piles up.
 
 from __future__ import annotations
 
+import logging
 import queue
+import re
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sparkdl.collective.addresses import (
+    LISTEN,
+    LOOPBACK,
+    hosts_of_name,
+    is_local,
+    reachable_hosts,
+    resolve,
+    route_host,
+)
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.launch.driver_link import PURPOSE
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.launch.outcome import Failure, StopReason
+from sparkdl.launch.preflight import is_connect
 from sparkdl.launch.rank_signs import RankSigns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 MAX_WAITING_MESSAGES = 10_000
 
@@ -72,9 +91,11 @@ class DriverChannel:
     Args:
         secret: of the job.
         num_ranks: how many tasks are to meet.
+        host: address or addresses to bind, as :func:`driver_hosts` finds them; what
+            :func:`~sparkdl.collective.addresses.reachable_hosts` chooses when None.
     """
 
-    def __init__(self, secret: bytes, num_ranks: int) -> None:
+    def __init__(self, secret: bytes, num_ranks: int, *, host: str | Sequence[str] | None = None) -> None:
         self._num_ranks = num_ranks
         self._messages: queue.Queue[RankMessage] = queue.Queue(MAX_WAITING_MESSAGES)
         self._lock = threading.Condition()
@@ -83,7 +104,9 @@ class DriverChannel:
         self._cancelled: StopReason | None = None
         self._closed = False
         self._is_heard = True
-        self._listener = AuthenticatedListener(secret, purpose=PURPOSE, on_connection=self._serve_in_thread)
+        self._listener = AuthenticatedListener(
+            secret, purpose=PURPOSE, host=host, on_connection=self._serve_in_thread
+        )
         self.address = self._listener.address
 
     @property
@@ -249,3 +272,55 @@ class DriverChannel:
             connection.send(header)
         except OSError:
             pass  # that task is gone already
+
+
+def driver_hosts(spark: SparkSession) -> Sequence[str]:
+    """The addresses of this machine at which the tasks of a session are to reach this process.
+
+    Loopback where Spark runs on this machine alone; else the address that Spark's own driver listens on, or, for a
+    client of Spark Connect, the one by which it reaches the server.
+    """
+    master, driver = _setting(spark, "spark.master"), _setting(spark, "spark.driver.host")
+    if is_connect(spark):
+        server = resolve(_server_host(spark))
+        if not any(map(is_local, server)):
+            return reachable_hosts(host for there in server if (host := route_host(there)) is not None)
+        # What goes by a tunnel ends elsewhere.
+        is_spark_here = any(map(is_local, resolve(driver)))
+    else:
+        is_spark_here = True
+    if is_spark_here and re.match(r"local(-cluster)?(\[|$)", master):
+        return [LOOPBACK]
+    found = hosts_of_name(driver) or hosts_of_name(_setting(spark, "spark.driver.bindAddress"))
+    hosts = reachable_hosts(found)
+    if not found:
+        _note_once(
+            f"spark.driver.host={driver!r} is no address of this machine, so tasks are listened for on"
+            f" {', '.join(hosts)}. If the executors cannot reach that, say where they can in {LISTEN}."
+        )
+    return hosts
+
+
+def _setting(spark: SparkSession, name: str) -> str:
+    if not is_connect(spark):
+        return str(spark.sparkContext.getConf().get(name, ""))
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.conf.get(name, "") or ""
+    except PySparkException:  # managed servers keep some settings to themselves
+        return ""
+
+
+def _server_host(spark: SparkSession) -> str:
+    from pyspark.errors import PySparkException
+
+    try:
+        return str(spark.client.host)
+    except PySparkException:  # a channel that a service's own client has made has none
+        return ""
+
+
+@cache
+def _note_once(text: str) -> None:
+    logger.warning("%s", text)

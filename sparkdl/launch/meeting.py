@@ -31,11 +31,13 @@ class Peer:
     Attributes:
         host: its name.
         conflicts: versions that do not go with those of the driver.
+        mark: the name of its mark, which the others see if they share its loopback.
         coordinator: address of the coordinator, as text; of rank 0's task alone.
     """
 
     host: str
     conflicts: list[str]
+    mark: str
     coordinator: str
 
 
@@ -43,6 +45,7 @@ class Meeting:
     """Brings together what all tasks tell; a context manager, at whose end Spark has done its part, too."""
 
     def __init__(self, context: BarrierTaskContext, link: DriverLink, mine: Peer) -> None:
+        self._context = context
         self._peers: Future[list[Peer]] = Future()
         self._thread = threading.Thread(
             target=self._gather, args=(context, mine), name="sparkdl-meeting", daemon=True
@@ -63,6 +66,18 @@ class Meeting:
                 f"the tasks did not meet within {timeout_s:g} s: one of them does not come to its start, as where its "
                 "Python worker waits for a disk. Look at the executors' logs."
             ) from None
+
+    def meet_again(self, mine: Peer) -> list[Peer]:
+        """Have all tasks tell something anew, by Spark alone; each of them has to make this call.
+
+        Raises:
+            LaunchError: if Spark has not ended the first meeting in time.
+        """
+        self._thread.join(_END_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise LaunchError(f"Spark did not bring the tasks together within {_END_TIMEOUT_S:g} s")
+        gathered = self._context.allGather(json.dumps(asdict(mine)))
+        return [Peer(**json.loads(text)) for text in gathered]
 
     def abandon(self, reason: str) -> None:
         """Wait no longer. Safe from any thread; does nothing where all have met."""

@@ -110,7 +110,7 @@ class NurseryClients:
 
     def _let_in(self) -> None:
         assert self._door is not None
-        while True:
+        for _ in range(_BACKLOG + 1):  # and not for ever, should strangers knock all the time
             try:
                 connection, _ = self._door.accept()
             except OSError:  # nobody knocks

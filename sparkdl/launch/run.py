@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collective import check_timeout, check_transport, new_secret
 from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.collect import collect
-from sparkdl.launch.driver_channel import DriverChannel, RankMessage
+from sparkdl.launch.driver_channel import DriverChannel, RankMessage, driver_hosts
 from sparkdl.launch.hang_guard import HangGuard
 from sparkdl.launch.hang_watch import hang_limits
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
@@ -116,7 +116,7 @@ def run_on_ranks(
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank, resources=resources)
     secret = new_secret()
     with ExitStack() as stack:
-        channel = stack.enter_context(DriverChannel(secret, num_ranks))
+        channel = stack.enter_context(DriverChannel(secret, num_ranks, host=driver_hosts(session)))
         spec = LaunchSpec(
             job=f"sparkdl-{secrets.token_hex(8)}",
             num_ranks=num_ranks,

@@ -11,9 +11,10 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from sparkdl.collective import Deadline
+from sparkdl.collective.addresses import hosts_of_name, is_loopback, resolve, route_host
 from sparkdl.errors import CommunicatorTimeoutError
 
 if TYPE_CHECKING:
@@ -139,6 +140,21 @@ class StoreRendezvous:
             NotImplementedError: always.
         """
         raise NotImplementedError("A c10d store cannot count keys below a prefix; ask for keys by name.")
+
+    def hosts_here(self) -> tuple[str, ...]:
+        """See :class:`~sparkdl.collective.rendezvous.Located`: known of a ``TCPStore``, whose host all ranks reach."""
+        store = self._store
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        if not isinstance(store, TCPStore):
+            return ()
+        if found := hosts_of_name(store.host):
+            return found
+        return tuple(
+            host
+            for there in resolve(store.host)
+            if not is_loopback(there) and (host := route_host(there)) is not None
+        )
 
     def check(self, keys: Sequence[str]) -> bool:
         """All of the keys are set."""

@@ -5,13 +5,14 @@ Runs on the *rank*. What the store's users can read, they can use: the job's sec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from torch.distributed.rendezvous import rendezvous
 
+from sparkdl.collective.addresses import LOOPBACK, hosts_of_name, reachable_hosts
 from sparkdl.collective.job import find_all
 from sparkdl.collective.membership import host_job
 from sparkdl.collective.mpi_launch import find_mpi_world
@@ -50,4 +51,12 @@ def _open(environ: Mapping[str, str]) -> Communicator:
             store.set(_KEY, invitation)
         return bytes(store.get(_KEY))
 
-    return host_job(rank, world_size, spread, environ)
+    return host_job(rank, world_size, spread, environ, host=_where_rank_0_is_reached(environ, world_size))
+
+
+def _where_rank_0_is_reached(environ: Mapping[str, str], world_size: int) -> Sequence[str]:
+    """On rank 0: the addresses of this machine at which the other ranks find its coordinator."""
+    if environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+        return [LOOPBACK]
+    # The others reach the store there, too.
+    return reachable_hosts(hosts_of_name(environ["MASTER_ADDR"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import socket
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from sparkdl.collective import Address, new_secret, open_communicator
 from tests.collective.failure_scenes import Outcome, error_of
+from tests.processes import listens_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +51,26 @@ class WatchedRendezvous:
         if key.endswith(self._purpose) and isinstance(values, list):
             self._show(values)
         return values
+
+
+def where_it_listens(environment: RankEnvironment, host_of_rank: list[int] | None = None) -> list[str]:
+    """The addresses on which the rank listens for its neighbours while it opens a communicator."""
+    seen: set[str] = set()
+    rendezvous: Any = WatchedRendezvous(
+        environment.rendezvous,
+        "connections/addresses",
+        lambda _: seen.update(host for _, host in listens_on([os.getpid()])),
+    )
+    open_communicator(
+        rendezvous=rendezvous,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        secret=environment.secret,
+        transport="tcp",
+        host_of_rank=host_of_rank,
+        timeout_s=20.0,
+    ).close()
+    return sorted(seen)
 
 
 def stranger_at_the_listener(environment: RankEnvironment) -> Outcome:

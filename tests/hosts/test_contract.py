@@ -8,6 +8,7 @@ import pytest
 
 from sparkdl.topology import Topology
 from tests.collective.numeric_checks import CHECKS, run_checks
+from tests.collective.opening_scenes import where_it_listens
 from tests.hosts.network import Network, hosts_with_ranks
 from tests.run_ranks import RankEnvironment, run_ranks
 
@@ -53,6 +54,20 @@ def test_ranks_find_out_who_shares_their_host(ranks_per_host: Sequence[int]) -> 
     with hosts_with_ranks(*ranks_per_host) as network:
         topologies = run_ranks(network.world_size, topology, place=network)
         assert [found.host_of_rank for found in topologies] == [network.host_of_rank] * network.world_size
+
+
+@pytest.mark.parametrize(("family", "address"), [(4, "10.77.0.{}"), (6, "fd77::{}")])
+def test_ranks_listen_on_the_address_that_the_others_are_told_alone(family: int, address: str) -> None:
+    with hosts_with_ranks(1, 2, family=family) as network:
+        seen = run_ranks(3, where_it_listens, place=network)
+    assert seen == [[address.format(1)], [address.format(2)], [address.format(2)]]
+
+
+def test_ranks_listen_where_the_user_says() -> None:
+    with hosts_with_ranks(1, 1, decoy=True) as network:
+        variables = {"SPARKDL_LISTEN": "eth0"}
+        seen = run_ranks(2, where_it_listens, place=network, variables=variables)
+    assert seen == [["10.77.0.1"], ["10.77.0.2"]]
 
 
 def test_hosts_with_ipv6_alone_find_each_other() -> None:

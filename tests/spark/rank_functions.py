@@ -15,6 +15,7 @@ import numpy as np
 from sparkdl.collective import current_communicator
 from sparkdl.launch import RankContext
 from sparkdl.launch.nursery_clients import peer_process
+from tests.processes import listens_on, runs, with_descendants
 
 
 def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[str, Any]:
@@ -24,6 +25,16 @@ def describe(context: RankContext, greeting: str, *, suffix: str = "") -> dict[s
         "pid": os.getpid(),
         "text": greeting + suffix,
     }
+
+
+def where_they_listen(context: RankContext, driver: int) -> list[str]:
+    """Where the driver and what it has started listen while ranks run, but for Spark's Java."""
+    context.communicator.barrier()
+    processes = {pid for pid in with_descendants(driver) if not runs(pid, "java")}
+    assert os.getpid() in processes
+    found = sorted({host for _, host in listens_on(processes)})
+    context.communicator.barrier()
+    return found
 
 
 def sum_of_ranks(context: RankContext) -> float:

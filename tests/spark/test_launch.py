@@ -17,6 +17,7 @@ from sparkdl.errors import LaunchError, ParamError, RankError, SerializationErro
 from sparkdl.launch import run, run_on_ranks
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.launch_spec import installed_versions
+from tests.flood import flooded
 from tests.launchers import ROOT
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
@@ -75,6 +76,37 @@ def test_ranks_of_one_executor_are_forked_from_one_process(spark: SparkSession) 
         *run_on_ranks(functions.tell_where_it_comes_from, num_ranks=2, spark=spark), strict=True
     )
     assert len(set(nurseries)) == len(set(executors))
+
+
+def test_on_one_machine_nothing_listens_but_on_loopback(spark: SparkSession) -> None:
+    values = run_on_ranks(functions.where_they_listen, os.getpid(), num_ranks=2, spark=spark)
+    assert values == [["127.0.0.1"]] * 2
+
+
+class FloodedChannel(DriverChannel):
+    """A driver on whose port strangers press from the beginning."""
+
+    def __init__(self, secret: bytes, num_ranks: int, **options: Any) -> None:
+        super().__init__(secret, num_ranks, **options)
+        self._flood = flooded(self.address.port, 2000)
+        self._flood.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._flood.__exit__(*exception)
+        super().__exit__(*exception)
+
+
+@pytest.mark.any_spark_will_do
+def test_ranks_start_and_are_heard_while_strangers_press_on_the_drivers_port(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "DriverChannel", FloodedChannel)
+    lines: list[tuple[int, str]] = []
+    values = run_on_ranks(
+        functions.say_and_wait, 0.0, num_ranks=2, spark=spark, on_log=lambda *said: lines.append(said)
+    )
+    assert values == [0, 1]
+    assert sorted(lines) == [(0, "from rank 0"), (1, "from rank 1")]
 
 
 @pytest.mark.any_spark_will_do
@@ -163,8 +195,8 @@ def test_every_line_and_event_reaches_the_driver_in_order(spark: SparkSession) -
 class UnreachableChannel(DriverChannel):
     """A driver that executors cannot reach, as a Connect client behind a firewall."""
 
-    def __init__(self, secret: bytes, num_ranks: int) -> None:
-        super().__init__(secret, num_ranks)
+    def __init__(self, secret: bytes, num_ranks: int, **options: Any) -> None:
+        super().__init__(secret, num_ranks, **options)
         with socket.create_server(("127.0.0.1", 0)) as closed_soon:
             self.address = Address(("127.0.0.1",), closed_soon.getsockname()[1])
 

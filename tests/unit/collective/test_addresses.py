@@ -2,10 +2,23 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from contextlib import ExitStack
 
 import pytest
 
 from sparkdl.collective import Address, connect_any, listen, local_addresses
+from sparkdl.collective.addresses import (
+    LISTEN,
+    hosts_of_name,
+    interface_addresses,
+    is_local,
+    reachable_hosts,
+    resolve,
+)
+from sparkdl.errors import ParamError
+
+OTHERS = "198.51.100.77"
+"""An address that no machine has (RFC 5737)."""
 
 
 def test_loopback_comes_last() -> None:
@@ -15,8 +28,11 @@ def test_loopback_comes_last() -> None:
 
 
 def test_every_local_address_leads_to_the_listener() -> None:
-    sock, address = listen()
-    with sock:
+    sockets, address = listen(local_addresses())
+    with ExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)
+        assert {sock.getsockname()[1] for sock in sockets} == {address.port}
         for host in address.hosts:
             connect_any(Address(hosts=(host,), port=address.port), timeout_s=5.0).close()
 
@@ -25,7 +41,7 @@ def test_every_local_address_leads_to_the_listener() -> None:
 def test_listener_on_one_address_has_only_that(host: str) -> None:
     if host not in local_addresses():
         pytest.skip(f"this machine has no {host}")
-    sock, address = listen(host)
+    (sock,), address = listen(host)
     with sock:
         assert address.hosts == (host,)
         connect_any(address, timeout_s=5.0).close()
@@ -33,7 +49,7 @@ def test_listener_on_one_address_has_only_that(host: str) -> None:
 
 def test_listening_where_one_is_not_fails() -> None:
     with pytest.raises(OSError):
-        listen("192.0.2.77")
+        listen("198.51.100.77")
 
 
 def test_address_survives_the_way_through_bytes() -> None:
@@ -61,6 +77,55 @@ def test_anything_else_is_not_an_address(text: str) -> None:
 
 
 def test_listening_socket_keeps_its_port() -> None:
-    sock, address = listen("127.0.0.1")
+    (sock,), address = listen("127.0.0.1")
     with sock, socket.socket() as rival, pytest.raises(OSError):
         rival.bind(("127.0.0.1", address.port))
+
+
+def is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
+
+
+def test_other_machines_are_told_no_loopback_unless_there_is_nothing_else() -> None:
+    hosts = reachable_hosts()
+    assert hosts
+    assert all(map(is_local, hosts))
+    others = [host for host in local_addresses() if not is_loopback(host)]
+    assert not any(map(is_loopback, hosts)) if others else hosts == ("127.0.0.1",)
+
+
+def test_addresses_known_to_be_reached_are_preferred_if_they_are_this_machines() -> None:
+    own = local_addresses()[0]
+    assert reachable_hosts([OTHERS, "127.0.0.1", own]) == (own,)
+    assert reachable_hosts(["127.0.0.1"]) == ("127.0.0.1",)
+    assert reachable_hosts([OTHERS]) == reachable_hosts()
+
+
+def test_user_says_where_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, hosts in interface_addresses().items():
+        usable = [host for host in hosts if is_local(host)]
+        monkeypatch.setenv(LISTEN, f"missing0, {name}")
+        assert reachable_hosts(["127.0.0.1"]) == tuple(usable)
+        monkeypatch.setenv(LISTEN, usable[0])
+        assert reachable_hosts() == (usable[0],)
+    monkeypatch.setenv(LISTEN, "127.0.0.0/8")
+    assert reachable_hosts([local_addresses()[0]]) == ("127.0.0.1",)
+    monkeypatch.setenv(LISTEN, "127.0.0.5")
+    assert reachable_hosts() == ("127.0.0.5",)
+    monkeypatch.setenv(LISTEN, "all")
+    everywhere = reachable_hosts()
+    assert set(everywhere) >= set(filter(lambda host: not is_loopback(host), local_addresses()))
+    for wrong in (OTHERS, "missing0", "10.0.0.0/99", ","):
+        monkeypatch.setenv(LISTEN, wrong)
+        with pytest.raises(ParamError, match=f"SPARKDL_LISTEN='{wrong}' matches no address"):
+            reachable_hosts()
+
+
+def test_names_mean_addresses_of_this_machine_or_none() -> None:
+    assert set(hosts_of_name("localhost")) <= {"127.0.0.1", "::1"}
+    assert hosts_of_name("127.0.0.1") == ("127.0.0.1",)
+    assert hosts_of_name(OTHERS) == ()
+    assert hosts_of_name("no-such-host.invalid") == ()
+    assert hosts_of_name("0.0.0.0") == ()
+    assert resolve("fd00::7") == ("fd00::7",)
+    assert not any(map(is_loopback, hosts_of_name(socket.gethostname())))

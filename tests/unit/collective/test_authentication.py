@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdl.collective import Coordinator, authenticate_client, authenticate_server, new_secret
-from sparkdl.collective.authentication import HandshakeCutError
+from sparkdl.collective import (
+    AuthenticatedListener,
+    Coordinator,
+    authenticate_client,
+    authenticate_server,
+    connect_any,
+    new_secret,
+)
+from sparkdl.collective.authentication import ClientHandshake, HandshakeCutError
 from sparkdl.errors import AuthenticationError, ParamError
 
 if TYPE_CHECKING:
@@ -94,30 +101,81 @@ def test_client_refuses_a_server_that_reflects_its_proof(pair: tuple[socket.sock
     client, server = pair
 
     def reflect() -> None:
-        server.sendall(b"sparkdl\x01" + secrets.token_bytes(32))
-        server.sendall(server.recv(64, socket.MSG_WAITALL)[32:])
+        server.recv(72, socket.MSG_WAITALL)
+        server.sendall(b"sparkdl\x02" + secrets.token_bytes(32))
+        server.sendall(server.recv(32, socket.MSG_WAITALL))
 
     raised, _ = at_the_same_time(lambda: authenticate_client(client, SECRET, timeout_s=5.0), reflect)
     assert "does not know the job's secret" in str(raised)
 
 
-def test_server_refuses_a_proof_that_was_recorded_before(pair: tuple[socket.socket, socket.socket]) -> None:
+def record(pair: tuple[socket.socket, socket.socket]) -> bytes:
+    """All that a client says to a listener that it could take for an honest one."""
     client, server = pair
     recorded: list[bytes] = []
 
     def listen_in() -> None:
-        server.sendall(b"sparkdl\x01" + bytes(32))
-        recorded.append(server.recv(64, socket.MSG_WAITALL))
+        recorded.append(server.recv(72, socket.MSG_WAITALL))
+        server.sendall(b"sparkdl\x02" + secrets.token_bytes(32))
+        recorded.append(server.recv(32, socket.MSG_WAITALL))
         server.close()
 
     at_the_same_time(lambda: authenticate_client(client, SECRET, timeout_s=5.0), listen_in)
+    assert [len(message) for message in recorded] == [72, 32]
+    return b"".join(recorded)
+
+
+def test_server_refuses_a_proof_that_was_recorded_before(pair: tuple[socket.socket, socket.socket]) -> None:
+    recorded = record(pair)
     replaying, attacked = socket.socketpair()
     with replaying, attacked:
         _, raised = at_the_same_time(
-            lambda: replaying.sendall(recorded[0]),
+            lambda: replaying.sendall(recorded),
             lambda: authenticate_server(attacked, SECRET, timeout_s=5.0),
         )
     assert "does not know the job's secret" in str(raised)
+
+
+def test_listener_refuses_a_knock_that_it_has_heard_before() -> None:
+    with AuthenticatedListener(SECRET, host="127.0.0.1") as listener:
+        knock = ClientHandshake(SECRET, b"").opening
+        with connect_any(listener.address, timeout_s=5.0) as first:
+            first.sendall(knock)
+            assert first.recv(100).startswith(b"sparkdl")
+            with connect_any(listener.address, timeout_s=5.0) as second:
+                second.settimeout(10.0)
+                second.sendall(knock)
+                with pytest.raises(ConnectionResetError):
+                    second.recv(100)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_other_version_of_the_listener_is_named(
+    pair: tuple[socket.socket, socket.socket], version: int
+) -> None:
+    client, server = pair
+    server.sendall(b"sparkdl" + bytes([version]) + secrets.token_bytes(32))
+    with pytest.raises(AuthenticationError, match=f"version {version} of sparkdl's handshake.*version 2"):
+        authenticate_client(client, SECRET, timeout_s=5.0)
+
+
+def test_other_version_of_the_client_is_named_and_told_ours(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    client, server = pair
+    client.sendall(b"sparkdl\x03" + secrets.token_bytes(10))
+    with pytest.raises(AuthenticationError, match="version 3 of sparkdl's handshake.*version 2"):
+        authenticate_server(server, SECRET, timeout_s=5.0)
+    assert client.recv(100).startswith(b"sparkdl\x02")
+
+
+def test_client_of_the_first_version_which_listens_first_is_told_ours() -> None:
+    with (
+        AuthenticatedListener(SECRET, host="127.0.0.1", handshake_timeout_s=0.1) as listener,
+        connect_any(listener.address, timeout_s=5.0) as client,
+    ):
+        client.settimeout(10.0)
+        assert client.recv(40, socket.MSG_WAITALL) == b"sparkdl\x02" + bytes(32)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 1000, b"\x80\x04\x95"])
@@ -136,8 +194,10 @@ def test_server_gives_a_dripping_client_one_deadline_for_all_bytes(
     over = threading.Event()
 
     def drip() -> None:
-        while not over.wait(0.02):
-            client.sendall(b"x")
+        for byte in b"sparkdl\x02" + bytes(1000):
+            client.sendall(bytes([byte]))
+            if over.wait(0.02):
+                break
 
     def hear() -> None:
         try:

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from sparkdl.collective.connections import Ring, plan_rings
 from sparkdl.topology import Topology, number_hosts
+from tests.collective.opening_scenes import where_it_listens
+from tests.run_ranks import run_ranks
 
 
 def rings_of(host_of_rank: tuple[int, ...]) -> list[dict[str, Ring]]:
@@ -42,3 +44,11 @@ def test_rings_close_and_both_ends_agree(labels: list[int]) -> None:
             if kind in ring:
                 assert rings[ring[kind].next][kind].previous == rank
                 assert rings[ring[kind].previous][kind].next == rank
+
+
+def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
+    assert run_ranks(2, where_it_listens) == [["127.0.0.1"]] * 2
+
+
+def test_ranks_listen_where_the_rendezvous_is_reached_if_they_are_said_to_be_on_several_hosts() -> None:
+    assert run_ranks(2, where_it_listens, [0, 1]) == [["127.0.0.1"]] * 2

@@ -25,13 +25,13 @@ NOBODY = "127.0.0.2"
 
 
 def closed_port() -> int:
-    sock, address = listen("127.0.0.1")
+    (sock,), address = listen("127.0.0.1")
     sock.close()
     return address.port
 
 
 def test_address_that_refuses_is_passed_over() -> None:
-    sock, address = listen("127.0.0.1")
+    (sock,), address = listen("127.0.0.1")
     with sock, connect_any(Address(hosts=(NOBODY, "127.0.0.1"), port=address.port), timeout_s=5.0) as found:
         assert found.getpeername() == ("127.0.0.1", address.port)
 
@@ -68,7 +68,7 @@ def test_host_whose_kind_of_address_the_kernel_does_not_have_is_passed_over(
                 raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
             super().__init__(family, *arguments, **options)
 
-    sock, address = listen("127.0.0.1")
+    (sock,), address = listen("127.0.0.1")
     monkeypatch.setattr(socket, "socket", WithoutIpv6)
     both = Address(hosts=("::1", "127.0.0.1"), port=address.port)
     with sock, connect_any(both, timeout_s=5.0) as found:
@@ -78,7 +78,7 @@ def test_host_whose_kind_of_address_the_kernel_does_not_have_is_passed_over(
 
 
 def test_host_that_the_resolver_refuses_is_passed_over() -> None:
-    sock, address = listen("127.0.0.1")
+    (sock,), address = listen("127.0.0.1")
     both = Address(hosts=("fe80::1%none", "127.0.0.1"), port=address.port)
     with sock, connect_any(both, timeout_s=5.0) as found:
         assert found.getpeername() == ("127.0.0.1", address.port)

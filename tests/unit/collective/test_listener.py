@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+import os
+import re
+import resource
+import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 import pytest
 
-from sparkdl.collective import AuthenticatedListener, connect_any, connect_authenticated, new_secret
-
-if TYPE_CHECKING:
-    import socket
+from sparkdl.collective import (
+    Address,
+    AuthenticatedListener,
+    authenticate_server,
+    connect_any,
+    connect_authenticated,
+    new_secret,
+    receive_frame,
+    send_frame,
+)
+from sparkdl.collective.authentication import ClientHandshake
+from tests.collective.eventually import eventually
+from tests.flood import flooded
 
 SECRET = new_secret()
 
@@ -66,6 +79,80 @@ def test_too_many_silent_strangers_do_not_keep_a_peer_out() -> None:
             stranger.close()
 
 
+def test_peers_are_served_within_seconds_while_thousands_of_strangers_press_on_the_port(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with AuthenticatedListener(SECRET, host="127.0.0.1") as listener, flooded(listener.address.port, 5000):
+        for _ in range(20):
+            # Ten seconds for what takes milliseconds where the machine has nothing else to do.
+            client = connect_authenticated(listener.address, SECRET, timeout_s=10.0)
+            with client, listener.accept(timeout_s=10.0) as server:
+                send_frame(client, b"hello")
+                assert receive_frame(server, max_bytes=100) == b"hello"
+    told = [record.message for record in caplog.records if "Rejected" in record.message]
+    assert 1 <= len(told) <= 3, "told by their number, not one by one"
+    assert re.search(r"Rejected \d{3,} more connections to port", told[-1])
+
+
+def test_a_peer_that_has_spoken_is_not_dropped_for_strangers() -> None:
+    with AuthenticatedListener(SECRET, host="127.0.0.1", max_strangers=1) as listener:
+        peer, stranger = ClientHandshake(SECRET, b""), connect_any(listener.address, timeout_s=5.0)
+        with stranger, connect_any(listener.address, timeout_s=5.0) as slow:
+            slow.settimeout(10.0)
+            slow.sendall(peer.opening)
+            answer = peer.take(slow.recv(peer.missing, socket.MSG_WAITALL))
+            crowd = [connect_any(listener.address, timeout_s=5.0) for _ in range(10)]
+            assert is_hung_up(crowd[0]), "they do press"
+            slow.sendall(answer)
+            assert peer.take(slow.recv(peer.missing, socket.MSG_WAITALL)) == b""
+            assert peer.missing == 0
+            listener.accept(timeout_s=5.0).close()
+        for other in crowd:
+            other.close()
+
+
+def test_peer_that_is_not_answered_tries_again_while_it_waits() -> None:
+    """A kernel whose queue of connections is full takes a connection, and drops what it brings without a word."""
+    answered: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address(hosts=("127.0.0.1",), port=server.getsockname()[1])
+        trying = threading.Thread(
+            target=lambda: answered.append(connect_authenticated(address, SECRET, timeout_s=60.0))
+        )
+        trying.start()
+        server.settimeout(60.0)
+        silent, _ = server.accept()
+        second, _ = server.accept()
+        with silent, second:
+            authenticate_server(second, SECRET, timeout_s=60.0)
+            trying.join()
+            answered[0].close()
+
+
+def test_listener_without_descriptors_goes_on_when_there_are_some_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with AuthenticatedListener(SECRET, host="127.0.0.1") as listener, socket.socket() as client:
+        client.setblocking(False)
+        taken: list[int] = []
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.dup(client.fileno()))
+            client.connect_ex((listener.address.hosts[0], listener.address.port))
+            assert eventually(lambda: "Accepting a connection" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in taken:
+                os.close(fd)
+        connect_authenticated(listener.address, SECRET, timeout_s=10.0).close()
+        listener.accept(timeout_s=10.0).close()
+    assert caplog.text.count("Accepting a connection") == 1
+
+
 def test_many_peers_at_once_are_all_served() -> None:
     with AuthenticatedListener(SECRET, max_strangers=4) as listener:
         threads = [
@@ -96,6 +183,7 @@ def test_close_wakes_accept_drops_strangers_and_ends_the_thread() -> None:
     waiting.start()
     with connect_any(listener.address, timeout_s=5.0) as stranger:
         stranger.settimeout(5.0)
+        stranger.sendall(ClientHandshake(SECRET, b"").opening)
         assert stranger.recv(100)  # the handshake has begun
         start = time.monotonic()
         listener.close()

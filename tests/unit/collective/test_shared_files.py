@@ -1,64 +1,84 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
-import subprocess
-import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdl.collective.shared_files import FOLDER, SharedFile, open_shared, remove_leftovers
+from sparkdl.collective import PrefixRendezvous
+from sparkdl.collective.shared_files import FOLDER, folder_identity, nameless_file
+from tests.collective.eventually import eventually
+from tests.run_ranks import run_ranks
 
-OLD = 1_000_000_000
-
-
-def test_file_is_for_this_user_alone_and_gone_after_use() -> None:
-    with SharedFile("test") as file:
-        assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-        fd = open_shared(str(file.path), flags=os.O_RDWR)
-        os.close(fd)
-    assert not file.path.exists()
+if TYPE_CHECKING:
+    from tests.run_ranks import RankEnvironment
 
 
-def test_descriptor_that_was_taken_outlives_the_file() -> None:
-    with SharedFile("test") as file:
-        fd = file.take_fd()
-    os.write(fd, b"x")
-    os.close(fd)
+class Deadly(PrefixRendezvous):
+    """A rendezvous that kills its process once all ranks have given it their values of one key."""
+
+    def __init__(self, environment: RankEnvironment, key: str) -> None:
+        super().__init__(environment.rendezvous, "deadly")
+        self._key = key
+
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        values = super().exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
+        if key.endswith(self._key):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return values
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "/dev/shm/../../etc/passwd", "/dev/shm/other", ""])
-def test_only_own_files_are_opened(path: str) -> None:
-    with pytest.raises(OSError):
-        open_shared(path, flags=os.O_RDONLY)
+def open_and_die(environment: RankEnvironment, key: str) -> str:
+    environment._rendezvous = Deadly(environment, key)  # type: ignore[assignment]  # it stands in for the client
+    environment.open()
+    return "was not killed"
 
 
-def test_link_is_not_followed() -> None:
-    link = FOLDER / f"sparkdl-{os.getuid()}-test-link"
-    link.symlink_to("/etc/passwd")
+def names() -> set[str]:
+    return {path.name for path in FOLDER.glob("sparkdl-*")}
+
+
+@pytest.mark.parametrize(
+    "key", ["hosts/offers", "hosts/sightings", "segment/made", "segment/opened", "connections/addresses"]
+)
+def test_nothing_is_left_of_ranks_that_are_killed_while_they_open_a_communicator(key: str) -> None:
+    before = names()
+    assert run_ranks(2, open_and_die, key, may_die=[0, 1]) == [None, None]
+    left = names() - before
+    assert eventually(lambda: not left & names()), "but for what other processes have there for a moment"
+
+
+def test_file_has_no_name_and_is_for_this_user_alone() -> None:
+    fd = nameless_file()
     try:
-        with pytest.raises(OSError):
-            open_shared(str(link), flags=os.O_RDONLY)
+        found = os.fstat(fd)
+        assert stat.S_IMODE(found.st_mode) == 0o600
+        assert found.st_nlink == 0
+        assert os.pwrite(fd, b"x", 100) == 1
     finally:
-        link.unlink()
+        os.close(fd)
 
 
-def test_leftover_of_a_killed_process_is_removed_and_a_live_file_is_not() -> None:
-    script = (
-        "import os, signal; from sparkdl.collective.shared_files import SharedFile;"
-        "print(SharedFile('test').path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
-    )
-    leftover = FOLDER / killed.stdout.strip().rsplit("/", 1)[1]
-    with SharedFile("test") as alive, SharedFile("test") as young:
-        os.utime(alive.path, (OLD, OLD))
-        assert leftover not in remove_leftovers()  # too young to be sure
-        os.utime(leftover, (OLD, OLD))
-        removed = remove_leftovers()
-        assert leftover in removed
-        assert alive.path.exists()
-        assert young.path.exists()
-    assert not leftover.exists()
+def test_file_loses_its_name_where_the_file_system_gives_it_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sparkdl.collective.shared_files.FOLDER", tmp_path)
+    monkeypatch.setattr(
+        os, "O_TMPFILE", os.O_DIRECTORY
+    )  # which is what it is to a kernel that does not know it
+    fd = nameless_file()
+    assert os.fstat(fd).st_nlink == 0
+    os.close(fd)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_is_missing_has_no_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sparkdl.collective.shared_files.FOLDER", tmp_path / "missing")
+    assert folder_identity() is None
+    monkeypatch.setattr("sparkdl.collective.shared_files.FOLDER", tmp_path)
+    assert folder_identity() is not None

@@ -3,12 +3,15 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
 import pytest
 
+from sparkdl.collective import Coordinator
 from sparkdl.errors import HangError, LaunchError, ParamError
-from sparkdl.launch import RankContext, run_on_local_ranks
+from sparkdl.launch import RankContext, local_launch, run_on_local_ranks
 from sparkdl.launch.local_launch import _gpus_of
-from tests.processes import wait_until_gone
+from tests.flood import flooded
+from tests.processes import listens_on, wait_until_gone, with_descendants
 
 
 def test_gpus_of_local_ranks_are_those_that_this_process_sees_in_turn(tmp_path):
@@ -84,3 +87,38 @@ def test_rank_that_others_wait_for_is_named_with_where_it_is(caplog: pytest.LogC
     assert "waiting in opening on 'world' for " in caught.value.report
     assert len(pids) == 2
     assert wait_until_gone(pids, 10) == []
+
+
+class FloodedCoordinator(Coordinator):
+    """A coordinator on whose port strangers press from the beginning."""
+
+    def __enter__(self):
+        self._flood = flooded(self.address.port, 5000)
+        self._flood.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self._flood.__exit__(*exception)
+        super().__exit__(*exception)
+
+
+def sum_of_ranks(context: RankContext) -> float:
+    values = np.full(10, float(context.rank + 1), dtype=np.float32)
+    context.communicator.allreduce(values)
+    return float(values[-1])
+
+
+def test_ranks_start_while_strangers_press_on_the_coordinators_port(monkeypatch):
+    monkeypatch.setattr(local_launch, "Coordinator", FloodedCoordinator)
+    assert run_on_local_ranks(sum_of_ranks, num_ranks=3) == [6.0] * 3
+
+
+def where_they_listen(context: RankContext, launcher: int) -> list[str]:
+    context.communicator.barrier()
+    found = sorted({host for _, host in listens_on(with_descendants(launcher))})
+    context.communicator.barrier()
+    return found
+
+
+def test_nothing_listens_but_on_loopback():
+    assert run_on_local_ranks(where_they_listen, os.getpid(), num_ranks=2) == [["127.0.0.1"]] * 2

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparkdl.collective.addresses import reachable_hosts
 from sparkdl.collective.authentication import new_secret
 from sparkdl.errors import LaunchError
+from sparkdl.launch.barrier_task import hosts_for_tasks, task_hosts
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.meeting import Meeting, Peer
 from sparkdl.launch.outcome import StopReason
 from tests.collective.eventually import eventually
 
-PEERS = [Peer(host=f"host-{rank}", conflicts=[], coordinator="here" * (rank == 0)) for rank in range(2)]
+PEERS = [
+    Peer(host=f"host-{rank}", conflicts=[], mark="", coordinator="here" * (rank == 0)) for rank in range(2)
+]
 
 
 class SlowSpark:
@@ -144,3 +151,72 @@ def test_tasks_wait_for_one_that_does_not_come_only_so_long(spark: Any) -> None:
         Meeting(spark, link, PEERS[0]) as meeting,
     ):
         meeting.peers(0.05)
+
+
+class Barrier:
+    """What Spark's barrier is to some tasks: each meeting ends when all are there."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self._everybody = threading.Barrier(num_tasks)
+        self._told: list[str] = []
+        self._answer: list[str] = []
+
+    def allGather(self, message: str) -> list[str]:
+        self._told.append(message)
+        if self._everybody.wait(30) == 0:
+            self._answer, self._told = sorted(self._told), []
+        self._everybody.wait(30)
+        return self._answer
+
+
+def test_tasks_that_have_met_can_meet_again() -> None:
+    secret, spark = new_secret(), Barrier(2)
+    with DriverChannel(secret, 2) as channel, ThreadPoolExecutor() as pool:
+
+        def meet_twice(rank: int) -> list[Peer]:
+            context: Any = spark
+            with (
+                DriverLink(channel.address, secret, rank=rank, host="a") as link,
+                Meeting(context, link, PEERS[rank]) as meeting,
+            ):
+                assert meeting.peers(30) == PEERS
+                return meeting.meet_again(replace(PEERS[rank], coordinator="there" * (rank == 0)))
+
+        first, second = pool.map(meet_twice, range(2))
+    assert first == second == [replace(PEERS[0], coordinator="there"), PEERS[1]]
+
+
+def context_of(rank: int, addresses: list[str]) -> Any:
+    infos = [SimpleNamespace(address=address) for address in addresses]
+    return SimpleNamespace(partitionId=lambda: rank, getTaskInfos=lambda: infos)
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["node-1:40001", "node-1:40002"],
+        ["10.0.0.1:40001"],
+        ["localhost:40001", "127.0.0.1:40002"],
+        ["[fd00::1]:40001", "[fd00::1]:40002"],
+    ],
+)
+def test_coordinator_of_tasks_on_one_host_listens_on_loopback(addresses: list[str]) -> None:
+    assert hosts_for_tasks(task_hosts(context_of(0, addresses))) == ["127.0.0.1"]
+
+
+def test_coordinator_of_several_hosts_listens_where_spark_knows_its_executor() -> None:
+    own = reachable_hosts()[0]
+    text = f"[{own}]" if ":" in own else own
+    hosts = task_hosts(context_of(1, ["198.51.100.7:1", f"{text}:2"]))
+    assert hosts == [own, "198.51.100.7"]
+    assert hosts_for_tasks(hosts) == (own,)
+
+
+def test_coordinator_that_spark_knows_by_anothers_address_says_where_it_listens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hosts = task_hosts(context_of(0, ["198.51.100.7:1", "198.51.100.8:1"]))
+    chosen = hosts_for_tasks(hosts)
+    assert chosen == reachable_hosts()
+    assert f"the other ranks are told {', '.join(chosen)}" in caplog.text
+    assert "SPARKDL_LISTEN" in caplog.text

@@ -145,7 +145,12 @@ class _ReducedStep(HookedStep):
         self._synchronized = False
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced, starting those that no backward pass has completed."""
+        """Wait until all gradients are reduced, starting those that no backward pass has completed.
+
+        Raises:
+            ValueError: if the process set is of an earlier world, also on ranks that reduce nothing.
+        """
+        self.process_set._check_world("DistributedOptimizer")
         if self._reduction is not None:
             self._reduction.finish()
         self.set_backward_passes_per_step(self.backward_passes_per_step)

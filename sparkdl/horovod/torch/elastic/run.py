@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
-from sparkdl.horovod.torch.basics import init, shutdown
+from sparkdl.horovod.torch.basics import begin_again
 from sparkdl.horovod.torch.elastic.commits import take_up_commit
 from sparkdl.horovod.torch.elastic.object_state import State
 from sparkdl.horovod.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -21,8 +21,10 @@ def run(
 ) -> Callable[Concatenate[AnyState, P], R]:
     """Have a training function synchronize its state first, and begin again when a collective fails.
 
-    After a ``HorovodInternalError`` the state is what was committed last. All ranks have to see the error, as they do
-    when it is the communicator that failed. Where :class:`sparkdl.Runner` has started the ranks again, the state begins
+    After a ``HorovodInternalError`` the state is what was committed last, on the same ranks and with the process sets
+    that ``init`` was given; those of ``add_process_set`` have to be added again, in a callback of the state's
+    ``register_reset_callbacks`` say. All ranks have to see the error, as they do when it is the communicator that
+    failed. Where :class:`sparkdl.Runner` has started the ranks again, the state begins
     with what those before them committed last.
 
     Args:
@@ -46,8 +48,7 @@ def run(
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
-            shutdown()
-            init()
+            begin_again()
             state.on_reset()
 
     return cast(Callable[Concatenate[AnyState, P], R], wrapper)

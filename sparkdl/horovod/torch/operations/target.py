@@ -6,10 +6,9 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from sparkdl.horovod.torch.current_session import engine_for
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
-from sparkdl.horovod.torch.process_sets import ProcessSet
+from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of
 from sparkdl.horovod.torch.reduce_ops import Average
 from sparkdl.horovod.torch.requests.host_memory import AVERAGED_DTYPES, REDUCED_DTYPES
 
@@ -24,7 +23,7 @@ def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tu
 
     Raises:
         HorovodInternalError: if ``init`` has not been called.
-        ValueError: if there is no such process set, or this rank is not in it.
+        ValueError: if there is no such process set, it is of an earlier world, or this rank is not in it.
     """
     engine = find_engine(process_set, operation)
     return engine, name_of(engine, operation, name)
@@ -32,7 +31,7 @@ def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tu
 
 def find_engine(process_set: ProcessSet, operation: str) -> Engine:
     """The first half of :func:`find_target`, for who has something to check that needs the engine."""
-    return engine_for(process_set.process_set_id, operation.removeprefix("Grouped_").capitalize())
+    return engine_of(process_set, operation.removeprefix("Grouped_").capitalize())
 
 
 def name_of(engine: Engine, operation: str, name: str | None) -> str:

@@ -28,6 +28,7 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         # By which a later process of the same program finds its commits.
         self._number = next(_numbers)
+        self._num_commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Have functions called whenever the ranks begin again."""
@@ -43,6 +44,7 @@ class State:
         """Remember the variables as they are now."""
         self.save()
         keep_commit(self)
+        self._num_commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:

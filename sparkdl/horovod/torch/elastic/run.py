@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
+from sparkdl.collective.membership import Origin, origin_of
 from sparkdl.horovod.torch.basics import begin_again
 from sparkdl.horovod.torch.elastic.commits import take_up_commit
 from sparkdl.horovod.torch.elastic.object_state import State
@@ -27,6 +28,9 @@ def run(
     failed. Where :class:`sparkdl.Runner` has started the ranks again, the state begins
     with what those before them committed last.
 
+    What would fail again is raised at once: an error of this rank's own code inside a collective, and what all ranks
+    are told because they ask for different things, where it comes a second time without a commit in between.
+
     Args:
         func: takes the state first.
 
@@ -37,13 +41,19 @@ def run(
     @wraps(func)
     def wrapper(state: AnyState, *args: P.args, **kwargs: P.kwargs) -> R:
         skip_sync = False
+        before: tuple[str, int] | None = None
         take_up_commit(state)
         while True:
             try:
                 if not skip_sync:
                     state.sync()
                 return func(state, *args, **kwargs)
-            except HorovodInternalError:
+            except HorovodInternalError as error:
+                origin = origin_of(error)
+                now = str(error), state._num_commits
+                if origin is Origin.OWN or (origin is Origin.SHARED and now == before):
+                    raise
+                before = now
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:

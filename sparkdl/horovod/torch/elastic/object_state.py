@@ -65,12 +65,20 @@ class State:
     def reset(self) -> None:
         """What a subclass does when the ranks begin again."""
 
+    def _sharded_parts(self) -> list[str]:
+        """The names of the parts of which each rank keeps a piece."""
+        return []
+
     def _committed(self) -> dict[str, dict[str, Any]] | None:
         """What was remembered last, for :class:`CommitKeeper`; None if it cannot outlive this process."""
         return None
 
     def _set_committed(self, contents: dict[str, dict[str, Any]]) -> None:
         """Remember what :meth:`_committed` gave, and set the variables to it."""
+        raise NotImplementedError
+
+    def _set_committed_parts(self, parts: dict[str, Any]) -> None:
+        """The same for some of its parts alone."""
         raise NotImplementedError
 
 

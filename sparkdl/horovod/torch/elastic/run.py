@@ -29,7 +29,9 @@ def run(
     with what those before them committed last.
 
     What would fail again is raised at once: an error of this rank's own code inside a collective, and what all ranks
-    are told because they ask for different things, where it comes a second time without a commit in between.
+    are told because they ask for different things, where it comes a second time without a commit in between. So is
+    every error where parts of the state are sharded (FSDP2): ranks may have committed differently often, and the
+    process group of their tensors does not begin again. There, :class:`sparkdl.Runner` takes up the last commit.
 
     Args:
         func: takes the state first.
@@ -52,6 +54,8 @@ def run(
                 origin = origin_of(error)
                 now = str(error), state._num_commits
                 if origin is Origin.OWN or (origin is Origin.SHARED and now == before):
+                    raise
+                if state._sharded_parts():
                     raise
                 before = now
                 state.restore()

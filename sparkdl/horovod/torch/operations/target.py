@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -66,10 +66,25 @@ def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtyp
     """
     if len({tensor.device for tensor in tensors}) > 1:
         raise HorovodInternalError("Tensors in list must be on same device.")
+    refuse_subclasses(tensors)
     for tensor in tensors:
         has_values = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
         if not has_values or (dtypes is not None and tensor.dtype not in dtypes):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+
+
+def refuse_subclasses(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse tensors that are not what their memory holds, such as DTensors.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    for tensor in tensors:
+        if type(tensor).__torch_dispatch__ != torch.Tensor.__torch_dispatch__:
+            raise ValueError(
+                f"A {type(tensor).__name__} is not supported: the values of a tensor have to be in its own memory. For "
+                "a DTensor, as FSDP2 makes them, use torch.distributed, or pass tensor.to_local()."
+            )
 
 
 def check_outputs(outputs: Sequence[torch.Tensor]) -> None:

@@ -39,8 +39,8 @@ def refuse_other_shards(value: Any) -> None:
     )
     if is_fsdp1 or any(isinstance(tensor, fsdp.FlatParameter) for _, tensor in _tensors_of(value)):
         raise ParamError(
-            f"A {type(value).__name__} that is sharded by FullyShardedDataParallel (FSDP1) cannot be kept in a state: no "
-            "rank has all of it, and its parts do not say what they are. Shard it by torch.distributed.fsdp.fully_shard."
+            f"A {type(value).__name__} sharded by FullyShardedDataParallel (FSDP1) cannot be kept in a state: no rank "
+            "has all of it, and its parts do not say what they are. Shard it by torch.distributed.fsdp.fully_shard."
         )
 
 

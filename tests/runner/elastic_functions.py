@@ -106,10 +106,11 @@ def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any
     assert torch.equal(model[0].weight.full_tensor(), committed)
     weights = [parameter.full_tensor().flatten() for parameter in model.parameters()]
     moments = [optimizer.state[p]["exp_avg"].full_tensor().flatten() for p in model.parameters()]
+    means = [torch.empty(3) for _ in range(dist.get_world_size())]  # not sharded, and each rank's own
+    dist.all_gather(means, model[1].running_mean)
     return {
         "began_with": began_with,
-        "weight": torch.cat(weights + moments).detach(),
-        "rank": (dist.get_rank(), model[1].running_mean.tolist()),
+        "weight": torch.cat([*weights, *moments, *means]).detach(),
     }
 
 

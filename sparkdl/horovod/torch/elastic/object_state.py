@@ -21,6 +21,8 @@ class State:
         get_rank: the number of this rank.
     """
 
+    _num_commits = 0
+
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         # Horovod's names, which states of users know.
         self._bcast_object = bcast_object
@@ -28,7 +30,6 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         # By which a later process of the same program finds its commits.
         self._number = next(_numbers)
-        self._num_commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Have functions called whenever the ranks begin again."""

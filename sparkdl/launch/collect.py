@@ -24,7 +24,7 @@ from sparkdl.errors import (
 )
 from sparkdl.launch.hang_report import raise_hang
 from sparkdl.launch.hang_watch import HangLimits
-from sparkdl.launch.outcome import Failure, find_culprit
+from sparkdl.launch.outcome import Failure, find_culprit, were_ranks_lost
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.spark_job import SparkJob
 
@@ -33,7 +33,7 @@ SPOOL_BYTES = 64 << 20
 
 
 _LOST_EXECUTOR = re.compile(
-    r"ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (was )?(lost|exited)|heartbeat"
+    r"ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (was )?(lost|exited)|[Ee]xecutor heartbeat timed out"
 )
 
 _SHUT_DOWN = "SparkContext was shut down"
@@ -72,14 +72,15 @@ def collect(
             raise LaunchError(
                 f"Driver and executors do not match: {reason}. Install the same versions on both."
             )
-        missing = sorted(set(range(num_ranks)) - set(rows.ranks("result")))
+        returned = rows.ranks("result")
+        missing = sorted(set(range(num_ranks)) - set(returned))
         if not missing:
             return [rows.load(rank) for rank in range(num_ranks)]
         failures = heard + [
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
-        _raise_for(failures, job.error, job, limits)
+        _raise_for(failures, job.error, job, limits, were_ranks_lost(failures, returned, num_ranks))
         raise ExecutorsLostError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
@@ -87,12 +88,16 @@ def collect(
         raise
     except Exception as error:
         if _is_spark_error(error):
-            _raise_for(heard, error, job, limits)
+            _raise_for(heard, error, job, limits, were_ranks_lost(heard, (), num_ranks))
         raise
 
 
 def _raise_for(
-    failures: list[Failure], spark_error: Exception | None, job: SparkJob, limits: HangLimits
+    failures: list[Failure],
+    spark_error: Exception | None,
+    job: SparkJob,
+    limits: HangLimits,
+    were_lost: bool,
 ) -> None:
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None and culprit.is_consequence:
@@ -109,7 +114,9 @@ def _raise_for(
                 f"{_first_line(spark_error)}"
             ) from spark_error
     if culprit is not None:
-        raise rank_error(culprit, _stuck(failures)) from (unpack_error(culprit.pickled) or spark_error)
+        raise rank_error(culprit, were_lost, _stuck(failures)) from (
+            unpack_error(culprit.pickled) or spark_error
+        )
     if spark_error is not None:
         problem = executor_python_problem(spark_error, job.spark)
         if problem:
@@ -169,13 +176,18 @@ def _with_pickled(failures: list[Failure]) -> list[Failure]:
     return [complete.get(failure.rank, failure) for failure in failures]
 
 
-def rank_error(failure: Failure, stuck: str = "") -> RankError:
-    """The exception that names the culprit, whose own exception is to be its cause; ``stuck``: what others were at."""
+def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
+    """The exception that names the culprit, whose own exception is to be its cause.
+
+    Args:
+        failure: the culprit's.
+        were_lost: whether a rank was lost where the failure is a consequence.
+        stuck: what others were at.
+    """
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (
         f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}{detail}"
         f"{stuck if failure.is_consequence else ''}"
     )
-    # A rank that failed as another one did, and no word of that one: it was lost.
-    kind = RankDiedError if failure.is_loss or failure.is_consequence else RankError
+    kind = RankDiedError if failure.is_loss or (failure.is_consequence and were_lost) else RankError
     return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)

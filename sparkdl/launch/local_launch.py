@@ -36,7 +36,7 @@ from sparkdl.launch.driver_channel import MAX_WAITING_MESSAGES, RankMessage
 from sparkdl.launch.hang_report import raise_hang
 from sparkdl.launch.hang_watch import HangLimits, HangWatch, hang_limits
 from sparkdl.launch.kept_nurseries import end_idle_processes
-from sparkdl.launch.outcome import Failure, StopReason, find_culprit
+from sparkdl.launch.outcome import Failure, StopReason, find_culprit, were_ranks_lost
 from sparkdl.launch.packed_error import unpack_error
 from sparkdl.launch.payload import pickle_call
 from sparkdl.launch.rank_environment import rank_environment
@@ -202,7 +202,9 @@ class _LocalWorld:
         if culprit is not None:
             if culprit.is_consequence:
                 raise_hang(failures, limits)
-            raise rank_error(culprit) from unpack_error(culprit.pickled)
+            returned = set(range(self._num_ranks)) - {failure.rank for failure in failures}
+            were_lost = were_ranks_lost(failures, returned, self._num_ranks)
+            raise rank_error(culprit, were_lost) from unpack_error(culprit.pickled)
         return [self._load(rank) for rank in self._ranks]
 
     def _end_a_hang(self, watch: HangWatch, num_looks: int, running: Collection[int]) -> None:

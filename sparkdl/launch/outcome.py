@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+from sparkdl.collective.membership import Origin
 from sparkdl.launch.rank_signs import RankSigns
 
 
@@ -45,6 +46,9 @@ class Failure:
 
     is_consequence: bool = False
     """Whether another rank's failure, or a cancelled fit, is behind this one."""
+
+    origin: str = ""
+    """Where an error that the rank raised began: the value of an :class:`~sparkdl.collective.membership.Origin`."""
 
     is_loss: bool = False
     """Whether the rank's process was killed, or went with its executor, and no code of it raised anything."""
@@ -85,8 +89,33 @@ class Failure:
 
 
 def find_culprit(failures: Iterable[Failure]) -> Failure | None:
-    """Choose the failure to report: the first that is no consequence of another one, else the first."""
+    """Choose the failure to report.
+
+    The first that began on its own rank; else one of those that the ranks share; else the first consequence.
+    """
     ordered = list(failures)
-    return next(
-        (failure for failure in ordered if not failure.is_consequence), ordered[0] if ordered else None
+    causes = [failure for failure in ordered if not failure.is_consequence]
+    own = [failure for failure in causes if failure.origin != Origin.SHARED.value]
+    return next(iter([*own, *causes, *ordered]), None)
+
+
+def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_ranks: int) -> bool:
+    """Whether the failures of a launch, whose culprit is a consequence, mean that a rank was lost.
+
+    Not if every rank has told how it ended and none missed another one: what they ran made one leave or end the
+    communicator while others needed it, which it would do again.
+
+    Args:
+        failures: of the ranks that failed.
+        returned: the ranks whose function returned.
+        num_ranks: how many there were.
+    """
+    told = {failure.rank for failure in failures} | set(returned)
+    origins = {failure.origin for failure in failures}
+    return (
+        len(told) < num_ranks
+        or any(failure.is_loss for failure in failures)
+        or Origin.LOST.value in origins
+        # That which was waited for has returned without taking part.
+        or (Origin.LATE.value in origins and not returned)
     )

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from itertools import pairwise
 
 import cloudpickle
+
+
+def error_text(error: BaseException) -> str:
+    """Type and message of an exception, also of one whose message cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
 def pack_error(error: BaseException) -> bytes:

@@ -7,6 +7,7 @@ unpickled at once, which imports what it needs; when the barrier tasks have met,
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import io
@@ -21,9 +22,10 @@ import cloudpickle
 
 from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.addresses import Address
-from sparkdl.collective.membership import is_consequence
+from sparkdl.collective.membership import Origin, origin_of
+from sparkdl.errors import CommunicatorError
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
-from sparkdl.launch.packed_error import pack_error
+from sparkdl.launch.packed_error import error_text, pack_error
 from sparkdl.launch.rank_context import RankContext
 from sparkdl.launch.rank_pulse import RankPulse
 
@@ -116,7 +118,10 @@ def _run(task: MessageConnection, order: dict[str, Any], call: Call, pulse: Rank
         try:
             value = call(context)
         except BaseException as error:
-            context.close(failed=True, reason=f"rank {context.rank} failed: {type(error).__name__}: {error}")
+            # Told before the others can fail because of it, and this rank be ended because of them.
+            task.send({"kind": "raised", "failure": _describe(error)})
+            with contextlib.suppress(CommunicatorError):  # it would hide the first error
+                context.close(failed=True, reason=f"rank {context.rank} failed: {error_text(error)}")
             raise
         context.close()
         return value
@@ -148,11 +153,17 @@ def _send_result(task: MessageConnection, value: Any) -> None:
 
 def _send_failure(task: MessageConnection, error: BaseException) -> None:
     _ChunkWriter(task, "error").write(pack_error(error))
-    failure = {
-        "error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+    task.send({"kind": "failure", "failure": _describe(error)})
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """The fields of a :class:`~sparkdl.launch.outcome.Failure` that the rank itself knows."""
+    origin = origin_of(error)
+    return {
+        "error": error_text(error)[:MAX_ERROR_CHARS],
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
             -MAX_ERROR_CHARS:
         ],
-        "is_consequence": is_consequence(error),
+        "is_consequence": origin in (Origin.ABORTED, Origin.LATE, Origin.LOST),
+        "origin": origin.value,
     }
-    task.send({"kind": "failure", "failure": failure})

@@ -36,7 +36,10 @@ START_TIMEOUT_S = 600.0
 """How long what a rank is forked from may import: minutes from a slow network drive, but not for ever."""
 
 EXIT_GRACE_S = 10.0
-"""How long a rank that has returned may take to end by itself: it may have started threads that never do."""
+"""How long a rank that has returned may take to end by itself: it may have started threads that never do.
+
+And one that has raised an exception to pickle it.
+"""
 
 ABORT_GRACE_S = 3.0
 """How long a rank may take to notice that another one failed, and say where it was, before it is ended."""
@@ -90,6 +93,8 @@ class RankSupervisor:
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._error_chunks: list[bytes] = []
         self._failure: Failure | None = None
+        self._is_telling = False
+        """Whether the rank has told what it raised, but not yet the exception itself."""
         self._returned = threading.Event()
         self._stop_reason: StopReason | None = None
         self._pulse: dict[str, Any] | None = None
@@ -191,7 +196,8 @@ class RankSupervisor:
             return self._end_hanging(reason)
         signs, stack = self.signs(), ""
         if self._has_begun:
-            self._process.exited.wait(EXIT_GRACE_S if self._returned.is_set() else ABORT_GRACE_S)
+            is_patient = self._returned.is_set() or self._is_telling
+            self._process.exited.wait(EXIT_GRACE_S if is_patient else ABORT_GRACE_S)
         if self._stop_reason is not None and not self._returned.is_set():
             stack = self._take_stack()
         self._end(grace_s=1.0)
@@ -322,7 +328,11 @@ class RankSupervisor:
                 self._news.set()
             elif header["kind"] == "error":
                 self._error_chunks.append(bytes(body))
+            elif header["kind"] == "raised":
+                self._failure = Failure(rank=self._rank, **header["failure"])
+                self._is_telling = True
             elif header["kind"] == "failure":
                 pickled = b"".join(self._error_chunks)
                 self._failure = Failure(rank=self._rank, pickled=pickled, **header["failure"])
+                self._is_telling = False
             self._heard_at = time.monotonic()

@@ -1,8 +1,9 @@
 """Where the commits of a run lie: one file for each state, replaced as a whole, on any filesystem a Store may lie on.
 
-The *driver* claims the folder and looks how far the ranks had come; *rank 0* writes and reads. A killed process leaves
-at worst a file that is not whole under a name that nobody reads. Files are archives of torch, loaded with
-``weights_only=True``: nothing in them runs as a program.
+The *driver* claims the folder and looks how far the ranks had come; *rank 0* writes and reads. Of a state with sharded
+parts every rank writes its pieces to a file of its own; rank 0's file, written when these are there, names them. A
+killed process leaves at worst a file that is not whole, or not named, which nobody reads. Files are archives of torch,
+loaded with ``weights_only=True``: nothing in them runs as a program.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, S
 
 _OWNER = "owner.json"
 _NAME = re.compile(r"state-(\d+)-commit-(\d+)\.pt")
+_PIECE = re.compile(r"state-(\d+)-commit-(\d+)-rank-\d+-([^.-]+)\.pt")
 
 
 @dataclass(frozen=True)
@@ -89,20 +91,71 @@ class CommitFolder:
             StoreError: if it cannot be written.
             CheckpointsInUseError: if another run, or ranks that took the place of these, have claimed the folder.
         """
-        from sparkdl.training.checkpoint_files import write_file
-
         self._check_owner()
         before = self._commits(state)
         _check_loadable(contents["objects"])
+        commit = max(before, default=0) + 1
+        if "pieces" in contents:
+            contents = {**contents, "pieces": {**contents["pieces"], "commit": commit, "run": self.token}}
+        self._write(f"state-{state}-commit-{commit}.pt", contents, is_first=not before)
         location = open_location(self.url)
-        if not before and not location.is_local:
+        old = [f"state-{state}-commit-{number}.pt" for number in before]
+        for name in self._names() if "pieces" in contents else ():
+            piece = _PIECE.fullmatch(name)
+            # Other ranks may be at the pieces of the next commit already.
+            if piece and int(piece[1]) == state and (int(piece[2]) < commit or piece[3] != self.token):
+                old.append(name)
+        for name in old:
+            with suppress(FileNotFoundError):
+                location.filesystem.rm(f"{location.path}/{name}")
+
+    def next_commit(self, state: int) -> int:
+        """See :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
+
+        Raises:
+            StoreError: if the folder cannot be read.
+        """
+        return max(self._commits(state), default=0) + 1
+
+    def keep_piece(self, state: int, commit: int, rank: int, parts: dict[str, Any]) -> None:
+        """Write a rank's pieces of a commit; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
+
+        Raises:
+            ParamError: if they hold what a commit cannot.
+            StoreError: if they cannot be written.
+            CheckpointsInUseError: as :meth:`keep`.
+        """
+        self._check_owner()
+        self._write(self._piece_name(state, commit, rank, self.token), {"parts": parts}, is_first=commit == 1)
+
+    def piece(self, state: int, pieces: dict[str, Any], rank: int) -> dict[str, Any]:
+        """Read a rank's pieces of a commit; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
+
+        Raises:
+            StoreError: if the folder cannot be read.
+            CheckpointError: if the file is missing or damaged.
+        """
+        name = self._piece_name(state, pieces["commit"], rank, pieces["run"])
+        parts: dict[str, Any] = self._read(name)["parts"]
+        return parts
+
+    @staticmethod
+    def _piece_name(state: int, commit: int, rank: int, token: str) -> str:
+        # The token, as ranks that were thought to be lost may yet write theirs.
+        return f"state-{state}-commit-{commit}-rank-{rank}-{token}.pt"
+
+    def _write(self, name: str, contents: dict[str, Any], *, is_first: bool) -> None:
+        """Write a file that is whole under its name; check for the first one whether it can be read again."""
+        from sparkdl.training.checkpoint_files import write_file
+
+        location = open_location(self.url)
+        if is_first and not location.is_local:
             _check_loadable(contents["parts"])
-        name = f"state-{state}-commit-{max(before, default=0) + 1}.pt"
         # Object stores show a file when it is complete; elsewhere renaming makes it so.
         written = f"{name}.{self.token}.tmp" if location.can_rename else name
         try:
             write_file(location, written, contents)
-            if not before and location.is_local:
+            if is_first and location.is_local:
                 _check_written(f"{location.path}/{written}", contents["parts"])
             self._check_owner()  # to write may have taken long
             if written != name:
@@ -113,14 +166,11 @@ class CommitFolder:
                     location.filesystem.rm(f"{location.path}/{written}")
             if isinstance(error, CheckpointsInUseError | ParamError):
                 raise
-            if not before:
+            if is_first:
                 _check_loadable(contents["parts"])
             raise store_error(
                 f"A commit cannot be written to {self.url}: {explain_failure(error)}"
             ) from error
-        for number in before:
-            with suppress(FileNotFoundError):
-                location.filesystem.rm(f"{location.path}/state-{state}-commit-{number}.pt")
 
     def last(self, state: int) -> dict[str, dict[str, Any]] | None:
         """Read the last commit; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
@@ -130,13 +180,13 @@ class CommitFolder:
             CheckpointError: if the file is damaged.
             CheckpointsInUseError: if another run has claimed the folder.
         """
-        from sparkdl.training.checkpoint_files import DamagedFileError, load_file
-
         self._check_owner()
         numbers = self._commits(state)
-        if not numbers:
-            return None
-        name = f"state-{state}-commit-{max(numbers)}.pt"
+        return self._read(f"state-{state}-commit-{max(numbers)}.pt") if numbers else None
+
+    def _read(self, name: str) -> dict[str, dict[str, Any]]:
+        from sparkdl.training.checkpoint_files import DamagedFileError, load_file
+
         try:
             contents: dict[str, dict[str, Any]] = load_file(open_location(self.url), name)
         except DamagedFileError as error:
@@ -153,6 +203,10 @@ class CommitFolder:
         return f"commit {max(numbers)} of its state" if numbers else "the beginning, as nothing was committed"
 
     def _commits(self, state: int) -> list[int]:
+        found = (_NAME.fullmatch(name) for name in self._names())
+        return sorted(int(each[2]) for each in found if each is not None and int(each[1]) == state)
+
+    def _names(self) -> list[str]:
         location = open_location(self.url)
         try:
             location.filesystem.invalidate_cache()
@@ -163,8 +217,7 @@ class CommitFolder:
             raise StoreError(
                 f"The commits in {self.url} cannot be listed: {explain_failure(error)}"
             ) from error
-        found = (_NAME.fullmatch(str(entry).rsplit("/", 1)[-1]) for entry in entries)
-        return sorted(int(each[2]) for each in found if each is not None and int(each[1]) == state)
+        return [str(entry).rsplit("/", 1)[-1] for entry in entries]
 
     def _check_owner(self) -> None:
         location = open_location(self.url)

@@ -46,9 +46,13 @@ class RankSetup:
 
 def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Any:
     """Run the call with everything ready, and return its value where that is wanted."""
+    from sparkdl.torch import collective_errors
+
     with _ready(context, setup):
         try:
-            value = call.run()
+            # Else what torch makes of another rank's failure looks like one of this rank.
+            with collective_errors():
+                value = call.run()
         except ValueError as error:
             if "default process group twice" not in str(error):
                 raise

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.errors import ParamError
+from sparkdl.horovod.torch.current_session import session
 from tests.torch.training_examples import batch, loss_of, model
 
 
@@ -197,3 +202,188 @@ def claim_a_stall_ends_a_rank_that_has_joined_too() -> None:
     hvd.shutdown()
     hvd.init()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
+
+
+def claim_a_process_set_of_an_earlier_world_is_refused_by_everything_that_takes_one() -> None:
+    old = hvd.add_process_set([0, 1])
+    module = model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), process_set=old)
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="has not been initialized"):
+        old.size()
+    with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):
+        hvd.allreduce(torch.ones(1), process_set=old)
+    hvd.init()
+    new = hvd.add_process_set([1, 2])
+    assert new.process_set_id == old.process_set_id, "else this proves nothing"
+    ones = torch.ones(3)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (3,), check_invariants=False)
+    for of_before in (old, copy.deepcopy(old), pickle.loads(pickle.dumps(old))):
+        options: dict[str, Any] = {"process_set": of_before}
+        for use in (
+            lambda options=options: hvd.allreduce(ones, **options),
+            lambda options=options: hvd.allreduce_(ones, **options),
+            lambda options=options: hvd.allreduce_async(ones, **options),
+            lambda options=options: hvd.allreduce_async_(ones, **options),
+            lambda options=options: hvd.allreduce(ones.clone().requires_grad_(), **options),
+            lambda options=options: hvd.grouped_allreduce([ones], **options),
+            lambda options=options: hvd.grouped_allreduce_([ones], **options),
+            lambda options=options: hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum, **options),
+            lambda options=options: hvd.allgather(ones, **options),
+            lambda options=options: hvd.grouped_allgather([ones], **options),
+            lambda options=options: hvd.broadcast(ones, 0, **options),
+            lambda options=options: hvd.broadcast_(ones, 0, **options),
+            lambda options=options: hvd.alltoall(ones, **options),
+            lambda options=options: hvd.reducescatter(ones, **options),
+            lambda options=options: hvd.grouped_reducescatter([ones], **options),
+            lambda options=options: hvd.broadcast_object(1, 0, **options),
+            lambda options=options: hvd.allgather_object(1, **options),
+            lambda options=options: hvd.barrier(**options),
+            lambda options=options: hvd.remove_process_set(**options),
+            lambda options=options: hvd.DistributedOptimizer(
+                torch.optim.SGD(module.parameters(), lr=0.1), **options
+            ),
+            of_before.rank,
+            of_before.size,
+            of_before.included,
+            optimizer.synchronize,
+            optimizer.step,
+        ):
+            with pytest.raises(ValueError, match=r"world that hvd\.shutdown\(\) has ended, .* again\."):
+                use()
+    own = torch.tensor([10.0 ** hvd.rank()])
+    assert hvd.allreduce(own, op=hvd.Sum).item() == 111
+    if new.included():
+        assert hvd.allreduce(own, op=hvd.Sum, process_set=new).item() == 110
+    assert hvd.add_process_set(old) is old
+    if old.included():
+        assert hvd.allreduce(own, op=hvd.Sum, process_set=old).item() == 11
+    assert hvd.remove_process_set(old)
+    assert hvd.remove_process_set(new)
+
+
+def claim_process_sets_given_to_init_come_back_after_an_elastic_reset_and_others_do_not() -> None:
+    hvd.shutdown()
+    static = [hvd.ProcessSet([1, 2]), hvd.ProcessSet([0, 2]), hvd.ProcessSet([0])]
+    hvd.init(process_sets=static)
+    alias = hvd.ProcessSet([1, 2])
+    hvd.init(process_sets=[alias])
+    dynamic = hvd.add_process_set([0, 1])
+    assert hvd.remove_process_set(static[2])
+    sums: list[Any] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < 4:
+            own = torch.tensor([10.0 ** hvd.rank()])
+            mine = [ps for ps in (*static[:2], alias, hvd.global_process_set) if ps.included()]
+            sums.extend((str(ps.ranks), hvd.allreduce(own, op=hvd.Sum, process_set=ps).item()) for ps in mine)
+            if state.step in (1, 2) and state.num_resets < state.step:
+                if hvd.rank() == 1:
+                    session().world.abort("a failure for the test")
+                hvd.barrier()
+            state.step += 1
+            state.commit()
+
+    def note_reset() -> None:
+        state.num_resets += 1
+        for gone in (dynamic, static[2]):
+            if gone.process_set_id is not None:
+                with pytest.raises(ValueError, match="has ended"):
+                    hvd.barrier(gone)
+        other = hvd.add_process_set([0, 1])
+        assert other.process_set_id not in [process_set.process_set_id for process_set in static[:2]]
+        if other.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=other).item() == 2
+
+    class State(hvd.elastic.ObjectState):
+        num_resets = 0
+
+    state = State(hvd.broadcast_object, hvd.rank, step=0)
+    state.register_reset_callbacks([note_reset])
+    train(state)
+    assert state.num_resets == 2
+    assert set(sums) <= {("[1, 2]", 110.0), ("[0, 2]", 101.0), ("[0, 1, 2]", 111.0)}
+    assert len(sums) == 6 * sum([1, 2 * static[0].included(), static[1].included()])
+    assert [(ps.process_set_id, ps.size()) for ps in (*static[:2], alias)] == [(1, 2), (2, 2), (1, 2)]
+    assert static[2].size() is None
+    hvd.shutdown()
+    hvd.init()
+    with pytest.raises(ValueError, match="has ended"):
+        static[0].size()
+
+
+def claim_an_elastic_reset_is_of_the_ranks_that_init_was_given() -> None:
+    me = hvd.rank()
+    hvd.shutdown()
+    if me != 1:
+        pair = hvd.ProcessSet([1])
+        hvd.init([0, 2], process_sets=[pair])
+        state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank)
+        resets: list[int] = []
+        state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+        @hvd.elastic.run
+        def train(state: Any) -> tuple[int, float]:
+            if not resets:
+                session().world.abort("a failure for the test")
+            return hvd.size(), hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+        assert train(state) == (2, 2.0)
+        assert resets == [2]
+        assert pair.included() == (me == 2)
+        hvd.shutdown()
+    hvd.init()
+    assert hvd.size() == 3
+
+
+def claim_what_is_wrong_with_the_process_sets_of_one_rank_is_told_to_all_of_them() -> None:
+    me = hvd.rank()
+    good = [hvd.ProcessSet([0]), hvd.ProcessSet([1, 2])]
+    hvd.shutdown()
+    duplicates = [hvd.ProcessSet([0]), hvd.ProcessSet([1, 2]), hvd.ProcessSet([2, 1])]
+    everyone = [hvd.ProcessSet([0, 1, 2])]
+    for process_sets, said in (
+        (duplicates, r"entry number 2 is a duplicate: ProcessSet\(.*ranks=\[1, 2\].*\) \(rank 1\)"),
+        (everyone, r"entry number 0 is a duplicate: .* \(rank 1\)"),
+        ([hvd.global_process_set], r"entry number 0 is a duplicate: .* \(rank 1\)"),
+        ([hvd.ProcessSet([0, 3])], r"cannot have ranks \[0, 3\]: they must be .* within 0 to 2 \(rank 1\)"),
+        ([hvd.ProcessSet([0, 0])], r"cannot have ranks \[0, 0\]: they must be distinct"),
+        ([hvd.ProcessSet([])], r"cannot have ranks \[\]: there must be one at least \(rank 1\)"),
+        ([good[0], [1, 2]], r"entry number 1 is a list instead of a hvd.ProcessSet: \[1, 2\] \(rank 1\)"),
+        (7, r"process_sets is a int; .* \(rank 1\)"),
+        (good[0], r"process_sets is a ProcessSet; .* \(rank 1\)"),
+        ("static", r"process_sets='static' names no process sets.* \(rank 1\)"),
+        (good[:1], r"different process_sets: ranks 0, 2: \[\[0\], \[1, 2\]\]; rank 1: \[\[0\]\]\. Give all"),
+        (good[::-1], r"ranks 0, 2: \[\[0\], \[1, 2\]\]; rank 1: \[\[1, 2\], \[0\]\]\. .* in the same order"),
+    ):
+        with pytest.raises(ParamError, match=f"could not be initialized because .*{said}"):
+            hvd.init(process_sets=process_sets if me == 1 else good)
+        assert not hvd.is_initialized()
+    hvd.init(process_sets=iter(good))
+    assert [ps.size() for ps in good] == [1, 2]
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
+    if me > 0:
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=good[1]).item() == 2
+    hvd.shutdown()
+    hvd.init()
+
+
+def claim_a_process_set_that_one_rank_cannot_add_is_an_error_on_all_of_them() -> None:
+    pair = hvd.add_process_set([0, 1])
+    for wrong, said in (
+        ([0, 7], r"add process set \[0, 7\]"),
+        ([0, 1], r"add process set \[0, 1\]"),
+        ([], r"add process set \[\]"),
+        (["a"], "add no process set .ValueError: ProcessSet should be"),
+        (5, "add no process set .ValueError: ProcessSet should be"),
+    ):
+        with pytest.raises(hvd.HorovodInternalError, match=f"asked to {said}.*rank 2"):
+            hvd.add_process_set(wrong if hvd.rank() == 0 else [1, 2])
+        with pytest.raises(ValueError, match="cannot have ranks|duplicate|should be initialized"):
+            hvd.add_process_set(wrong)
+    other = hvd.add_process_set([1, 2])
+    if other.included():
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=other).item() == 2
+    assert hvd.remove_process_set(other)
+    assert hvd.remove_process_set(pair)

@@ -156,6 +156,30 @@ def claim_elastic_training_goes_on_from_the_last_commit_after_a_failure() -> Non
     assert history == [(0, 2.0), (1, 4.0), (2, 6.0), (3, 8.0)]
 
 
+def claim_elastic_training_raises_what_would_fail_again() -> None:
+    attempts: list[str] = []
+
+    @hvd.elastic.run
+    def train(state: Any, how: str) -> None:
+        attempts.append(how)
+        if how == "code":
+            raise hvd.HorovodInternalError("Horovod has been shut down.") from TypeError("of our own")
+        if how == "commits" and len(attempts) < 6:
+            state.commit()
+        hvd.allreduce(torch.ones(1 + hvd.rank()), name="of two sizes")
+
+    state = hvd.elastic.TorchState(step=0)
+    with pytest.raises(hvd.HorovodInternalError, match="Horovod has been shut down") as caught:
+        train(state, "code")
+    assert isinstance(caught.value.__cause__, TypeError)
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+        train(state, "mismatch")
+    assert attempts == ["code", "mismatch", "mismatch"]
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+        train(state, "commits")
+    assert attempts[3:] == ["commits"] * 3
+
+
 def claim_states_of_users_may_be_as_bare_as_with_horovod() -> None:
     state = hvd.elastic.State(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
     for method in (state.save, state.restore, state.sync, state.commit):

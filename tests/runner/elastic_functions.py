@@ -8,8 +8,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.runner import TrainingState
@@ -69,6 +72,52 @@ def train_for_horovod(marker: str | None) -> dict[str, Any]:
 
     run(hvd.elastic.TorchState(model, optimizer, epoch=0))
     return {"began_with": began_with[0], "weight": model.weight.detach()}
+
+
+def train_sharded(marker: str | None, mesh_name: str = "ranks") -> dict[str, Any]:
+    """The same with FSDP2, of which each rank has other rows of every parameter; one has none of the last layer."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(mesh_name,))
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for refused in (
+        lambda: hvd.broadcast_parameters(model.state_dict(), 0),
+        lambda: hvd.broadcast_optimizer_state(optimizer, 0),
+        lambda: hvd.allreduce(model[0].weight),
+        lambda: hvd.DistributedOptimizer(optimizer),
+    ):
+        hvd.init()
+        with pytest.raises(ValueError, match="A DTensor is not supported"):
+            refused()
+    state = TrainingState(model=model, optimizer=optimizer, epoch=0)
+    began_with = state.epoch
+    while state.epoch < NUM_EPOCHS:
+        make_gradients(model, 10 * state.epoch + dist.get_rank())
+        die_once(marker, state.epoch)
+        optimizer.step()
+        state.epoch += 1
+        state.commit()
+    committed = model[0].weight.full_tensor()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    state.restore()
+    assert torch.equal(model[0].weight.full_tensor(), committed)
+    weights = [parameter.full_tensor().flatten() for parameter in model.parameters()]
+    moments = [optimizer.state[p]["exp_avg"].full_tensor().flatten() for p in model.parameters()]
+    means = [torch.empty(3) for _ in range(dist.get_world_size())]  # not sharded, and each rank's own
+    dist.all_gather(means, model[1].running_mean)
+    return {
+        "began_with": began_with,
+        "weight": torch.cat([*weights, *moments, *means]).detach(),
+    }
+
+
+def keep_fsdp1() -> None:
+    """With which rank 0's state is not that of the others, and does not say so."""
+    model = FullyShardedDataParallel(torch.nn.Linear(4, 2), device_id=torch.device("cpu"))
+    TrainingState(model=model)
 
 
 def die_once(marker: str | None, epoch: int, executor_of: str | None = None) -> None:

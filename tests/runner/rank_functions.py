@@ -131,3 +131,82 @@ def wrapped_model() -> torch.nn.Module:
 
 def unpicklable() -> Any:
     return threading.Lock()
+
+
+class NeverPickledError(Exception):
+    """Whose rank cannot send it before the others have failed because of it."""
+
+    def __reduce__(self) -> Any:
+        threading.Event().wait(600)
+        return NeverPickledError, ()
+
+
+class WithoutMessageError(Exception):
+    """Whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise AttributeError("none")
+
+
+def disagree() -> None:
+    dist.all_reduce(torch.ones(2 + dist.get_rank()))
+
+
+def disagree_under_horovod() -> None:
+    hvd.init()
+    hvd.allreduce(torch.ones(2 + dist.get_rank()), name="of two sizes")
+
+
+def return_early() -> None:
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+def raise_what_is_never_pickled() -> None:
+    if dist.get_rank() == 1:
+        raise NeverPickledError("on rank 1")
+    dist.barrier()
+
+
+def raise_without_a_message() -> None:
+    if dist.get_rank() == 1:
+        raise WithoutMessageError
+    dist.barrier()
+
+
+def clean_up_together_after_an_error() -> None:
+    try:
+        if dist.get_rank() == 1:
+            raise LookupError("the first error")
+        dist.all_reduce(torch.ones(3))
+    finally:
+        dist.barrier()
+
+
+def fail_in_what_horovod_runs() -> None:
+    hvd.init()
+    if dist.get_rank() == 1:
+        raise hvd.HorovodInternalError("Horovod has been shut down.") from TypeError("no such tensor")
+    hvd.barrier()
+
+
+def fail_in_a_hook_of_torch() -> None:
+    module = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+
+    def reduce(_, bucket):  # torch checks annotations, which are text here
+        if dist.get_rank() == 1:
+            raise LookupError("in the hook")
+        return (
+            dist.all_reduce(bucket.buffer(), async_op=True)
+            .get_future()
+            .then(lambda future: future.value()[0])
+        )
+
+    module.register_comm_hook(None, reduce)
+    module(torch.ones(1, 2)).sum().backward()
+
+
+def note_attempt(folder: str, name: str) -> None:
+    """Run one of these functions, after leaving a file for this rank's attempt."""
+    (Path(folder) / f"{dist.get_rank()}-{os.getpid()}").touch()
+    globals()[name]()

@@ -7,12 +7,12 @@ import logging
 import pytest
 import torch
 
-from sparkdl.errors import ParamError, RankDiedError, RankError
+from sparkdl.errors import CheckpointError, LossError, ParamError, RankDiedError, RankError
 from tests.runner import elastic_functions as functions
 from tests.runner.local_runner import make_runner
 
 
-@pytest.mark.parametrize("train", [functions.train, functions.train_for_horovod])
+@pytest.mark.parametrize("train", [functions.train, functions.train_for_horovod, functions.train_sharded])
 def test_a_training_whose_rank_was_killed_goes_on_from_its_last_commit_to_the_same_weights(
     train, tmp_path, caplog
 ):
@@ -24,6 +24,49 @@ def test_a_training_whose_rank_was_killed_goes_on_from_its_last_commit_to_the_sa
     assert restarted["began_with"] == 3
     torch.testing.assert_close(restarted["weight"], undisturbed["weight"], rtol=0, atol=0)
     assert "goes on with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
+
+
+def test_the_commits_of_a_sharded_training_are_taken_up_by_ranks_that_are_sharded_alike_alone(tmp_path):
+    folder, marker = tmp_path / "commits", str(tmp_path / "killed")
+    with pytest.raises(RankDiedError, match="Rank 1"):
+        make_runner(checkpoint_dir=folder).run(functions.train_sharded, marker)
+    assert len(list(folder.glob("state-0-commit-3*.pt"))) == 3
+    for num_workers, train, options, said in (
+        (
+            1,
+            functions.train_sharded,
+            {},
+            "has the pieces of 2 ranks of the sharded parts model, optimizer, and now",
+        ),
+        (
+            2,
+            functions.train_sharded,
+            {"mesh_name": "other"},
+            r"'ranks',\) at \(.,\), and now there .*'other'",
+        ),
+        (
+            2,
+            functions.train,
+            {},
+            "has the pieces of 2 ranks, as parts of the state were sharded, and now none",
+        ),
+    ):
+        runner = make_runner(num_workers=num_workers, checkpoint_dir=folder, max_restarts=3)
+        with pytest.raises(RankError, match=said) as caught:
+            runner.run(train, None, **options)
+        assert isinstance(caught.value.__cause__, CheckpointError)
+        assert not isinstance(caught.value, LossError)
+    again = make_runner(checkpoint_dir=folder).run_all(functions.train_sharded, None)
+    assert [value["began_with"] for value in again] == [3, 3]
+    torch.testing.assert_close(again[0]["weight"], again[1]["weight"], rtol=0, atol=0)
+    names = sorted(path.name.rsplit("-", 1)[0] for path in folder.glob("state-*"))
+    assert names == ["state-0-commit", "state-0-commit-5-rank-0", "state-0-commit-5-rank-1"]
+
+
+def test_a_state_refuses_what_is_sharded_without_saying_so():
+    with pytest.raises(RankError, match=r"\(FSDP1\) cannot be kept in a state: .*fully_shard") as caught:
+        make_runner(max_restarts=3).run(functions.keep_fsdp1)
+    assert isinstance(caught.value.__cause__, ParamError)
 
 
 def test_a_later_run_on_fewer_ranks_goes_on_from_the_folder_of_an_earlier_one(tmp_path):

@@ -7,7 +7,17 @@ import threading
 
 import pytest
 
-from sparkdl.errors import HangError, LaunchError, ParamError, RankDiedError, RankError, SerializationError
+from sparkdl.errors import (
+    HangError,
+    LaunchError,
+    LossError,
+    ParamError,
+    RankDiedError,
+    RankError,
+    SerializationError,
+)
+from sparkdl.horovod.torch import HorovodInternalError
+from sparkdl.launch import rank_supervisor
 from tests.runner import rank_functions as functions
 from tests.runner.local_runner import make_runner
 
@@ -66,6 +76,36 @@ def test_a_killed_rank_is_a_loss_that_restarts_answer_and_retries_do_not(tmp_pat
     )
     with pytest.raises(RankDiedError, match="SIGKILL"):
         make_runner(max_retries=1).run(functions.kill_once, str(tmp_path / "again"))
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit", "said"),
+    [
+        ("disagree", None, "MismatchError: the ranks disagree"),
+        ("disagree_under_horovod", None, "HorovodInternalError: Mismatched ALLREDUCE tensor shapes"),
+        ("return_early", 0, "rank 1 closed the communicator before it took part in barrier"),
+        ("raise_what_is_never_pickled", 1, "NeverPickledError: on rank 1"),
+        ("raise_without_a_message", 1, "WithoutMessageError: <exception str"),
+        ("clean_up_together_after_an_error", 1, "MismatchError: the ranks disagree"),
+        ("fail_in_what_horovod_runs", 1, "HorovodInternalError: Horovod has been shut down"),
+        ("fail_in_a_hook_of_torch", 1, "LookupError: in the hook"),
+    ],
+)
+def test_what_would_fail_again_is_no_loss_and_has_one_attempt(name, culprit, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_supervisor, "EXIT_GRACE_S", 1.0)
+    with pytest.raises(RankError, match=said) as caught:
+        make_runner(max_restarts=3).run(functions.note_attempt, str(tmp_path), name)
+    assert not isinstance(caught.value, LossError)
+    if culprit is not None:
+        assert caught.value.rank == culprit
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_the_error_of_a_rank_comes_with_all_that_it_was_raised_from():
+    with pytest.raises(RankError) as caught:
+        make_runner().run(functions.fail_in_what_horovod_runs)
+    assert type(caught.value.__cause__) is HorovodInternalError
+    assert type(caught.value.__cause__.__cause__) is TypeError
 
 
 def test_a_rank_that_stands_still_is_named_after_the_time_that_was_set_and_a_restart_answers_it(tmp_path):

@@ -49,6 +49,16 @@ def fail_on(context: RankContext, culprit: int) -> None:
     context.communicator.barrier()
 
 
+def disagree(context: RankContext) -> None:
+    context.communicator.allreduce(np.zeros(2 + context.rank))
+
+
+def leave_early(context: RankContext) -> None:
+    context.communicator.barrier()
+    if context.rank == 0:
+        context.communicator.barrier()
+
+
 def kill_on(context: RankContext, culprit: int) -> None:
     context.communicator.barrier()
     if context.rank == culprit:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.collective.addresses import Address
-from sparkdl.errors import LaunchError, ParamError, RankError, SerializationError
+from sparkdl.errors import (
+    CommunicatorError,
+    LaunchError,
+    LossError,
+    ParamError,
+    RankDiedError,
+    RankError,
+    SerializationError,
+)
 from sparkdl.launch import run, run_on_ranks
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.launch_spec import installed_versions
@@ -138,17 +146,29 @@ def test_failing_rank_is_named_with_host_and_traceback(spark: SparkSession, culp
     assert isinstance(caught.value.__cause__, LookupError)
 
 
+@pytest.mark.any_spark_will_do
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(functions.disagree, "the ranks disagree"), (functions.leave_early, "rank 1 closed the communicator")],
+)
+def test_what_ranks_do_differently_is_no_loss(spark: SparkSession, function: Any, said: str) -> None:
+    with pytest.raises(RankError, match=said) as caught:
+        run_on_ranks(function, num_ranks=2, spark=spark)
+    assert not isinstance(caught.value, LossError)
+    assert isinstance(caught.value.__cause__, CommunicatorError)
+
+
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_killed_rank_ends_all_within_ten_seconds(spark: SparkSession, culprit: int) -> None:
     started = time.monotonic()
-    with pytest.raises(RankError, match="SIGKILL") as caught:
+    with pytest.raises(RankDiedError, match="SIGKILL") as caught:
         run_on_ranks(functions.kill_on, culprit, num_ranks=2, spark=spark)
     assert caught.value.rank == culprit
     assert time.monotonic() - started < 20  # ten for the end, the rest for the start
 
 
 def test_lost_python_worker_is_named_and_nothing_runs_twice(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(RankError, match="lost") as caught:
+    with pytest.raises(RankDiedError, match="lost") as caught:
         run_on_ranks(functions.kill_own_worker_on, 1, str(tmp_path), num_ranks=2, spark=spark)
     assert caught.value.rank == 1
     pids = [int(file.name) for file in tmp_path.iterdir()]

@@ -8,17 +8,26 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
-from sparkdl.collective import Communicator, StallCheck, all_gather_bytes, current_communicator
-from sparkdl.errors import LaunchError
+from sparkdl.collective import Communicator, StallCheck, current_communicator
+from sparkdl.collective.byte_exchange import allgather_bytes
+from sparkdl.errors import LaunchError, ParamError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
-from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set, ranks_of_comm
-from sparkdl.horovod.torch.session import Session
+from sparkdl.horovod.torch.process_sets import ProcessSet, bind, global_process_set, ranks_of_comm
+from sparkdl.horovod.torch.session import Session, problem_with
 from sparkdl.horovod.torch.timeline import start_timeline_of
+from sparkdl.topology import name_ranks
+
+_members: list[int] = []
+"""The ranks of the launcher that the present world was opened with."""
+
+_static_sets: list[ProcessSet] = []
+"""What ``init`` was given for the present world, by all its calls."""
 
 
 def init(comm: Iterable[int] | Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -34,37 +43,51 @@ def init(comm: Iterable[int] | Any = None, process_sets: Sequence[ProcessSet] | 
 
     Raises:
         LaunchError: if this process is no rank: nothing opened a communicator for it.
-        ValueError: if process sets occur twice, name ranks that do not exist, or differ between ranks, or if the
-            timeline cannot be written. Nothing is left open then.
+        ParamError: on all ranks, if process sets on any of them occur twice, name no ranks or ranks that do not exist,
+            or differ between ranks; the message says which rank gave what. Nothing is left open then.
+        ValueError: if the timeline cannot be written; nothing is left open then. Also if there are process sets that
+            Horovod, which is initialized already, runs without.
     """
-    wanted = _list_process_sets(process_sets)
+    if isinstance(process_sets, Iterator):
+        process_sets = list(process_sets)
     if not has_session():
-        world = _open_world(comm)
-        try:
-            by_comm = _gather_by_comm(world, [ps for ps in wanted if ps.ranks is None])
-            by_ranks = [ps.ranks for ps in wanted if ps.ranks is not None and ps.mpi_comm is None]
-            _check_distinct(world, wanted)
-            begin_session(Session(world, [*by_comm, *by_ranks]))
-            start_timeline_of(os.environ)
-        except BaseException:
-            end_session()
-            world.close()
-            raise
-        atexit.register(shutdown)
-    global_process_set.ranks = list(session().ranks_of[0])
+        launched = _launched()
+        members = _members_of(comm, launched)
+        _begin(launched, members, lambda world: _agree(world, process_sets))
+    wanted = _list_process_sets(process_sets)
     for process_set in wanted:
-        process_set.process_set_id = session().id_of(process_set.ranks or [])
-        if process_set.process_set_id is None:
-            raise ValueError(
-                f"Horovod runs without {process_set}; use hvd.add_process_set, or hvd.shutdown first."
-            )
+        _bind(process_set)
+    _static_sets.extend(wanted)
 
 
 def shutdown() -> None:
-    """Leave; ``init`` may be called again. What is outstanding fails, here and on the other ranks."""
+    """Leave; ``init`` may be called again. What is outstanding fails, here and on the other ranks.
+
+    Process sets but that of all ranks cannot be used any more, until they are given to ``init`` or ``add_process_set``
+    again.
+    """
+    _static_sets.clear()
     atexit.unregister(shutdown)
     end_session()
     forget_handles()
+
+
+def begin_again() -> None:
+    """Leave, and join the same ranks again, with the process sets that ``init`` was given and none has removed.
+
+    These are usable again then, by the same objects. Where ``init`` was not called before, it is.
+    """
+    if not has_session():
+        init()
+        return
+    old = session()
+    again = old.static_sets()
+    objects = [ps for ps in _static_sets if ps._world_id == old.world_id and ps.ranks in again]
+    shutdown()
+    _begin(_launched(), _members, lambda world: _exchange(world, again, [], None))
+    for process_set in objects:
+        _bind(process_set)
+    _static_sets.extend(objects)
 
 
 def is_initialized() -> bool:
@@ -108,58 +131,145 @@ def is_homogeneous() -> bool:
     return len({len(topology.ranks_on(host)) for host in range(topology.num_hosts)}) == 1
 
 
-def _list_process_sets(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
-    if isinstance(process_sets, str):
-        if process_sets.lower() != "dynamic":
-            raise ValueError(
-                f"process_sets={process_sets!r} names no process sets; give a list of hvd.ProcessSet, or 'dynamic'."
-            )
-        return []
-    return list(process_sets or [])
-
-
-def _open_world(comm: Iterable[int] | Any) -> Communicator:
+def _launched() -> Communicator:
     launched = current_communicator()
     if launched is None:
         raise LaunchError(
             "hvd.init() found no communicator: this process was not started as a rank. Run the training function by"
             " sparkdl.launch.run_on_ranks, or the script by `sparkdl run`, mpiexec or torchrun."
         )
+    return launched
+
+
+def _members_of(comm: Iterable[int] | Any, launched: Communicator) -> list[int]:
     if comm is None:
-        members = list(range(launched.world_size))
-    elif isinstance(comm, Iterable):
-        members = list(comm) or list(range(launched.world_size))
-    else:
-        members = ranks_of_comm(comm, launched.rank)
+        return list(range(launched.world_size))
+    if isinstance(comm, Iterable):
+        return list(comm) or list(range(launched.world_size))
+    return ranks_of_comm(comm, launched.rank)
+
+
+def _begin(
+    launched: Communicator,
+    members: list[int],
+    agree: Callable[[Communicator], tuple[str, list[list[int]]]],
+) -> None:
+    """Open the session of some of the launcher's ranks; ``agree`` gives its id and the ranks of its process sets."""
+    global _members  # noqa: PLW0603  # there is one world at a time
     world = launched.split(members, "horovod", stall_check=StallCheck.from_environment(os.environ))
     if not world.is_member:
         raise ValueError(f"rank {launched.rank} is not one of the ranks {members} that hvd.init was given.")
-    return world
+    try:
+        begin_session(Session(world, *agree(world)))
+        start_timeline_of(os.environ)
+    except BaseException:
+        end_session()
+        world.close()
+        raise
+    atexit.register(shutdown)
+    _members = members
+    global_process_set.ranks = list(session().ranks_of[0])
 
 
-def _gather_by_comm(world: Communicator, process_sets: Sequence[ProcessSet]) -> list[list[int]]:
-    """The process sets that ranks made from mpi4py communicators, of which each rank knows only its own."""
-    if not process_sets:
+def _bind(process_set: ProcessSet) -> None:
+    number = session().id_of(process_set.ranks or [])
+    if number is None:
+        raise ValueError(
+            f"Horovod runs without {process_set}; use hvd.add_process_set, or hvd.shutdown first."
+        )
+    bind(process_set, number, session().world_id)
+
+
+def _list_process_sets(process_sets: Any) -> list[ProcessSet]:
+    """Check the argument of ``init`` as far as one rank can do it by itself.
+
+    Raises:
+        ParamError: if it is nothing of the kind.
+    """
+    if process_sets is None:
         return []
-    for process_set in process_sets:
-        process_set.ranks = ranks_of_comm(process_set.mpi_comm, world.rank)
-    gathered = all_gather_bytes(
-        world.rendezvous,
-        key=f"{world.name}/process sets",
-        rank=world.rank,
-        world_size=world.world_size,
-        value=json.dumps([process_set.ranks for process_set in process_sets]).encode(),
-        timeout_s=world.timeout_s,
-    )
-    return [list(ranks) for ranks in sorted({tuple(ranks) for own in gathered for ranks in json.loads(own)})]
-
-
-def _check_distinct(world: Communicator, process_sets: Sequence[ProcessSet]) -> None:
-    seen = [list(range(world.world_size))]
-    for number, process_set in enumerate(process_sets):
-        if process_set.ranks in seen:
-            raise ValueError(
-                "Horovod could not be initialized because process_sets entry number "
-                f"{number} is a duplicate: {process_set}"
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ParamError(
+                f"process_sets={process_sets!r} names no process sets; give a list of hvd.ProcessSet, or 'dynamic'."
             )
-        seen.append(process_set.ranks or [])
+        return []
+    if not isinstance(process_sets, Iterable) or isinstance(process_sets, Mapping):
+        raise ParamError(
+            f"process_sets is a {type(process_sets).__name__}; give a list of hvd.ProcessSet, or 'dynamic'."
+        )
+    listed = list(process_sets)
+    for number, entry in enumerate(listed):
+        if not isinstance(entry, ProcessSet):
+            raise ParamError(
+                f"process_sets entry number {number} is a {type(entry).__name__} instead of a hvd.ProcessSet: {entry}"
+            )
+    return listed
+
+
+def _agree(world: Communicator, process_sets: Any) -> tuple[str, list[list[int]]]:
+    """Exchange what the ranks gave to ``init``; an id for the world, and the ranks of every process set.
+
+    Every rank takes part whatever it was given, so that none waits for one that has raised an error by itself.
+
+    Raises:
+        ParamError: on all ranks, if some of them gave what cannot be, or they gave different process sets.
+    """
+    by_ranks: list[list[int]] = []
+    by_comm: list[list[int]] = []
+    problem = None
+    try:
+        wanted = _list_process_sets(process_sets)
+        for process_set in wanted:
+            if process_set.mpi_comm is not None:
+                process_set.ranks = ranks_of_comm(process_set.mpi_comm, world.rank)
+            (by_ranks if process_set.mpi_comm is None else by_comm).append(process_set.ranks or [])
+        problem = _problem_among(wanted, world.world_size)
+    except Exception as error:
+        problem = str(error) if isinstance(error, ParamError) else f"{type(error).__name__}: {error}"
+    return _exchange(world, by_ranks, by_comm, problem)
+
+
+def _exchange(
+    world: Communicator, by_ranks: list[list[int]], by_comm: list[list[int]], problem: str | None
+) -> tuple[str, list[list[int]]]:
+    """See :func:`_agree`; of process sets by mpi4py communicators each rank knows only its own."""
+    own = json.dumps([uuid.uuid4().hex, problem, by_ranks, by_comm]).encode()
+    told = [json.loads(said) for said in allgather_bytes(world, own, name="process sets of hvd.init")]
+    problems = _by_ranks({rank: said for rank, (_, said, _, _) in enumerate(told) if said is not None})
+    failed = "Horovod could not be initialized because"
+    if problems:
+        by_whom = "; ".join(f"{said.rstrip('.')} ({ranks})" for said, ranks in problems)
+        raise ParamError(
+            f"{failed} {by_whom}. Give all ranks the same process sets, each of other ranks; nothing is open, and"
+            " hvd.init() may be called again."
+        )
+    given = _by_ranks({rank: str(sets) for rank, (_, _, sets, _) in enumerate(told)})
+    if len(given) > 1:
+        raise ParamError(
+            f"{failed} the ranks gave different process_sets: {'; '.join(f'{ranks}: {said}' for said, ranks in given)}."
+            " Give all ranks the same, in the same order; nothing is open, and hvd.init() may be called again."
+        )
+    from_comms = sorted({tuple(ranks) for _, _, _, sets in told for ranks in sets})
+    return told[0][0], [*map(list, from_comms), *by_ranks]
+
+
+def _by_ranks(said: Mapping[int, str]) -> list[tuple[str, str]]:
+    """What ranks said, each with the ranks that did."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in said.items():
+        ranks_of.setdefault(text, []).append(rank)
+    return [(text, name_ranks(ranks)) for text, ranks in ranks_of.items()]
+
+
+def _problem_among(process_sets: Sequence[ProcessSet], world_size: int) -> str | None:
+    seen = [list(range(world_size))]
+    for number, process_set in enumerate(process_sets):
+        ranks = seen[0] if process_set.process_set_id == 0 else process_set.ranks or []
+        if ranks in seen:
+            return f"process_sets entry number {number} is a duplicate: {process_set}"
+        problem = problem_with(ranks, world_size)
+        if problem is not None:
+            return f"process_sets entry number {number} cannot have ranks {ranks}: {problem}"
+        seen.append(ranks)
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
 from sparkdl.horovod.torch.session import Session
 
@@ -41,13 +40,12 @@ def session() -> Session:
     return _session
 
 
-def engine_for(process_set_id: int | None, operation: str) -> Engine:
-    """The engine of a process set, for an operation on tensors.
+def open_session() -> Session:
+    """The session of this process, for an operation on tensors.
 
     Raises:
-        HorovodInternalError: if ``init`` has not been called.
-        ValueError: if there is no such process set, or this rank is not in it.
+        HorovodInternalError: if there is none, as Horovod's operations have it.
     """
     if _session is None:
         raise HorovodInternalError(_NOT_INITIALIZED)
-    return _session.engine(process_set_id, operation)
+    return _session

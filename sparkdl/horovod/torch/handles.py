@@ -7,9 +7,12 @@ from typing import Any
 
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request, Result
+from sparkdl.horovod.torch.exceptions import HorovodInternalError
 
 _handles: dict[int, tuple[Engine, Request[Any]]] = {}
 _numbers = itertools.count(1)
+_of_earlier_worlds: set[int] = set()
+"""Handles that nobody had synchronized when their world ended."""
 
 
 def run_later(engine: Engine, request: Request[Any]) -> int:
@@ -56,8 +59,13 @@ def synchronize(handle: int) -> Any:
         splits. None if the handle is unknown, or has been synchronized.
 
     Raises:
-        HorovodInternalError: if the operation failed.
+        HorovodInternalError: if the operation failed, or was not synchronized before ``shutdown``.
     """
+    if handle in _of_earlier_worlds:
+        raise HorovodInternalError(
+            f"Horovod has been shut down. The operation of handle {handle} had not been synchronized before, and its "
+            "result is dropped; call hvd.synchronize before hvd.shutdown."
+        )
     if handle not in _handles:
         return None
     engine, request = _handles[handle]
@@ -69,5 +77,6 @@ def synchronize(handle: int) -> Any:
 
 
 def forget_handles() -> None:
-    """Drop all handles, with the tensors that they keep."""
+    """Drop all handles, with the tensors that they keep; to synchronize one of them is an error from now on."""
+    _of_earlier_worlds.update(_handles)
     _handles.clear()

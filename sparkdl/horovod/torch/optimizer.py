@@ -18,6 +18,7 @@ from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.gradient_reduction import GradientReduction
 from sparkdl.horovod.torch.hooked_step import HookedStep
 from sparkdl.horovod.torch.objects import broadcast_object
+from sparkdl.horovod.torch.operations.target import refuse_subclasses
 from sparkdl.horovod.torch.parameter_groups import Groups, check_groups, form_groups
 from sparkdl.horovod.torch.parameter_names import name_parameters
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -52,7 +53,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         process_set: the ranks that take part; on the others the optimizer steps with its own gradients.
 
     Raises:
-        ValueError: if the names are not unique, or some parameter has none, or options do not go together.
+        ValueError: if the names are not unique, or some parameter has none or is a DTensor, or options do not go
+            together.
         NotImplementedError: if ``op`` is ``Adasum`` and not all ranks take part.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
@@ -69,6 +71,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     check_groups(groups)
     op = choose(op, None)
     names = name_parameters(optimizer, named_parameters)
+    refuse_subclasses(names)
     is_adasum = op == Adasum and size() > 1
     if is_adasum and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
@@ -145,7 +148,12 @@ class _ReducedStep(HookedStep):
         self._synchronized = False
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced, starting those that no backward pass has completed."""
+        """Wait until all gradients are reduced, starting those that no backward pass has completed.
+
+        Raises:
+            ValueError: if the process set is of an earlier world, also on ranks that reduce nothing.
+        """
+        self.process_set._check_world("DistributedOptimizer")
         if self._reduction is not None:
             self._reduction.finish()
         self.set_backward_passes_per_step(self.backward_passes_per_step)

@@ -10,6 +10,7 @@ import torch
 
 from sparkdl.horovod.torch.basics import rank
 from sparkdl.horovod.torch.objects import broadcast_object
+from sparkdl.horovod.torch.operations.target import refuse_subclasses
 from sparkdl.horovod.torch.parameter_values import broadcast_parameters
 
 
@@ -28,10 +29,11 @@ def broadcast_optimizer_state(
         model: without effect; Horovod needs it where gradients are sparse.
 
     Raises:
-        ValueError: if the optimizer is ``torch.optim.LBFGS``, as in Horovod.
+        ValueError: if the optimizer is ``torch.optim.LBFGS``, as in Horovod, or its parameters are DTensors.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    refuse_subclasses(parameter for group in optimizer.param_groups for parameter in group["params"])
     own = optimizer.state_dict()
     if not own["state"]:
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):

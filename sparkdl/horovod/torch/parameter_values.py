@@ -9,6 +9,7 @@ import torch
 
 from sparkdl.horovod.torch.handles import synchronize
 from sparkdl.horovod.torch.operations.broadcast import broadcast_async_
+from sparkdl.horovod.torch.operations.target import refuse_subclasses
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -20,7 +21,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         root_rank: the rank whose values all take.
 
     Raises:
-        ValueError: if ``params`` is nothing of the kind.
+        ValueError: if ``params`` is nothing of the kind, or has DTensors.
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -28,6 +29,8 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
+    # Before any of them is on its way.
+    refuse_subclasses(tensor for _, tensor in named if isinstance(tensor, torch.Tensor))
     handles = [
         broadcast_async_(tensor.detach(), root_rank, name)
         for name, tensor in named

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparkdl.horovod.torch.current_session import session
+from sparkdl.horovod.torch.current_session import open_session, session
+from sparkdl.horovod.torch.engine.engine import Engine
 
 _NEEDS_RANKS = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
 
 
 class ProcessSet:
-    """A process set; usable once it was given to ``init`` or ``add_process_set``.
+    """A process set; usable once it was given to ``init`` or ``add_process_set``, until ``shutdown``.
+
+    After that it is of an earlier world, and using it is a ``ValueError`` until it is given to ``init`` or
+    ``add_process_set`` again. :func:`sparkdl.horovod.torch.elastic.run` opens the sets that ``init`` was given again.
 
     Attributes:
         process_set_id: its number; None as long as it is not usable.
@@ -31,6 +35,8 @@ class ProcessSet:
         self.process_set_id: int | None = None
         self.ranks: list[int] | None = None
         self.mpi_comm: Any = None
+        self._world_id: str | None = None
+        """Which world ``process_set_id`` is a number of; None for that of all ranks, which every world has."""
         if isinstance(ranks_or_comm, Iterable):
             ranks = sorted(ranks_or_comm)
             if any(not isinstance(rank, int) for rank in ranks):
@@ -42,16 +48,20 @@ class ProcessSet:
             raise ValueError(_NEEDS_RANKS)
 
     def size(self) -> int | None:
-        """How many members it has; None as long as it is not usable."""
+        """How many members it has; None if it was not given to ``init`` or ``add_process_set``, or was removed.
+
+        Raises:
+            ValueError: if it is of an earlier world.
+        """
         if self.process_set_id is None:
             return None
         return len(self._members())
 
     def rank(self) -> int | None:
-        """This rank's number among the members; None as long as it is not usable.
+        """This rank's number among the members; None where :meth:`size` is.
 
         Raises:
-            ValueError: if this rank is no member.
+            ValueError: if this rank is no member, or the process set is of an earlier world.
         """
         if self.process_set_id is None:
             return None
@@ -61,9 +71,14 @@ class ProcessSet:
         return members.index(session().world.rank)
 
     def included(self) -> bool | None:
-        """Whether this rank is a member; None if the members are not known yet."""
+        """Whether this rank is a member; None if the members are not known yet.
+
+        Raises:
+            ValueError: if it is of an earlier world, in which the ranks may have had other numbers.
+        """
         if self.ranks is None:
             return None
+        self._check_world("ProcessSet.included")
         return session().world.rank in self.ranks
 
     def __str__(self) -> str:
@@ -71,7 +86,21 @@ class ProcessSet:
             f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
         )
 
+    def _check_world(self, operation: str) -> None:
+        """Refuse a process set of an earlier world, whose number may be that of another set now.
+
+        Raises:
+            ValueError: if it is one, or there is no world.
+        """
+        if self.process_set_id in (None, 0) or self._world_id == session().world_id:
+            return
+        raise ValueError(
+            f"{operation}: {self} was opened in a world that hvd.shutdown() has ended, and its number may be that of "
+            "another set in the present one. Give it to hvd.add_process_set(), or to hvd.init(process_sets=...), again."
+        )
+
     def _members(self) -> Sequence[int]:
+        self._check_world("ProcessSet")
         members = session().ranks_of.get(self.process_set_id if self.process_set_id is not None else -1)
         if members is None:
             raise ValueError("Process set does not exist or has not been registered.")
@@ -92,17 +121,25 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         The process set, usable.
 
     Raises:
-        ValueError: if there is a process set of these ranks, or a rank does not exist.
+        ValueError: if all ranks gave what cannot be added: there is a process set of these ranks, a rank does not
+            exist, or it names no ranks.
         HorovodInternalError: on all ranks, if they did not all give these ranks, or some have joined. They can go on.
     """
-    if not isinstance(process_set, ProcessSet):
-        process_set = ProcessSet(process_set)
-    if process_set.ranks is None:
-        process_set.ranks = ranks_of_comm(process_set.mpi_comm, session().world.rank)
-    number = session().add(process_set.ranks)
+    current = session()
+    try:
+        if not isinstance(process_set, ProcessSet):
+            process_set = ProcessSet(process_set)
+        if process_set.mpi_comm is not None:
+            process_set.ranks = ranks_of_comm(process_set.mpi_comm, current.world.rank)
+    except Exception as error:
+        # The others may have given something better, and wait for this rank.
+        current.add_nothing(f"{type(error).__name__}: {error}")
+        raise
+    assert process_set.ranks is not None
+    number = current.add(process_set.ranks)
     if number is None:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
-    process_set.process_set_id = number
+    bind(process_set, number, current.world_id)
     return process_set
 
 
@@ -113,15 +150,39 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         Whether it was removed: False if it is not usable, or is that of all ranks.
 
     Raises:
+        ValueError: if it is of an earlier world.
         HorovodInternalError: on all ranks, if they did not all give this process set, or some have joined. They can go
             on.
     """
     number = process_set.process_set_id
     if number is None or number == 0:
         return False
+    process_set._check_world("remove_process_set")
     is_removed = session().remove(number)
     process_set.process_set_id = None
     return is_removed
+
+
+def bind(process_set: ProcessSet, number: int, world_id: str) -> None:
+    """Make a process set usable, as the one of a number in a world."""
+    process_set.process_set_id = number
+    process_set._world_id = None if number == 0 else world_id
+
+
+def engine_of(process_set: ProcessSet, operation: str) -> Engine:
+    """The engine of a process set, for an operation on tensors.
+
+    Args:
+        process_set: where the operation runs.
+        operation: who asks, for the error.
+
+    Raises:
+        HorovodInternalError: if ``init`` has not been called.
+        ValueError: if there is no such process set, it is of an earlier world, or this rank is not in it.
+    """
+    current = open_session()
+    process_set._check_world(operation)
+    return current.engine(process_set.process_set_id, operation)
 
 
 def ranks_of_comm(comm: Any, rank: int) -> list[int]:

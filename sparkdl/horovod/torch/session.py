@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from sparkdl.collective import Communicator
-from sparkdl.errors import MismatchError
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.requests.meeting import ProcessSetsRequest
 from sparkdl.horovod.torch.requests.stand_in import make_stand_in
@@ -17,32 +16,27 @@ class Session:
 
     Attributes:
         world: the communicator of all ranks; serves process set 0.
+        world_id: text that all ranks have for this session, and for no other one.
         ranks_of: the ranks of every process set, by its number.
     """
 
-    def __init__(self, world: Communicator, process_sets: Sequence[Sequence[int]]) -> None:
-        """Open the engines; all ranks do so at once.
+    def __init__(self, world: Communicator, world_id: str, process_sets: Sequence[Sequence[int]]) -> None:
+        """Open the engines; all ranks do so at once, with the same arguments.
 
         Args:
             world: the communicator of all ranks; taken over once this has succeeded.
+            world_id: text for this session alone.
             process_sets: the ranks of further process sets, each sorted.
-
-        Raises:
-            ValueError: if the ranks gave different process sets, or one names a rank that does not exist.
         """
         self.world = world
+        self.world_id = world_id
         self.ranks_of: dict[int, tuple[int, ...]] = {0: tuple(range(world.world_size))}
         self._lock = threading.Lock()
         self._changing = threading.Lock()
         """Held while a process set is added or removed: ranks meet for one change at a time."""
         self._next_id = 1
         self._marks_cycles = False
-        for ranks in process_sets:
-            self._check(ranks)
-        try:
-            world.barrier(name=f"process sets {[list(ranks) for ranks in process_sets]}")
-        except MismatchError as error:
-            raise ValueError(f"Horovod could not be initialized: {error}") from error
+        self._num_static = len(process_sets)
         self._engines = {0: Engine(world, make_stand_in)}
         try:
             for ranks in process_sets:
@@ -50,6 +44,13 @@ class Session:
         except BaseException:
             self.close()
             raise
+
+    def static_sets(self) -> list[list[int]]:
+        """The ranks of the process sets that the session began with, without those that were removed."""
+        with self._lock:
+            return [
+                list(members) for number, members in self.ranks_of.items() if 1 <= number <= self._num_static
+            ]
 
     def id_of(self, ranks: Sequence[int]) -> int | None:
         """The number of the process set with exactly these ranks, if there is one."""
@@ -86,21 +87,39 @@ class Session:
             Its number, the same on all ranks; None if there is a process set of these ranks.
 
         Raises:
-            ValueError: if a rank does not exist.
+            ValueError: if there can be no process set of these ranks.
             HorovodInternalError: on all ranks, if they disagree about the members, or some have joined; nothing is
                 opened then.
         """
         members = tuple(ranks)
-        self._check(members)
+        problem = problem_with(members, self.world.world_size)
         with self._changing:
-            if self.id_of(members) is not None:
-                return None
             reserved: list[int] = []
-            self._meet(
-                f"add process set {list(members)}", when_met=lambda: reserved.append(self._reserve(members))
-            )
+
+            def reserve() -> None:
+                if problem is None and self.id_of(members) is None:
+                    reserved.append(self._reserve(members))
+
+            # Also for what cannot be added: the others may have given something better, and wait for this rank.
+            self._meet(f"add process set {list(members)}", when_met=reserve)
+            if problem is not None:
+                raise ValueError(f"A process set cannot have ranks {list(members)}: {problem}.")
+            if not reserved:
+                return None
             self._open(reserved[0])
         return reserved[0]
+
+    def add_nothing(self, reason: str) -> None:
+        """Meet the other ranks in place of :meth:`add`, for an argument that says no ranks.
+
+        Args:
+            reason: what is wrong with it.
+
+        Raises:
+            HorovodInternalError: on all ranks, if some of them gave something else.
+        """
+        with self._changing:
+            self._meet(f"add no process set ({reason})", when_met=lambda: None)
 
     def remove(self, process_set_id: int) -> bool:
         """Close a process set; all ranks of the job do so. False if there is none of this number.
@@ -138,16 +157,7 @@ class Session:
         self._engines[0].submit(request, will_wait=True)
         self._engines[0].wait(request)
 
-    def _check(self, members: Sequence[int]) -> None:
-        unknown = [rank for rank in members if not 0 <= rank < self.world.world_size]
-        if unknown or len(set(members)) != len(members):
-            raise ValueError(
-                f"A process set cannot have ranks {list(members)}: they must be distinct and within"
-                f" 0 to {self.world.world_size - 1}."
-            )
-
     def _reserve(self, members: tuple[int, ...]) -> int:
-        self._check(members)
         with self._lock:
             number = self._next_id
             self._next_id += 1
@@ -165,3 +175,12 @@ class Session:
             engine = Engine(communicator, make_stand_in)
             engine.marks_cycles = self._marks_cycles
             self._engines[number] = engine
+
+
+def problem_with(members: Sequence[int], world_size: int) -> str | None:
+    """Say why there can be no process set of these ranks in a world; None if there can."""
+    if not members:
+        return "there must be one at least"
+    if len(set(members)) != len(members) or not all(0 <= rank < world_size for rank in members):
+        return f"they must be distinct and within 0 to {world_size - 1}"
+    return None

@@ -137,3 +137,43 @@ def test_a_folder_that_nobody_named_is_gone_after_the_run(tmp_path, monkeypatch)
     with commit_folder(tmp_path / "named", is_wanted=False, is_local=False) as named:
         named.keep(0, contents_of(1))
     assert named.last(0)["objects"] == {"epoch": 1}
+
+
+def test_pieces_are_those_of_the_rank_and_of_the_ranks_that_completed_the_commit(folder, tmp_path):
+    def keep(owner, value):
+        commit = owner.next_commit(0)
+        for rank in range(2):
+            owner.keep_piece(0, commit, rank, {"model": {"weight": torch.full((1,), value + rank)}})
+        owner.keep(0, {"parts": {}, "objects": {"epoch": value}, "pieces": {"num_ranks": 2}})
+
+    def read(owner):
+        contents = owner.last(0)
+        pieces = [owner.piece(0, contents["pieces"], rank) for rank in range(2)]
+        return contents["objects"]["epoch"], [piece["model"]["weight"].item() for piece in pieces]
+
+    def names():
+        return sorted(path.name for path in (tmp_path / "commits").glob("state-*"))
+
+    keep(folder, 10)
+    keep(folder, 20)
+    assert read(folder) == (20, [20, 21])
+    assert names() == [
+        "state-0-commit-2-rank-0-mine.pt",
+        "state-0-commit-2-rank-1-mine.pt",
+        "state-0-commit-2.pt",
+    ]
+    folder.keep_piece(
+        0, 3, 1, {"model": {"weight": torch.full((1,), 99.0)}}
+    )  # and killed before rank 0 was there
+    anew = folder.claimed_anew()
+    assert read(anew) == (20, [20, 21])
+    keep(anew, 30)
+    assert read(anew) == (30, [30, 31])
+    assert len(names()) == 3
+    with pytest.raises(CheckpointsInUseError):
+        folder.keep_piece(0, 4, 1, {})
+    for name in names():
+        if "rank-1" in name:
+            (tmp_path / "commits" / name).unlink()
+    with pytest.raises(CheckpointError, match=r"rank-1-.*\.pt, is damaged"):
+        read(anew)

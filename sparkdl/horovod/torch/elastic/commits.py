@@ -8,22 +8,40 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
+from sparkdl.errors import CheckpointError
+from sparkdl.horovod.torch.basics import size
+from sparkdl.horovod.torch.objects import broadcast_object
+from sparkdl.horovod.torch.operations.meeting import barrier
+
 logger = logging.getLogger(__name__)
 
 
 class CommitKeeper(Protocol):
-    """Keeps the last commit of every state of rank 0, where the ranks that come after find it."""
+    """Keeps the last commit of every state of rank 0, where the ranks that come after find it.
+
+    Of parts that are sharded every rank keeps its own piece, before rank 0 completes the commit by :meth:`keep`.
+    """
 
     def keep(self, state: int, contents: dict[str, dict[str, Any]]) -> None:
         """Keep what a state holds in the place of what was kept before; it is kept whole or not at all.
 
         Args:
             state: how many states this process had made before it.
-            contents: ``parts``, which have a ``state_dict``, and ``objects``, both by name.
+            contents: ``parts``, which have a ``state_dict``, and ``objects``, both by name; where there are pieces,
+                ``pieces`` with their ``num_ranks``.
         """
 
     def last(self, state: int) -> dict[str, dict[str, Any]] | None:
-        """Return what was kept last; None if nothing was."""
+        """Return what was kept last; None if nothing was. Its ``pieces`` are for :meth:`piece`."""
+
+    def next_commit(self, state: int) -> int:
+        """Return the number of the commit that :meth:`keep` will keep next."""
+
+    def keep_piece(self, state: int, commit: int, rank: int, parts: dict[str, Any]) -> None:
+        """Keep the pieces that a rank has of parts, for a commit that rank 0 has yet to complete."""
+
+    def piece(self, state: int, pieces: dict[str, Any], rank: int) -> dict[str, Any]:
+        """Return what a rank kept by :meth:`keep_piece` for the commit that has these ``pieces``."""
 
 
 _keepers: list[CommitKeeper] = []
@@ -35,8 +53,9 @@ def provide_commit_keeper(keeper: CommitKeeper) -> None:
 
 
 def keep_commit(state: Any) -> None:
-    """Have rank 0's last commit kept, if somebody keeps commits."""
-    if not _keepers or state._rank() != 0:
+    """Have rank 0's last commit kept, if somebody keeps commits; and every rank's pieces where parts are sharded."""
+    sharded = state._sharded_parts()
+    if not _keepers or not (sharded or state._rank() == 0):
         return
     contents = state._committed()
     if contents is None:
@@ -45,14 +64,59 @@ def keep_commit(state: Any) -> None:
             type(state).__name__,
         )
         return
-    _keepers[0].keep(state._number, contents)
+    keeper, number = _keepers[0], state._number
+    if sharded:
+        rank, parts = state._rank(), contents["parts"]
+        commit = broadcast_object(
+            keeper.next_commit(number) if rank == 0 else None, name="number of a commit"
+        )
+        keeper.keep_piece(number, commit, rank, {name: parts[name] for name in sharded})
+        barrier()  # the commit is complete only where every rank's piece is
+        if rank != 0:
+            return
+        whole = {name: part for name, part in parts.items() if name not in sharded}
+        contents = {**contents, "parts": whole, "pieces": {"num_ranks": size()}}
+    keeper.keep(number, contents)
 
 
 def take_up_commit(state: Any) -> bool:
-    """Set rank 0's state to what was kept last, if anything was, and say whether."""
-    if not _keepers or state._rank() != 0:
+    """Set rank 0's state to what was kept last, if anything was, and say whether; every rank's where parts are sharded.
+
+    Raises:
+        CheckpointError: if the pieces of sharded parts do not fit these ranks.
+    """
+    sharded = state._sharded_parts()
+    if not _keepers or not (sharded or state._rank() == 0):
         return False
-    contents = _keepers[0].last(state._number)
-    if contents is not None:
-        state._set_committed(contents)
-    return contents is not None
+    keeper, number, rank = _keepers[0], state._number, state._rank()
+    contents = keeper.last(number) if rank == 0 else None
+    pieces = None if contents is None else contents.pop("pieces", {})
+    if sharded:
+        pieces = broadcast_object(pieces, name="pieces of a commit")
+    if pieces is None:
+        return False
+    if pieces and not sharded:
+        raise CheckpointError(
+            f"The last commit has the pieces of {pieces['num_ranks']} ranks, as parts of the state were sharded, and "
+            "now none is. Shard them as before, or begin anew with another checkpoint_dir."
+        )
+    own: dict[str, Any] = {}
+    if sharded:
+        if pieces.get("num_ranks") != size():
+            held = f"the pieces of {pieces['num_ranks']} ranks" if pieces else "no pieces"
+            raise CheckpointError(
+                f"The last commit has {held} of the sharded parts {', '.join(sharded)}, and now there are {size()} "
+                "ranks. Start as many ranks as before (num_workers, and min_workers for restarts), or begin anew with "
+                "another checkpoint_dir."
+            )
+        own = keeper.piece(number, pieces, rank)
+        if sorted(own) != sorted(sharded):
+            raise CheckpointError(
+                f"The last commit has pieces of {', '.join(own)}, and the state's sharded parts are "
+                f"{', '.join(sharded)}. Shard the same parts as before, or begin anew with another checkpoint_dir."
+            )
+    if contents is None:
+        state._set_committed_parts(own)
+    else:
+        state._set_committed({**contents, "parts": {**contents["parts"], **own}})
+    return True

@@ -21,6 +21,8 @@ class State:
         get_rank: the number of this rank.
     """
 
+    _num_commits = 0
+
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         # Horovod's names, which states of users know.
         self._bcast_object = bcast_object
@@ -43,6 +45,7 @@ class State:
         """Remember the variables as they are now."""
         self.save()
         keep_commit(self)
+        self._num_commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -63,12 +66,20 @@ class State:
     def reset(self) -> None:
         """What a subclass does when the ranks begin again."""
 
+    def _sharded_parts(self) -> list[str]:
+        """The names of the parts of which each rank keeps a piece."""
+        return []
+
     def _committed(self) -> dict[str, dict[str, Any]] | None:
         """What was remembered last, for :class:`CommitKeeper`; None if it cannot outlive this process."""
         return None
 
     def _set_committed(self, contents: dict[str, dict[str, Any]]) -> None:
         """Remember what :meth:`_committed` gave, and set the variables to it."""
+        raise NotImplementedError
+
+    def _set_committed_parts(self, parts: dict[str, Any]) -> None:
+        """The same for some of its parts alone."""
         raise NotImplementedError
 
 

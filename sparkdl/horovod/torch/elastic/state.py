@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -10,13 +9,18 @@ import torch
 from sparkdl.horovod.torch.basics import rank
 from sparkdl.horovod.torch.elastic.object_state import ObjectState
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
+from sparkdl.horovod.torch.elastic.shards import copy_state, holds_shards, load_state, refuse_other_shards
 from sparkdl.horovod.torch.objects import broadcast_object
 from sparkdl.horovod.torch.optimizer_state import broadcast_optimizer_state
 from sparkdl.horovod.torch.parameter_values import broadcast_parameters
 
 
 class TorchState(ObjectState):
-    """The state of a training; each part is an attribute."""
+    """The state of a training; each part is an attribute.
+
+    Modules that FSDP2 or tensor parallelism have sharded, and their optimizers, may be parts of it: of these each rank
+    keeps what it has. ``sync`` leaves them as they are, so give the ranks the same weights before.
+    """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the parts of the state.
@@ -26,6 +30,9 @@ class TorchState(ObjectState):
             optimizer: its optimizer.
             kwargs: further modules, optimizers and samplers, kept by their ``state_dict``; anything else is kept as
                 a Python object.
+
+        Raises:
+            ParamError: if a part is sharded otherwise, by FSDP1.
         """
         parts = {"model": model, "optimizer": optimizer, **kwargs}
         found = {name: make_handler(value) for name, value in parts.items()}
@@ -57,11 +64,17 @@ class TorchState(ObjectState):
         objects = super()._committed() or {}
         return {**objects, "parts": {name: handler.committed() for name, handler in self._handlers.items()}}
 
+    def _sharded_parts(self) -> list[str]:
+        return [name for name, handler in self._handlers.items() if handler.is_sharded]
+
     def _set_committed(self, contents: dict[str, dict[str, Any]]) -> None:
-        for name, committed in contents["parts"].items():
+        self._set_committed_parts(contents["parts"])
+        super()._set_committed(contents)
+
+    def _set_committed_parts(self, parts: dict[str, Any]) -> None:
+        for name, committed in parts.items():
             self._handlers[name].set_committed(committed)
             super().__setattr__(name, self._handlers[name].value)
-        super()._set_committed(contents)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, name) and name in self._handlers:
@@ -74,7 +87,10 @@ class StateHandler:
 
     Attributes:
         value: the part.
+        is_sharded: whether each rank keeps a piece of it, and rank 0's is not that of the others.
     """
+
+    is_sharded: bool = False
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -112,14 +128,19 @@ class _StateDictHandler(StateHandler):
         super().__init__(value)
         self.save()
 
+    @property
+    def is_sharded(self) -> bool:  # type: ignore[override]  # of a part that may be sharded later
+        """See :class:`StateHandler`."""
+        return holds_shards(self.value)
+
     def save(self) -> None:
         """See :class:`StateHandler`."""
-        self._saved = copy.deepcopy(self.value.state_dict())
+        refuse_other_shards(self.value)
+        self._saved = copy_state(self.value)
 
     def restore(self) -> None:
         """See :class:`StateHandler`."""
-        # What is loaded may become part of the value, which then changes.
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        load_state(self.value, self._saved)
 
     def committed(self) -> Any:
         """See :class:`StateHandler`."""
@@ -136,7 +157,8 @@ class ModelStateHandler(_StateDictHandler):
 
     def sync(self) -> None:
         """See :class:`StateHandler`."""
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        if not self.is_sharded:
+            broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
 
@@ -145,7 +167,8 @@ class OptimizerStateHandler(_StateDictHandler):
 
     def sync(self) -> None:
         """See :class:`StateHandler`."""
-        broadcast_optimizer_state(self.value, root_rank=0)
+        if not self.is_sharded:
+            broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from sparkdl.horovod.torch.current_session import engine_for
 from sparkdl.horovod.torch.handles import run_now
-from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 from sparkdl.horovod.torch.requests.meeting import BarrierRequest, JoinRequest
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return once every rank of a process set has arrived."""
-    run_now(engine_for(process_set.process_set_id, "Barrier"), BarrierRequest("barrier"))
+    run_now(engine_of(process_set, "Barrier"), BarrierRequest("barrier"))
 
 
 def join(device: int = -1) -> int:
@@ -25,4 +24,4 @@ def join(device: int = -1) -> int:
     Returns:
         The rank that joined last.
     """
-    return run_now(engine_for(0, "Join"), JoinRequest())
+    return run_now(engine_of(global_process_set, "Join"), JoinRequest())

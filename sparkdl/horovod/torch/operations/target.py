@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from sparkdl.horovod.torch.current_session import engine_for
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
-from sparkdl.horovod.torch.process_sets import ProcessSet
+from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of
 from sparkdl.horovod.torch.reduce_ops import Average
 from sparkdl.horovod.torch.requests.host_memory import AVERAGED_DTYPES, REDUCED_DTYPES
 
@@ -24,7 +23,7 @@ def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tu
 
     Raises:
         HorovodInternalError: if ``init`` has not been called.
-        ValueError: if there is no such process set, or this rank is not in it.
+        ValueError: if there is no such process set, it is of an earlier world, or this rank is not in it.
     """
     engine = find_engine(process_set, operation)
     return engine, name_of(engine, operation, name)
@@ -32,7 +31,7 @@ def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tu
 
 def find_engine(process_set: ProcessSet, operation: str) -> Engine:
     """The first half of :func:`find_target`, for who has something to check that needs the engine."""
-    return engine_for(process_set.process_set_id, operation.removeprefix("Grouped_").capitalize())
+    return engine_of(process_set, operation.removeprefix("Grouped_").capitalize())
 
 
 def name_of(engine: Engine, operation: str, name: str | None) -> str:
@@ -67,10 +66,25 @@ def check_tensors(tensors: Sequence[torch.Tensor], dtypes: Collection[torch.dtyp
     """
     if len({tensor.device for tensor in tensors}) > 1:
         raise HorovodInternalError("Tensors in list must be on same device.")
+    refuse_subclasses(tensors)
     for tensor in tensors:
         has_values = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
         if not has_values or (dtypes is not None and tensor.dtype not in dtypes):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+
+
+def refuse_subclasses(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse tensors that are not what their memory holds, such as DTensors.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    for tensor in tensors:
+        if type(tensor).__torch_dispatch__ != torch.Tensor.__torch_dispatch__:
+            raise ValueError(
+                f"A {type(tensor).__name__} is not supported: the values of a tensor have to be in its own memory. For "
+                "a DTensor, as FSDP2 makes them, use torch.distributed, or pass tensor.to_local()."
+            )
 
 
 def check_outputs(outputs: Sequence[torch.Tensor]) -> None:

@@ -40,6 +40,10 @@ class FutureHandle:
         """See :class:`~sparkdl.collective.handle.Handle`."""
         return self._future.done()
 
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Call something, on any thread, as soon as the operation is complete; it must return at once."""
+        self._future.add_done_callback(lambda _: action())
+
 
 class Turns:
     """One queue of operations and the one thread that works on it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from sparkdl.torch.buffers import export, movable, restore
-from sparkdl.torch.submission import Submission
+from sparkdl.torch.submission import Submission, recorded
 from sparkdl.torch.work import CollectiveWork, FutureCompleter
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Messages(Submission):
 
     _message_completer: FutureCompleter
 
+    @recorded("send")
     def send(self, tensors: Sequence[torch.Tensor], destination: int, tag: int = 0) -> Any:
         """Send a tensor to a rank of the group; returns at once."""
         (tensor,) = tensors
@@ -33,6 +34,7 @@ class Messages(Submission):
         )
         return CollectiveWork((), (handle,), self._message_completer)
 
+    @recorded("recv")
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> Any:
         """Receive into a tensor what a rank of the group sends with this tag; returns at once."""
         (tensor,) = tensors
@@ -47,7 +49,7 @@ class Messages(Submission):
             (handle,),
             self._message_completer,
             (lambda: restore(buffer, tensor),),
-            source_rank=source,
+            sender=lambda: source,
         )
 
     def recv_anysource(self, *_: Any) -> NoReturn:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from sparkdl.collective.handle import Handle
+    from sparkdl.collective.handle import Handle, MessageHandle
 
 P = ParamSpec("P")
 
@@ -299,14 +299,21 @@ class Communicator(Splittable, ABC):
         """
 
     @abstractmethod
-    def send_async(self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None) -> Handle:
+    def send_async(
+        self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
         """Send ``array`` to a rank, which must ``recv`` as many elements of the same dtype."""
 
     @abstractmethod
     def recv_async(
-        self, array: Array, *, source: int, tag: int = 0, timeout_s: float | None = None
-    ) -> Handle:
-        """Receive into ``array`` what a rank sends with this tag; in its order of sending."""
+        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
+        """Receive into ``array`` what a rank sends with this tag; in its order of sending.
+
+        With ``source=None`` it is what any rank sends with this tag, and ``source`` of the handle says who that was.
+        Where one receive names a rank and another does not, with the same tag at the same time, either may get what
+        this rank sends.
+        """
 
     allreduce = _blocking(allreduce_async)
     allreduce_group = _blocking(allreduce_group_async)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Handle(Protocol):
@@ -20,3 +23,16 @@ class Handle(Protocol):
 
     def done(self) -> bool:
         """Say at once whether the operation is complete, well or not."""
+
+
+class MessageHandle(Handle, Protocol):
+    """A message under way.
+
+    Attributes:
+        source: the rank that sends it; for a message from any rank, -1 until it comes.
+    """
+
+    source: int
+
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Call something, on any thread, as soon as the message is complete, well or not; it must return at once."""

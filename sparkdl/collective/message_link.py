@@ -9,7 +9,9 @@ there are. What is said are frames:
 * ``DATA``: the message itself, which goes where it is expected.
 * ``BYE``: there will be no more; it is answered by the same.
 
-Nothing is kept of a message but its envelope before it is expected, and none waits for one with another tag.
+Nothing is kept of a message but its envelope before it is expected, and none waits for one with another tag. A message
+that is expected from any rank waits in :class:`~sparkdl.collective.point_to_point.AnySource` until the link to one of
+them takes it for an offer.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
     from sparkdl.collective.handle import Handle
     from sparkdl.collective.pending_message import PendingMessage
+    from sparkdl.collective.point_to_point import AnySource
     from sparkdl.collective.rendezvous import Rendezvous
 
 _LOOK_AROUND_S = 0.2
@@ -61,12 +64,21 @@ class MessageLink:
         rendezvous: of the parent alone.
         peer: the other rank.
         timeout_s: seconds for opening.
+        any_source: what is expected from any rank.
     """
 
-    def __init__(self, parent: Communicator, rendezvous: Rendezvous, peer: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        parent: Communicator,
+        rendezvous: Rendezvous,
+        peer: int,
+        timeout_s: float,
+        any_source: AnySource,
+    ) -> None:
         # Weak, or the threads would keep a communicator that nobody has any more.
         self._parent = weakref.ref(parent)
         self._parent_name, self._rank, self._peer = parent.name, parent.rank, peer
+        self._any_source = any_source
         watched = WatchedRendezvous(rendezvous, self._parent)
         ranks = sorted([parent.rank, peer])
         self._open_pairs = [
@@ -129,6 +141,12 @@ class MessageLink:
         is_closed = isinstance(self._broken, _ClosedError)
         message.fail(self._broken if is_closed else self._explain(message, self._broken))
 
+    def take_for_any(self, tag: int) -> None:
+        """Take an offer with this tag, if there is one, for what is expected from any rank."""
+        with self._news:
+            if self._broken is None and self._offers[tag]:
+                self._match_any(tag, self._offers[tag])
+
     def finish(self) -> None:
         """Have the link close when no message is on its way any more; returns at once."""
         with self._news:
@@ -149,6 +167,14 @@ class MessageLink:
         self._num_offers += 1
         self._offered[self._num_offers] = message
         self._outbox.append(self._frame(FrameKind.OFFER, self._num_offers, message))
+
+    def _match_any(self, tag: int, offers: deque[Frame]) -> None:
+        message = self._any_source.take(tag)
+        if message is not None:
+            message.comes_from(self._peer)
+            self._lines.setdefault((message.kind, tag), deque()).append(message)
+            self._accept(offers.popleft(), message)
+            self._news.notify_all()
 
     def _accept(self, offer: Frame, message: PendingMessage) -> None:
         message.matched()
@@ -221,6 +247,7 @@ class MessageLink:
                 self._accept(frame, self._expected[frame.tag].popleft())
             else:
                 self._offers[frame.tag].append(frame)
+                self._match_any(frame.tag, self._offers[frame.tag])
             self._news.notify_all()
 
     def _receive(self, array: object) -> None:
@@ -289,6 +316,10 @@ class MessageLink:
                 return
 
     def _open(self) -> None:
+        with self._any_source.called(self._peer):
+            self._open_both_ways()
+
+    def _open_both_ways(self) -> None:
         for speaks, open_pair in self._open_pairs:
             pair = open_pair()
             with self._news:

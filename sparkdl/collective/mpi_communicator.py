@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from sparkdl.collective.communicator import Array
-    from sparkdl.collective.handle import Handle
+    from sparkdl.collective.handle import MessageHandle
     from sparkdl.collective.mpi_operations import Plan, Steps
     from sparkdl.collective.opening import Opening
     from sparkdl.topology import Topology
@@ -116,13 +116,15 @@ class MpiCommunicator(MpiGroups):
         self._turns.run(take_part)
         return last[0]
 
-    def send_async(self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None) -> Handle:
+    def send_async(
+        self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
         """See the contract."""
         return self._messages.send(array, to, tag, self.timeout_s if timeout_s is None else timeout_s)
 
     def recv_async(
-        self, array: Array, *, source: int, tag: int = 0, timeout_s: float | None = None
-    ) -> Handle:
+        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
         """See the contract."""
         return self._messages.recv(array, source, tag, self.timeout_s if timeout_s is None else timeout_s)
 

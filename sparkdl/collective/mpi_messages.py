@@ -1,7 +1,8 @@
 """Messages between two ranks of a communicator over MPI. Runs on ranks.
 
 Both ends exchange envelopes before anything is written. The messages of one direction and tag go one after another;
-all others move independently, polled by one thread that sleeps while there are none.
+all others move independently, polled by one thread that sleeps while there are none. Envelopes, the answers to them and
+what is sent have MPI tags of their own: an envelope from any rank must not be taken for anything else.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ from sparkdl.collective.mpi_library import is_cuda_aware, library_name, load_mpi
 from sparkdl.collective.mpi_operations import for_mpi, pieces, written_by_mpi
 from sparkdl.collective.pending_message import check_stall
 from sparkdl.collective.stalls import StallTimer
-from sparkdl.collective.turns import FutureHandle
+from sparkdl.collective.turns import MessageHandle
 from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from mpi4py import MPI
 
     from sparkdl.collective.communicator import Array
     from sparkdl.collective.message_monitor import MessageTiming
-    from sparkdl.collective.mpi_operations import Steps
     from sparkdl.collective.stalls import StallCheck
 
 _SPIN_S = 0.02
@@ -53,11 +53,13 @@ class _Message:
 
     what: str
     peer: int
-    steps: Steps
+    """-1 for any rank, until an envelope has come."""
+    steps: Generator[MPI.Request, MPI.Status, None]
     timeout_s: float
     timing: MessageTiming
     stall: StallTimer | None = None
     future: Future[None] = field(default_factory=Future)
+    handle: MessageHandle = field(init=False)
     request: MPI.Request | None = None
     deadline: Deadline | None = None
     wait: NotedWait | None = None
@@ -99,23 +101,24 @@ class MpiMessages:
         self._mpi = load_mpi()
         highest = comm.Get_attr(self._mpi.TAG_UB)
         assert isinstance(highest, int), "MPI defines it for every communicator"
-        self._max_tag = (highest - 1) // 2  # two tags of MPI for each of ours
+        self._max_tag = (highest - 2) // 3  # three tags of MPI for each of ours
         self._lines: dict[tuple[str, int, int], deque[_Message]] = {}
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._abandoned: list[_Message] = []
 
-    def send(self, array: Array, to: int, tag: int, timeout_s: float) -> FutureHandle:
+    def send(self, array: Array, to: int, tag: int, timeout_s: float) -> MessageHandle:
         """Queue a message to rank ``to``; see the contract."""
         buffer = self._buffer_of(array)
         what = f"send of {buffer.data.size} {buffer.dtype} to rank {to} with tag {tag}"
         return self._queue("send", buffer, to, tag, what, timeout_s)
 
-    def recv(self, array: Array, source: int, tag: int, timeout_s: float) -> FutureHandle:
-        """Queue the arrival of a message of rank ``source``; see the contract."""
+    def recv(self, array: Array, source: int | None, tag: int, timeout_s: float) -> MessageHandle:
+        """Queue the arrival of a message of rank ``source``, or of any; see the contract."""
         buffer = self._buffer_of(array, writes=True)
-        what = f"recv of {buffer.data.size} {buffer.dtype} from rank {source} with tag {tag}"
+        whom = "any rank" if source is None else f"rank {source}"
+        what = f"recv of {buffer.data.size} {buffer.dtype} from {whom} with tag {tag}"
         return self._queue("recv", buffer, source, tag, what, timeout_s)
 
     def close(self) -> None:
@@ -130,12 +133,16 @@ class MpiMessages:
         self,
         kind: str,
         buffer: FlatBuffer | DeviceBuffer,
-        peer: int,
+        peer: int | None,
         tag: int,
         what: str,
         timeout_s: float,
-    ) -> FutureHandle:
-        check_peer(peer, self._comm.Get_rank(), self._comm.Get_size())
+    ) -> MessageHandle:
+        if peer is not None:
+            check_peer(peer, self._comm.Get_rank(), self._comm.Get_size())
+        elif self._comm.Get_size() == 1:
+            raise ParamError("a world of one rank has no other to receive a message from")
+        peer = -1 if peer is None else peer
         check_timeout(timeout_s)
         if not 0 <= tag <= self._max_tag:
             raise ParamError(f"tag {tag} is outside 0 to {self._max_tag}, which this MPI library allows")
@@ -144,6 +151,7 @@ class MpiMessages:
         timing = self.monitor.begin(kind, tag=tag, num_bytes=num_bytes, dtype=buffer.dtype)
         steps = (self._send if kind == "send" else self._recv)(buffer, peer, tag, timing)
         message = _Message(what=what, peer=peer, steps=steps, timeout_s=timeout_s, timing=timing)
+        message.handle = MessageHandle(message.future, self.monitor.blocked, peer)
         with self._news:
             if self._closed:
                 raise CommunicatorError(f"{what}: communicator {self._name!r} is closed")
@@ -154,7 +162,7 @@ class MpiMessages:
                 )
                 self._thread.start()
             self._news.notify()
-        return FutureHandle(message.future, self.monitor.blocked)
+        return message.handle
 
     def _buffer_of(self, array: Array, *, writes: bool = False) -> FlatBuffer | DeviceBuffer:
         if not isinstance(array, DeviceArray):
@@ -163,31 +171,36 @@ class MpiMessages:
             raise ParamError(f"{library_name()} does not take arrays in GPU memory; copy them to the host")
         return DeviceBuffer(array)
 
-    def _send(self, buffer: FlatBuffer | DeviceBuffer, to: int, tag: int, timing: MessageTiming) -> Steps:
+    def _send(
+        self, buffer: FlatBuffer | DeviceBuffer, to: int, tag: int, timing: MessageTiming
+    ) -> Generator[MPI.Request, MPI.Status, None]:
         mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
-        yield self._comm.Isend(mine, to, 2 * tag)
-        yield self._comm.Irecv(theirs, to, 2 * tag + 1)
+        yield self._comm.Isend(mine, to, 3 * tag)
+        yield self._comm.Irecv(theirs, to, 3 * tag + 1)
         compare(mine, theirs, source=self._comm.Get_rank(), to=to, tag=tag)
         timing.both_here()
         if isinstance(buffer, FlatBuffer):
             buffer.pack()
         whole = buffer.unread if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
         for piece in pieces(whole):
-            yield self._comm.Isend(piece, to, 2 * tag)
+            yield self._comm.Isend(piece, to, 3 * tag + 2)
 
-    def _recv(self, buffer: FlatBuffer | DeviceBuffer, source: int, tag: int, timing: MessageTiming) -> Steps:
+    def _recv(
+        self, buffer: FlatBuffer | DeviceBuffer, source: int, tag: int, timing: MessageTiming
+    ) -> Generator[MPI.Request, MPI.Status, None]:
         mine, theirs = envelope_of(buffer), np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
-        yield self._comm.Irecv(theirs, source, 2 * tag)
-        yield self._comm.Isend(mine, source, 2 * tag + 1)
+        status = yield self._comm.Irecv(theirs, self._mpi.ANY_SOURCE if source < 0 else source, 3 * tag)
+        source = status.Get_source()
+        yield self._comm.Isend(mine, source, 3 * tag + 1)
         compare(theirs, mine, source=source, to=self._comm.Get_rank(), tag=tag)
         timing.both_here()
         with self._written(buffer) as whole:
             for piece in pieces(whole):
-                yield self._comm.Irecv(piece, source, 2 * tag)
+                yield self._comm.Irecv(piece, source, 3 * tag + 2)
         if isinstance(buffer, FlatBuffer):
             buffer.unpack()
 
@@ -241,21 +254,25 @@ class MpiMessages:
     def _step(self, message: _Message) -> bool:
         if message.deadline is None:
             message.deadline, message.stall = Deadline(message.timeout_s), StallTimer(self._stall_check)
-            both = [self._world_ranks[rank] for rank in (self._comm.Get_rank(), message.peer)]
+            ranks = range(len(self._world_ranks)) if message.peer < 0 else (self._comm.Get_rank(), message.peer)
+            both = [self._world_ranks[rank] for rank in ranks]
             message.wait = NotedWait(self._name, both, message.what, message.timeout_s)
             message.request = next(message.steps)
         assert message.request is not None
         self._check(message.what)
         has_moved = False
-        while message.request.Test():
-            message.request = next(message.steps)
+        status = self._mpi.Status()
+        while message.request.Test(status):
+            if message.peer < 0:
+                message.peer = message.handle.source = status.Get_source()
+            message.request = message.steps.send(status)
             has_moved = True
         if message.wait is not None and message.timing.is_ready:
             message.wait.end()
         if message.deadline.expired:
+            why = "no rank has sent one" if message.peer < 0 else f"rank {message.peer} has not answered"
             raise CommunicatorTimeoutError(
-                f"{message.what} on {self._name!r} was not complete within {message.timeout_s:g} s:"
-                f" rank {message.peer} has not answered"
+                f"{message.what} on {self._name!r} was not complete within {message.timeout_s:g} s: {why}"
             )
         if message.stall is not None and not message.timing.is_ready:
             rank, peer = self._comm.Get_rank(), message.peer

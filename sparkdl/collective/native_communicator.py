@@ -27,7 +27,7 @@ from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.topology import Topology, number_hosts
 
 if TYPE_CHECKING:
-    from sparkdl.collective.handle import Handle
+    from sparkdl.collective.handle import MessageHandle
     from sparkdl.collective.opening import Opening
 
 try:
@@ -98,13 +98,15 @@ class NativeCommunicator(Communicator):
     barrier_async = _of_core("barrier_async")
     join = _of_core("join")
 
-    def send_async(self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None) -> Handle:
+    def send_async(
+        self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
         """See the contract."""
         return self._messages.send_async(array, to, tag, timeout_s)
 
     def recv_async(
-        self, array: Array, *, source: int, tag: int = 0, timeout_s: float | None = None
-    ) -> Handle:
+        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
         """See the contract."""
         return self._messages.recv_async(array, source, tag, timeout_s)
 

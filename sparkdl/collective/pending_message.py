@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.collective.deadline import Deadline
 from sparkdl.collective.stalls import StallTimer, numbered, warn_of_stall
-from sparkdl.collective.turns import FutureHandle
+from sparkdl.collective.turns import MessageHandle
 from sparkdl.collective.waits import NotedWait
 from sparkdl.errors import CommunicatorTimeoutError
 
@@ -26,7 +26,7 @@ class PendingMessage:
     Args:
         what: the call, in words.
         kind: ``"send"`` or ``"recv"``.
-        peer: rank of the other end.
+        peer: rank of the other end; -1 for any, until :meth:`comes_from` says which.
         tag: the message's.
         array: what is sent, or where it is received.
         envelope: what this end says of it.
@@ -58,10 +58,14 @@ class PendingMessage:
         self.timeout_s = timeout_s
         self._timing = monitor.begin(kind, tag=tag, num_bytes=num_bytes, dtype=dtype)
         self._future: Future[None] = Future()
-        self.handle = FutureHandle(self._future, monitor.blocked)
+        self.handle = MessageHandle(self._future, monitor.blocked, peer)
         self._deadline: Deadline | None = None
         self._stall: StallTimer | None = None
         self._wait: NotedWait | None = None
+
+    def comes_from(self, peer: int) -> None:
+        """Say which rank sends what may come from any."""
+        self.peer = self.handle.source = peer
 
     def matched(self) -> None:
         """Say that the other end has called, too."""
@@ -82,8 +86,9 @@ class PendingMessage:
 
     def late(self, name: str) -> CommunicatorTimeoutError:
         """The error of its deadline on the communicator of that name."""
+        why = "no rank has sent one" if self.peer < 0 else f"rank {self.peer} has not answered"
         return CommunicatorTimeoutError(
-            f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: rank {self.peer} has not answered"
+            f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: {why}"
         )
 
     def look_at_the_clock(self, parent: Communicator) -> None:
@@ -94,7 +99,8 @@ class PendingMessage:
         """
         if self._deadline is None or self._stall is None:
             self._deadline, self._stall = Deadline(self.timeout_s), StallTimer(parent.stall_check)
-            both = [parent.world_ranks[rank] for rank in (parent.rank, self.peer)]
+            ranks = range(parent.world_size) if self.peer < 0 else (parent.rank, self.peer)
+            both = [parent.world_ranks[rank] for rank in ranks]
             self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
             if self._timing.is_ready or self._future.done():
                 self._wait.end()  # it has gone on meanwhile, in another thread
@@ -121,12 +127,12 @@ def check_stall(
         communicator: what to call it.
         what: the call, in words.
         rank: of this end.
-        peer: of the other end.
+        peer: of the other end; -1 for any.
 
     Raises:
         CommunicatorTimeoutError: if it is to be given up.
     """
-    missing = f"rank {peer} had not joined"
+    missing = "no rank had sent one" if peer < 0 else f"rank {peer} had not joined"
     if stall.is_over:
         raise CommunicatorTimeoutError(
             f"{what} on {communicator} stalled for {check.abort_after_s:g} s: {missing}"

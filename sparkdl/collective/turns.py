@@ -40,6 +40,22 @@ class FutureHandle:
         """See :class:`~sparkdl.collective.handle.Handle`."""
         return self._future.done()
 
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Call something, on any thread, as soon as the operation is complete; it must return at once."""
+        self._future.add_done_callback(lambda _: action())
+
+
+class MessageHandle(FutureHandle):
+    """The handle of a message.
+
+    Attributes:
+        source: the rank that sent it, as far as that is known; -1 for a message from any rank that has not come yet.
+    """
+
+    def __init__(self, future: Future[None], blocked: Blocked, source: int) -> None:
+        super().__init__(future, blocked)
+        self.source = source
+
 
 class Turns:
     """One queue of operations and the one thread that works on it.

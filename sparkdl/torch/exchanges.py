@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import AllToAllOptions, GatherOptions, ScatterOp
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import elements_per_element, movable
 from sparkdl.torch.movements import restoring_parts
-from sparkdl.torch.submission import Finish, Submission, restoring
+from sparkdl.torch.submission import Finish, Submission, recorded, restoring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Exchanges(Submission):
     """gather, scatter and alltoall in its forms."""
 
+    @recorded("gather", 1)
     def gather(
         self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
@@ -40,6 +41,7 @@ class Exchanges(Submission):
         handles = self._call("gather", opts, source, target, root=opts.rootRank)
         return self._work(outputs, handles, restoring_parts(target, outputs))
 
+    @recorded("scatter", 1)
     def scatter(
         self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Any:
@@ -56,6 +58,7 @@ class Exchanges(Submission):
         handles = self._call("scatter", opts, source, target, root=opts.rootRank)
         return self._work(outputs, handles, [restoring(target, output)])
 
+    @recorded("all_to_all", 1)
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -82,6 +85,7 @@ class Exchanges(Submission):
 
     alltoall_base = all_to_all_single
 
+    @recorded("all_to_all", 1)
     def alltoall(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:

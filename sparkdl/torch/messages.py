@@ -6,12 +6,13 @@ it, whatever else is under way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import export, movable, restore
-from sparkdl.torch.submission import Submission
+from sparkdl.torch.submission import Submission, recorded
 from sparkdl.torch.work import CollectiveWork, FutureCompleter
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Messages(Submission):
 
     _message_completer: FutureCompleter
 
+    @recorded("send")
     def send(self, tensors: Sequence[torch.Tensor], destination: int, tag: int = 0) -> Any:
         """Send a tensor to a rank of the group; returns at once."""
         (tensor,) = tensors
@@ -33,11 +35,29 @@ class Messages(Submission):
         )
         return CollectiveWork((), (handle,), self._message_completer)
 
+    @recorded("recv")
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> Any:
         """Receive into a tensor what a rank of the group sends with this tag; returns at once."""
         (tensor,) = tensors
         if (other := self._group_of(tensor)) is not None:
             return other.recv(tensors, source, tag)
+        return self._recv(tensors, source, tag)
+
+    @recorded("recvAnySource")
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
+        """Receive into a tensor what any rank of the group sends with this tag; returns at once.
+
+        The work's ``_source_rank()`` is the sender once it is complete.
+        """
+        (tensor,) = tensors
+        if self._group_of(tensor) is not None:
+            raise ParamError(
+                f"recv from any rank is for CPU tensors, got one on {tensor.device}: name the rank, as recv(src=...)."
+            )
+        return self._recv(tensors, None, tag)
+
+    def _recv(self, tensors: Sequence[torch.Tensor], source: int | None, tag: int) -> CollectiveWork:
+        (tensor,) = tensors
         buffer = movable(tensor)
         handle = self._communicator.recv_async(
             export(buffer), source=source, tag=tag, timeout_s=self._timeout_s
@@ -47,15 +67,5 @@ class Messages(Submission):
             (handle,),
             self._message_completer,
             (lambda: restore(buffer, tensor),),
-            source_rank=source,
-        )
-
-    def recv_anysource(self, *_: Any) -> NoReturn:
-        """Not available.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "The c10d backend 'sparkdl' has no recv_anysource: name the rank to receive from, as recv(src=...)."
+            sender=lambda: handle.source,
         )

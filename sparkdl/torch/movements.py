@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, Broadca
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import elements_per_element, movable
-from sparkdl.torch.submission import Finish, Submission, as_list, restoring
+from sparkdl.torch.submission import Finish, Submission, as_list, recorded, restoring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Movements(Submission):
     """allgather in its forms, broadcast, and barrier, which moves nothing."""
 
+    @recorded("all_gather", 1)
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
         if (other := self._group_of(tensor)) is not None:
@@ -32,6 +33,7 @@ class Movements(Submission):
 
     _allgather_base = all_gather_single
 
+    @recorded("all_gather", 1)
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
@@ -69,6 +71,7 @@ class Movements(Submission):
                 handles += self._call("allgather_group", opts, sources, targets)
         return self._work(outputs, handles, finishes)
 
+    @recorded("all_gather", 1)
     def allgather(
         self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
@@ -93,8 +96,37 @@ class Movements(Submission):
             finishes += restoring_parts(target, outputs)
         return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
 
-    allgather_coalesced = allgather
+    @recorded("all_gather", 1)
+    def allgather_coalesced(
+        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Any:
+        """Copy the inputs of every rank to that rank's list: ``output_lists[r][i]`` becomes input i of rank r."""
+        if (other := self._group_of(inputs[0])) is not None:
+            return other.allgather_coalesced(output_lists, inputs, opts)
+        opts = AllgatherOptions() if opts is None else opts
+        world_size = self._communicator.world_size
+        sizes = [[output.numel() for output in outputs] for outputs in output_lists]
+        own = [tensor.numel() for tensor in inputs]
+        if len(sizes) != world_size or any(of_rank != own for of_rank in sizes):
+            raise ParamError(
+                f"allgather_coalesced of inputs of {own} elements over {world_size} ranks needs as many such lists of"
+                f" outputs, got lists of {sizes} elements."
+            )
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for tensor, *outputs in zip(inputs, *output_lists, strict=True):
+            source = movable(tensor)
+            target = source.new_empty(source.numel() * world_size)
+            sources, targets = groups.setdefault(source.dtype, ([], []))
+            sources.append(source)
+            targets.append(target)
+            finishes += restoring_parts(target, outputs)
+        for sources, targets in groups.values():
+            handles += self._call("allgather_group", opts, sources, targets)
+        return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
 
+    @recorded("broadcast")
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Give every rank the root's tensors."""
         tensors = as_list(tensors)
@@ -109,6 +141,7 @@ class Movements(Submission):
             finishes.append(restoring(buffer, tensor))
         return self._work(tensors, handles, finishes)
 
+    @recorded("barrier")
     def barrier(self, opts: Any = None) -> Any:
         """Return, or complete, once every rank has arrived."""
         opts = BarrierOptions() if opts is None else opts

@@ -62,8 +62,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         self._owns_communicator = owns_communicator
         self._accelerator = accelerator
         self._completer = FutureCompleter(f"sparkdl-futures-{communicator.name}")
-        # Messages complete in an order of their own.
-        self._message_completer = FutureCompleter(f"sparkdl-messages-{communicator.name}")
+        self._message_completer = FutureCompleter(f"sparkdl-messages-{communicator.name}", in_order=False)
         self._coalesced: list[CollectiveWork] | None = None
         self._group_name = ""
         self._group_description = "undefined"
@@ -92,8 +91,8 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
             self._accelerator = None
         if self._owns_communicator:
             self._communicator.close()
-        self._completer.close()
-        self._message_completer.close()
+        self._completer.close(self._timeout_s)
+        self._message_completer.close(self._timeout_s)
 
     def abort(self) -> None:
         """Make every collective of the group fail, here and on the other ranks."""

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
     ReduceScatterOptions,
 )
+from torch.autograd import profiler
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import (
@@ -31,7 +32,7 @@ from sparkdl.torch.buffers import (
     restore,
 )
 from sparkdl.torch.sparse_tensors import allreduce_sparse
-from sparkdl.torch.submission import Finish, Submission, as_list, restoring
+from sparkdl.torch.submission import Finish, Submission, as_list, recorded, restoring
 from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
 if TYPE_CHECKING:
@@ -51,9 +52,17 @@ class Reductions(Submission):
         """Reduce each tensor over the ranks, in place."""
         tensors = as_list(tensors)
         opts = AllreduceOptions() if opts is None else opts
+        if profiler._is_profiler_enabled:
+            return self._allreduce_recorded(tensors, opts)
         if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
             return work
-        return self.allreduce_coalesced(tensors, opts)
+        return self._allreduce_any(tensors, opts)
+
+    @recorded("all_reduce")
+    def _allreduce_recorded(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
+            return work
+        return self._allreduce_any(tensors, opts)
 
     def _allreduce_plainly(self, tensor: torch.Tensor, opts: Any) -> CollectiveWork | CompletedWork | None:
         """What :meth:`allreduce` usually is asked for, in few instructions; None if it is something else."""
@@ -76,9 +85,12 @@ class Reductions(Submission):
         self._communicator.allreduce(export(tensor), op=op, timeout_s=timeout_s)
         return CompletedWork((tensor,))
 
+    @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Reduce each tensor over the ranks, in place, as one operation per element type."""
-        tensors = as_list(tensors)
+        return self._allreduce_any(as_list(tensors), opts)
+
+    def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         if tensors and (other := self._group_of(tensors[0])) is not None:
             return other.allreduce_coalesced(tensors, opts)
         opts = AllreduceCoalescedOptions() if opts is None else opts
@@ -117,6 +129,7 @@ class Reductions(Submission):
         handles += self._call("allgather", opts, source, gathered)
         return lambda: restore(reduce(function, gathered.unbind(0)), output)
 
+    @recorded("reduce")
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Reduce over the ranks into the root's tensors; the others keep theirs."""
         tensors = as_list(tensors)
@@ -140,6 +153,7 @@ class Reductions(Submission):
                 finishes.append(restoring(buffer, tensor))
         return self._work(tensors, handles, finishes)
 
+    @recorded("reduce_scatter", 1)
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
         if (other := self._group_of(tensor)) is not None:
@@ -148,6 +162,7 @@ class Reductions(Submission):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @recorded("reduce_scatter", 1)
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
@@ -172,6 +187,7 @@ class Reductions(Submission):
         counts = [[output.numel()] * world_size for output in outputs]
         return self._scatter_blocks(outputs, inputs, counts, opts)
 
+    @recorded("reduce_scatter", 1)
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Any:

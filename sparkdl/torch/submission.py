@@ -1,15 +1,20 @@
 """How a process group hands operations to its communicator.
 
 Runs on the *rank*. Operations with ``asyncOp`` are queued to the communicator's progress thread; the others
-run on the caller's thread before the call returns.
+run on the caller's thread before the call returns. While torch's profiler runs on that thread, each call is an event of
+it: ``sparkdl:all_reduce`` and so on, named as those of torch's own backends. It ends when the call returns, so that of an
+asynchronous operation is about starting it; the time spent in its ``wait`` is an event ``sparkdl:wait``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import export, restore
@@ -20,6 +25,40 @@ if TYPE_CHECKING:
 
 Finish = Callable[[], None]
 """Writes a result from its staging buffers to where the caller wants it."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def recorded(name: str, argument: int = 0) -> Callable[[Method], Method]:
+    """Make the calls of a method events of torch's profiler, while it runs.
+
+    Args:
+        name: the event's, after ``sparkdl:``.
+        argument: place of the argument whose tensors the event shows the shapes of.
+    """
+    event = f"sparkdl:{name}"
+
+    def decorate(method: Method) -> Method:
+        @wraps(method)
+        def run(self: Any, *arguments: Any, **options: Any) -> Any:
+            if not profiler._is_profiler_enabled:
+                return method(self, *arguments, **options)
+            with _RecordFunctionFast(event, _tensors_in(arguments[argument : argument + 1])):
+                return method(self, *arguments, **options)
+
+        return run  # type: ignore[return-value]  # it takes the same arguments
+
+    return decorate
+
+
+def _tensors_in(argument: Any) -> list[torch.Tensor]:
+    """The tensors of an argument, which may be in lists to any depth."""
+    if isinstance(argument, torch.Tensor):
+        return [argument]
+    if isinstance(argument, list | tuple):
+        return [tensor for entry in argument for tensor in _tensors_in(entry)]
+    return []
 
 
 class Submission:

@@ -1,26 +1,97 @@
 """What a collective returns to torch: a ``Work`` over the communicator's handles, and futures of it.
 
 Runs on the *rank*. Waiting on a ``Work`` waits on the handle on the caller's own thread. A future has nobody
-who waits in Python, as in the reducer of ``DistributedDataParallel``, so one thread per process group
-completes those.
+who waits in Python, as in the reducer of ``DistributedDataParallel``, so threads of the process group complete
+those; see :class:`FutureCompleter`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
+import time
+from collections import deque
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._C._distributed_c10d import Work
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
+
+from sparkdl.collective.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sparkdl.collective import Handle
 
+logger = logging.getLogger(__name__)
+
 _NO_TIMEOUT = timedelta(0)
+
+
+class UnawaitedWorks:
+    """Works that were dropped before anything waited for them, kept because C++ may still do so.
+
+    torch finds the methods of a ``Work`` that is written in Python by its Python object, but does not keep that
+    alive: once it is gone, ``wait`` in C++ waits for a condition that nothing signals. ``DistributedDataParallel``
+    under ``join`` hands a work to its reducer and drops it. C++ does not say when it drops its own reference, so the
+    oldest works are given up when there are too many.
+    """
+
+    MAX_WORKS = 1000
+    MAX_BYTES = 16 << 20
+
+    def __init__(self) -> None:
+        # Works are dropped anywhere, also by the garbage collector while this is locked by the same thread.
+        self._lock = threading.RLock()
+        self._works: deque[tuple[LastingWork, int]] = deque()
+        self._num_bytes = 0
+        self._is_closed = False
+
+    def keep(self, work: LastingWork) -> None:
+        """Keep a work, and with it its outputs."""
+        num_bytes = sum(output.nbytes for output in work.result())
+        given_up = []
+        with self._lock:
+            if self._is_closed:
+                return
+            self._works.append((work, num_bytes))
+            self._num_bytes += num_bytes
+            while len(self._works) > 1 and (
+                len(self._works) > self.MAX_WORKS or self._num_bytes > self.MAX_BYTES
+            ):
+                given_up.append(self._works.popleft())
+                self._num_bytes -= given_up[-1][1]
+
+    def close(self) -> None:
+        """Give all of them up, and keep no more."""
+        with self._lock:
+            self._is_closed = True
+            works, self._works = self._works, deque()
+        works.clear()
+
+
+class LastingWork(Work):
+    """A ``Work`` whose Python object lasts as long as C++ may ask it for something.
+
+    Attributes:
+        is_awaited: whether ``wait`` has told how it ended; it can be dropped then.
+    """
+
+    __slots__ = ("_unawaited", "is_awaited")
+
+    def __init__(self, unawaited: UnawaitedWorks) -> None:
+        Work.__init__(self)  # super() would be a quarter of what making a work takes
+        self.is_awaited = False
+        self._unawaited = unawaited
+
+    def __del__(self) -> None:
+        if not self.is_awaited:
+            self._unawaited.keep(self)
 
 
 class CompletedWork(Work):
@@ -60,7 +131,7 @@ class CompletedWork(Work):
         return future
 
 
-class CollectiveWork(Work):
+class CollectiveWork(LastingWork):
     """A collective under way.
 
     The ``finishes`` run once, after the last handle completed and before anyone sees the result: they copy
@@ -85,9 +156,11 @@ class CollectiveWork(Work):
         handles: Sequence[Handle],
         completer: FutureCompleter,
         finishes: Sequence[Callable[[], None]] = (),
-        source_rank: int = -1,
+        sender: Callable[[], int] | None = None,
     ) -> None:
-        Work.__init__(self)  # super() would be a quarter of what this takes
+        Work.__init__(self)  # what LastingWork would do, without the frame
+        self.is_awaited = False
+        self._unawaited = completer.unawaited
         self._outputs = outputs
         self._handles = handles
         self._completer = completer
@@ -95,7 +168,7 @@ class CollectiveWork(Work):
         self._finish_lock = threading.Lock() if finishes else None
         self._failure: Exception | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-        self._sender = source_rank
+        self._sender = sender
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the outputs hold the result.
@@ -106,6 +179,12 @@ class CollectiveWork(Work):
         Raises:
             CommunicatorError: if the collective failed; the subclass says how.
         """
+        if profiler._is_profiler_enabled and not self.is_awaited:
+            with _RecordFunctionFast("sparkdl:wait"):
+                return self._wait(timeout)
+        return self._wait(timeout)
+
+    def _wait(self, timeout: timedelta | None) -> bool:
         timeout_s = None if timeout is None else seconds(timeout)
         try:
             for handle in self._handles:
@@ -116,7 +195,9 @@ class CollectiveWork(Work):
             if self.is_completed():  # else it was only this wait that ran out of time
                 self._failure = error
                 self._completer.failure = self._completer.failure or error
+                self.is_awaited = True
             raise
+        self.is_awaited = True
         return True
 
     def is_completed(self) -> bool:
@@ -147,16 +228,30 @@ class CollectiveWork(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the output tensors; it holds this work, and so the buffers, until it is complete.
 
-        A failure arrives through it as a ``RuntimeError`` that quotes ours: c10d's futures keep only the
-        text. See :func:`sparkdl.torch.collective_errors`.
+        Callbacks of the future run on a thread of the process group; see :class:`FutureCompleter` for their order. A
+        failure arrives through it as a ``RuntimeError`` that quotes ours: c10d's futures keep only the text. See
+        :func:`sparkdl.torch.collective_errors`.
         """
         if self._future is None:
             self._future = self._completer.future_of(self)
         return self._future
 
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Call something, on any thread, as soon as a message is complete; it must return at once."""
+        (handle,) = self._handles
+        handle.when_done(action)  # type: ignore[attr-defined]  # the handles of messages have it
+
     def _source_rank(self) -> int:
-        """Who sent what a ``recv`` received; -1 for what is no ``recv``."""
-        return self._sender
+        """The rank that sent what a ``recv`` received, once it is complete; -1 for everything else."""
+        return -1 if self._sender is None else self._sender()
+
+    source_rank = _source_rank
+
+    def __del__(self) -> None:
+        if not self.is_awaited:
+            self._unawaited.keep(self)
+            if self._finishes:
+                self._completer.finish_alone(self)
 
     def _finish_once(self, lock: threading.Lock) -> None:
         with lock:
@@ -178,35 +273,68 @@ class _WorkHandle:
         return self._work.is_completed()
 
 
-def joined(works: Sequence[CollectiveWork], *, completer: FutureCompleter) -> CollectiveWork | CompletedWork:
+def joined(works: Sequence[CollectiveWork], *, completer: FutureCompleter) -> CollectiveWork:
     """Several works as one."""
     outputs = [output for work in works for output in work.result()]
-    if not works:
-        return CompletedWork(outputs)
     return CollectiveWork(outputs, [_WorkHandle(work) for work in works], completer)
 
 
-class FutureCompleter:
-    """Completes futures in the order in which they were asked for, on one thread that starts with the first.
+class Awaitable(Protocol):
+    """What :class:`FutureCompleter` asks of a work."""
 
-    Collectives of one process group complete in the order of submission, so waiting for them one after
-    another delays none of them.
+    def wait(self) -> bool:
+        """Wait until it is complete; raise what it failed with."""
+
+    def is_completed(self) -> bool:
+        """Whether ``wait`` would not block."""
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+
+
+class FutureCompleter:
+    """Completes futures of works, and thereby runs their callbacks, on threads that start with the first future.
+
+    Futures complete in the order in which they were asked for, which is that of the collectives of one process group.
+    Their callbacks run one after another, so that ranks on which they start collectives start these in the same order.
+
+    * A callback may ask for further futures and wait for them. What is asked for on a thread that runs callbacks
+      is completed by another thread, of its own, before the next callback of the first one begins.
+    * A callback may wait for anything else, such as a future that comes later. When it has not run for a while, another
+      thread goes on with the futures that follow; only then do two callbacks run at the same time.
+
+    Args:
+        name: of the threads.
+        in_order: whether the works complete in the order in which futures of them are asked for. Otherwise a future
+            completes as soon as its own work does.
 
     Attributes:
         failure: the first error that any work of the process group had.
+        unawaited: works that were dropped before anything waited for them.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, in_order: bool = True) -> None:
         self._name = name
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._in_order = in_order
+        self._lock = threading.RLock()  # works are dropped anywhere; see UnawaitedWorks
+        self._line: _Line | None = None
+        self._lines: set[_Line] = set()
+        self._is_closed = False
         self.failure: Exception | None = None
+        self.unawaited = UnawaitedWorks()
 
-    def future_of(self, work: CollectiveWork) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that takes the outputs or the error of ``work`` as soon as it has them."""
-        source: torch.futures.Future[None] = torch.futures.Future()
+    def future_of(
+        self, work: Awaitable, source: torch.futures.Future[Any] | None = None
+    ) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that takes the outputs or the error of ``work`` as soon as it has them.
 
-        def outputs_of_work(_: torch.futures.Future[None]) -> list[torch.Tensor]:
+        Args:
+            work: complete or under way.
+            source: a new future, of which to derive it; one for values on the CPU if None.
+        """
+        source = torch.futures.Future() if source is None else source
+
+        def outputs_of_work(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
             work.wait()
             return work.result()
 
@@ -216,25 +344,255 @@ class FutureCompleter:
         if work.is_completed():
             source.set_result(None)
         else:
-            self._submit(lambda: source.set_result(None))
+            self._submit(work, source)
         return future
 
-    def close(self) -> None:
-        """End the thread once every future asked for is complete."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+    def finish_alone(self, work: Awaitable) -> None:
+        """Have a work that its caller dropped write its results all the same."""
+        self._submit(work, torch.futures.Future())
 
-    def _submit(self, task: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._queue.put(task)
+    def close(self, timeout_s: float) -> None:
+        """End the threads once every future asked for is complete.
+
+        Args:
+            timeout_s: how long callbacks may take at most; a thread that is still in one then is left behind.
+        """
+        self.unawaited.close()
+        with self._lock:
+            self._is_closed = True
+            lines, self._lines, self._line = self._lines, set(), None
+        deadline = Deadline(timeout_s)
+        for line in lines:
+            line.close()
+        for line in lines:
+            line.join(deadline)
+
+    def _submit(self, work: Awaitable, source: torch.futures.Future[Any]) -> None:
+        line = self._line_of_this_thread()
+        if line is None:
+            _complete(work, source)
+        elif self._in_order:
+            line.put(work, source)
+        else:
+            assert isinstance(work, CollectiveWork), "only messages complete in no order"
+            work.when_done(lambda: line.put(work, source))
+
+    def _line_of_this_thread(self) -> _Line | None:
+        """Where futures that this thread asks for are completed; None once this is closed."""
+        below: dict[FutureCompleter, _Line] | None = getattr(_running, "lines", None)
+        line = self._line if below is None else below.get(self)
+        if line is None:
+            with self._lock:
+                line = None if below is not None or self._is_closed else self._line
+                if line is None and not self._is_closed:
+                    line = _Line(self._name)
+                    self._lines.add(line)
+                    if below is None:
+                        self._line = line
+                    else:
+                        below[self] = line
+        return line
+
+    def _forget(self, line: _Line) -> None:
+        with self._lock:
+            self._lines.discard(line)
+
+
+_running = threading.local()
+"""``lines`` on a thread that runs callbacks: what completes the futures that these ask for, by whose they are."""
+
+_LOOK_S = 0.2
+"""How long a callback's thread must not have run at all to be taken for one that waits."""
+
+_DRAINED_S = 10.0
+"""For a thread to end that has nothing more to do."""
+
+_MAX_THREADS = 64
+"""Of one line; so many callbacks may wait for futures that come later."""
+
+
+class _Line:
+    """Futures that complete one after another, and the thread that sees to it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[tuple[Awaitable, torch.futures.Future[Any]] | threading.Event | None] = (
+            SimpleQueue()
+        )
+        self._lock = threading.RLock()
+        self._threads: list[threading.Thread] = []
+        self._owner: threading.Thread | None = None
+        self._is_closed = False
+        self._num_callbacks = 0
+        self._clock: int | None = None
+        """Of the owner's time on a processor, while it runs callbacks."""
+        self._seen: tuple[int, int] | None = None
+        self.is_drained = True
+
+    def put(self, work: Awaitable, source: torch.futures.Future[Any]) -> None:
+        """Complete ``source`` after ``work``; at once, on this thread, if the line is closed."""
+        with self._lock:
+            if not self._is_closed:
+                self.is_drained = False
+                self._queue.put((work, source))
+                if self._owner is None:
+                    self._start()
+                    _watch.add(self)
+                _watch.notify()
+                return
+        _complete(work, source)
+
+    def drain(self) -> None:
+        """Wait until all futures that were put are complete."""
+        if not self.is_drained:
+            self.is_drained = True
+            done = threading.Event()
+            self._queue.put(done)
+            done.wait()
+
+    def close(self) -> None:
+        """End the thread when everything that was put is complete; returns at once."""
+        with self._lock:
+            self._is_closed = True
+            if self._owner is not None:
+                self._queue.put(None)
+
+    def join(self, deadline: Deadline) -> None:
+        """Wait until the threads have ended."""
+        while True:
+            with self._lock:
+                threads = [
+                    thread
+                    for thread in self._threads
+                    if thread.is_alive() and thread is not threading.current_thread()
+                ]
+            if not threads or deadline.expired:
+                break
+            threads[0].join(deadline.remaining_s())
+        _watch.remove(self)
+        if threads:
+            logger.warning(
+                "A callback of a future of %s has not returned within %g s: its thread is left behind. Look at"
+                " what it waits for.",
+                self._name,
+                deadline.timeout_s,
+            )
+
+    def look(self) -> bool:
+        """Have another thread take over from one that waits in a callback; say whether there is anything to look at."""
+        with self._lock:
+            clock = self._clock
+            if clock is None or self._queue.empty():
+                self._seen = None
+                return clock is not None or not self._queue.empty()
+            try:
+                now = (self._num_callbacks, time.clock_gettime_ns(clock))
+            except OSError:  # the thread has ended meanwhile
+                return True
+            if now != self._seen:
+                self._seen = now
+            elif len(self._threads) < _MAX_THREADS:
+                self._seen = self._clock = None
+                self._start()
+            return True
+
+    def _start(self) -> None:
+        self._owner = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(self._owner)
+        self._owner.start()
 
     def _run(self) -> None:
+        lines: dict[FutureCompleter, _Line] = {}
+        _running.lines = lines
+        me = threading.current_thread()
+        clock = time.pthread_getcpuclockid(threading.get_ident())
         while (task := self._queue.get()) is not None:
-            task()
+            if isinstance(task, threading.Event):
+                task.set()
+                continue
+            work, source = task
+            with contextlib.suppress(Exception):  # it comes again where the future takes it
+                work.wait()
+            self._num_callbacks += 1
+            self._clock = clock
+            _set(source)
+            for line in lines.values():
+                line.drain()
+            del task, work, source
+            with self._lock:
+                if self._owner is not me:
+                    break
+                self._clock = None
+        for completer, line in lines.items():
+            completer._forget(line)
+            line.close()
+            line.join(Deadline(_DRAINED_S))
+
+
+def _complete(work: Awaitable, source: torch.futures.Future[Any]) -> None:
+    """Complete a future on this thread."""
+    with contextlib.suppress(Exception):
+        work.wait()
+    _set(source)
+
+
+def _set(source: torch.futures.Future[Any]) -> None:
+    """Set a future and run its callbacks; what these raise is in the futures that `then` gave for them."""
+    try:
+        source.set_result(None)
+    except Exception:  # the thread has other futures to complete
+        logger.exception("A callback of a future failed.")
+
+
+class _Watch:
+    """The thread that looks after all lines of this process, while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._lines: set[_Line] = set()
+        self._thread: threading.Thread | None = None
+        self._news = threading.Event()
+        self._end = threading.Event()
+
+    def add(self, line: _Line) -> None:
+        """Look after a line."""
+        with self._lock:
+            self._lines.add(line)
+            if self._thread is None:
+                self._end = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._end,), name="sparkdl-futures-watch", daemon=True
+                )
+                self._thread.start()
+
+    def notify(self) -> None:
+        """Say that a line has something to do."""
+        if not self._news.is_set():
+            self._news.set()
+
+    def remove(self, line: _Line) -> None:
+        """Look after a line no more."""
+        with self._lock:
+            self._lines.discard(line)
+            if self._lines or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            self._end.set()
+            self._news.set()
+        thread.join()
+
+    def _run(self, end: threading.Event) -> None:
+        while not end.wait(_LOOK_S):
+            self._news.wait()
+            self._news.clear()
+            with self._lock:
+                lines = list(self._lines)
+            if any([line.look() for line in lines]):
+                self._news.set()
+
+
+_watch = _Watch()
 
 
 def seconds(timeout: timedelta | None) -> float | None:

@@ -29,6 +29,13 @@ _UNCONNECTED = (
     "another of the functions that `sparkdl run --help` names."
 )
 
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+_NOT_LOADED = (
+    f"sparkdl: {_AUTOLOAD} kept torch from loading what finds the other ranks. If init_process_group() failed, set it "
+    "to 1, or import sparkdl.torch in the program."
+)
+
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
@@ -96,6 +103,8 @@ def run(options: argparse.Namespace) -> int:
         if options.ranks > 1 and not have_met:
             print(_UNCONNECTED.format(options.ranks), file=sys.stderr)
         return 0
+    if not have_met and os.environ.get(_AUTOLOAD, "1") != "1":
+        print(_NOT_LOADED, file=sys.stderr)
     print(f"sparkdl: rank {failed.rank} {failed.reason}", file=sys.stderr)
     return failed.status if failed.status > 0 else 128 - failed.status
 

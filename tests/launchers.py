@@ -17,12 +17,15 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = Path(sys.executable).parent
 
 _NAMES_OF_LAUNCHERS = ("SPARKDL_", "PMI", "OMPI_", "MPI4PY_", "OPAL_", "TORCHELASTIC_", "MASTER_")
+_VARIABLES_OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def environment(**variables: str) -> dict[str, str]:
     """That of a shell in this clone in which nobody has started ranks."""
     inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(_NAMES_OF_LAUNCHERS)
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_NAMES_OF_LAUNCHERS) and name not in _VARIABLES_OF_LAUNCHERS
     }
     return {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
 

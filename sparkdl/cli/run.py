@@ -13,12 +13,28 @@ from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
 from sparkdl.launch.local_ranks import LocalRanks
 
 _DESCRIPTION = """\
-Starts COMMAND once for each rank on this machine and prefixes what they print with their numbers. In the program
-sparkdl.collective.current_communicator(), sparkdl.torch.init_process_group() and hvd.init() find the other ranks.
+Starts COMMAND once for each rank on this machine and prefixes what they print with their numbers. Scripts for torchrun
+run unchanged: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like are set, and the other ranks are found by
+torch.distributed.init_process_group() with the backend "sparkdl", "gloo" or none, also where a Trainer calls it, by
+sparkdl.torch.init_process_group(), hvd.init() and sparkdl.collective.current_communicator(). If no rank calls any of
+these, a warning says so at the end.
 A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is each rank's share of the
 cores where it is not set.
 When a rank fails, all are ended, and its exit status is that of this command.
 """
+
+_UNCONNECTED = (
+    "sparkdl: warning: no rank opened the communicator or initialized torch.distributed. If this program trains a "
+    "model, its {0} ranks trained {0} unconnected models: call torch.distributed.init_process_group() in it, or "
+    "another of the functions that `sparkdl run --help` names."
+)
+
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+_NOT_LOADED = (
+    f"sparkdl: {_AUTOLOAD} kept torch from loading what finds the other ranks. If init_process_group() failed, set it "
+    "to 1, or import sparkdl.torch in the program."
+)
 
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
@@ -78,12 +94,17 @@ def run(options: argparse.Namespace) -> int:
     try:
         with ranks:
             failed = ranks.wait()
+            have_met = ranks.have_met()
     except BrokenPipeError:
         # Nobody reads it, and the interpreter would complain when it flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     if failed is None:
+        if options.ranks > 1 and not have_met:
+            print(_UNCONNECTED.format(options.ranks), file=sys.stderr)
         return 0
+    if not have_met and os.environ.get(_AUTOLOAD, "1") != "1":
+        print(_NOT_LOADED, file=sys.stderr)
     print(f"sparkdl: rank {failed.rank} {failed.reason}", file=sys.stderr)
     return failed.status if failed.status > 0 else 128 - failed.status
 

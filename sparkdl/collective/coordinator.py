@@ -70,6 +70,7 @@ class Coordinator:
 
     Attributes:
         address: where clients reach it.
+        num_admitted: how many connections have proved that they know the secret.
     """
 
     def __init__(self, *, secret: bytes, world_size: int, host: str | Sequence[str] | None = None) -> None:
@@ -95,6 +96,7 @@ class Coordinator:
                 resource.close()
             raise
         self.address = self._listener.address
+        self.num_admitted = 0
         self._thread = threading.Thread(target=self._serve, name="sparkdl-coordinator", daemon=True)
         self._thread.start()
 
@@ -147,6 +149,7 @@ class Coordinator:
             client = _Client(self._arrivals.get())
             client.sock.setblocking(False)
             self._clients.add(client)
+            self.num_admitted += 1
             self._selector.register(client.sock, selectors.EVENT_READ, client)
 
     def _receive(self, client: _Client) -> None:

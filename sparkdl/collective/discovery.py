@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.job import Job
+from sparkdl.collective.job import Job, is_torchruns
 from sparkdl.collective.membership import join_job
 from sparkdl.collective.mpi_launch import find_mpi_world
 from sparkdl.errors import LaunchError
@@ -41,10 +41,21 @@ def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
     return None
 
 
+def find_own_job(environ: Mapping[str, str]) -> Job | None:
+    """The job that ``sparkdl run`` made this process a rank of; None if it did not.
+
+    Raises:
+        LaunchError: if some of its variables are missing; the message names them.
+    """
+    if is_torchruns(environ):
+        return None  # inside a rank of ours it has started ranks of its own, which inherit our variables
+    return Job.from_variables(environ)
+
+
 def _find_own(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    job = Job.from_variables(environ)
-    if job is None and not _added and environ.get("TORCHELASTIC_RUN_ID"):
+    if not _added and is_torchruns(environ):
         raise LaunchError(
             "torchrun started this process: import sparkdl.torch, which knows torchrun's variables."
         )
+    job = find_own_job(environ)
     return None if job is None else partial(join_job, job)

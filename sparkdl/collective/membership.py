@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,8 @@ _SHORT_FAREWELL_S = 5.0
 """How long a rank that failed waits for the others, which it has aborted."""
 
 
-def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
-    """Open the communicator of all ranks of the job, and leave the job when the process ends.
+def enter_job(job: Job, coordinator: Coordinator | None = None) -> RendezvousClient:
+    """Connect to the coordinator of a job, once, and leave the job when the process ends; no other rank is waited for.
 
     Args:
         job: which one.
@@ -57,27 +58,33 @@ def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
 
     Raises:
         ConnectionError: if the coordinator cannot be reached.
+        SparkdlError: if it has another secret, or is gone.
+    """
+    return _enter(job, coordinator).client
+
+
+def join_job(job: Job, coordinator: Coordinator | None = None) -> Communicator:
+    """Enter a job and open the communicator of all its ranks.
+
+    Args:
+        job: which one.
+        coordinator: as of :func:`enter_job`.
+
+    Raises:
+        ConnectionError: if the coordinator cannot be reached.
         SparkdlError: as :func:`~sparkdl.collective.opening.open_communicator`.
     """
-    client = RendezvousClient.connect(
-        job.coordinator, job.secret, timeout_s=min(job.timeout_s, _CONNECT_TIMEOUT_S)
+    membership = _enter(job, coordinator)
+    membership.communicator = open_communicator(
+        rendezvous=membership.client.prefix("ranks"),
+        rank=job.rank,
+        world_size=job.world_size,
+        secret=job.secret,
+        transport=job.transport,
+        wire=job.wire,
+        timeout_s=job.timeout_s,
     )
-    try:
-        client.post_if_lost(_DEPARTURES, str(job.rank).encode())
-        communicator = open_communicator(
-            rendezvous=client.prefix("ranks"),
-            rank=job.rank,
-            world_size=job.world_size,
-            secret=job.secret,
-            transport=job.transport,
-            wire=job.wire,
-            timeout_s=job.timeout_s,
-        )
-    except BaseException:
-        client.close()
-        raise
-    atexit.register(_Membership(client, communicator, coordinator).leave)
-    return communicator
+    return membership.communicator
 
 
 def host_job(
@@ -157,13 +164,34 @@ def is_consequence(error: BaseException | None) -> bool:
     return origin_of(error) in (Origin.ABORTED, Origin.LATE, Origin.LOST)
 
 
-class _Membership:
-    """What a rank holds of its job, until its process ends."""
+def _enter(job: Job, coordinator: Coordinator | None) -> _Membership:
+    with _entering:
+        if job not in _memberships:
+            client = RendezvousClient.connect(
+                job.coordinator, job.secret, timeout_s=min(job.timeout_s, _CONNECT_TIMEOUT_S)
+            )
+            try:
+                client.post_if_lost(_DEPARTURES, str(job.rank).encode())
+            except BaseException:
+                client.close()
+                raise
+            membership = _memberships[job] = _Membership(job, client, coordinator)
+            atexit.register(membership.leave)
+        return _memberships[job]
 
-    def __init__(
-        self, client: RendezvousClient, communicator: Communicator, coordinator: Coordinator | None
-    ) -> None:
-        self._client, self._communicator, self._coordinator = client, communicator, coordinator
+
+class _Membership:
+    """What a rank holds of its job, until its process ends.
+
+    Attributes:
+        client: its connection to the coordinator.
+        communicator: of all ranks, once it was opened.
+    """
+
+    def __init__(self, job: Job, client: RendezvousClient, coordinator: Coordinator | None) -> None:
+        self.client = client
+        self.communicator: Communicator | None = None
+        self._job, self._coordinator = job, coordinator
         self._pid = os.getpid()
 
     def leave(self) -> None:
@@ -175,35 +203,44 @@ class _Membership:
         with contextlib.suppress(CommunicatorError):
             if failure is not None:
                 self._tell(failure)
+        if self.communicator is not None:
+            with contextlib.suppress(CommunicatorError):
+                self.communicator.close()
         with contextlib.suppress(CommunicatorError):
-            self._communicator.close()
-        with contextlib.suppress(CommunicatorError):
-            self._depart(self._communicator.timeout_s if failure is None else _SHORT_FAREWELL_S)
-        self._client.close()
+            self._depart(self._job.timeout_s if failure is None else _SHORT_FAREWELL_S)
+        self.client.close()
         if self._coordinator is not None:
             self._coordinator.close()
 
     def _tell(self, failure: BaseException) -> None:
-        rank, text = self._communicator.rank, f"{type(failure).__name__}: {failure}"
+        rank, text = self._job.rank, f"{type(failure).__name__}: {failure}"
         if not is_consequence(failure):
             news = {"rank": rank, "host": socket.gethostname(), "error": text}
-            self._client.compare_set(FAILURE_KEY, b"", json.dumps(news).encode())
-        self._communicator.abort(f"rank {rank} failed: {text}")
+            self.client.compare_set(FAILURE_KEY, b"", json.dumps(news).encode())
+        if self.communicator is not None:
+            self.communicator.abort(f"rank {rank} failed: {text}")
 
     def _depart(self, timeout_s: float) -> None:
-        self._client.post_if_lost(_DEPARTURES, b"")
-        post(self._client, _DEPARTURES, str(self._communicator.rank).encode())
+        self.client.post_if_lost(_DEPARTURES, b"")
+        post(self.client, _DEPARTURES, str(self._job.rank).encode())
         if self._coordinator is None:
             return
-        deadline, missing = Deadline(timeout_s), set(range(self._communicator.world_size))
+        deadline, missing = Deadline(timeout_s), set(range(self._job.world_size))
         try:
-            for number in range(1, self._communicator.world_size + 1):
-                missing.discard(int(self._client.get(f"{_DEPARTURES}/{number}", deadline.remaining_s())))
+            for number in range(1, self._job.world_size + 1):
+                missing.discard(int(self.client.get(f"{_DEPARTURES}/{number}", deadline.remaining_s())))
         except CommunicatorTimeoutError:
             logger.warning(
                 "The coordinator ends with rank %d, %.3g s after its program; %s had not left the job, and can find no"
                 " other ranks any more.",
-                self._communicator.rank,
+                self._job.rank,
                 timeout_s,
                 name_ranks(sorted(missing)),
             )
+
+
+_memberships: dict[Job, _Membership] = {}
+_entering = threading.Lock()
+
+# A forked child has none of the threads of a client.
+os.register_at_fork(after_in_child=_memberships.clear)

@@ -73,6 +73,7 @@ class PmiServer:
 
     Attributes:
         failure: what went wrong, with the numbers of missing ranks; None as long as nothing has.
+        has_begun: the rank has begun to initialize MPI.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class PmiServer:
             sock.close()
             raise
         self.failure: str | None = None
+        self.has_begun = False
         self._thread = threading.Thread(target=self._serve, name=f"sparkdl-pmi-{rank}", daemon=True)
         self._thread.start()
 
@@ -140,6 +142,7 @@ class PmiServer:
         """Answer one request; say whether to go on."""
         command = request.get("cmd", "")
         if command == "init":
+            self.has_begun = True
             self._answer("response_to_init", pmi_version="1", pmi_subversion="1", rc="0")
         elif command == "initack":
             self._sock.sendall(

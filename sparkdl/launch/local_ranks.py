@@ -1,7 +1,8 @@
 """Starts a program once for each rank on this machine, without Spark, and ends all of them together.
 
 Runs where it is called: the coordinator lives here. The ranks find each other by their environment variables (see
-:mod:`sparkdl.collective.job`), which no other user can read.
+:mod:`sparkdl.collective.job`), which no other user can read: ours, and those of ``torchrun`` for programs that know no
+others.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.arrow_memory import ARROW_VARIABLES
 from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended
 from sparkdl.launch.output_relay import OutputRelay
-from sparkdl.topology import name_ranks
+from sparkdl.topology import Topology, name_ranks
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
+
+_LOOPBACK = "lo"
+"""What Linux calls the interface."""
 
 _ABORT_GRACE_S = 3.0
 """How long the other ranks may take to notice that one failed, and say where they were, before they are ended."""
@@ -110,24 +114,25 @@ class LocalRanks:
         self._on_line = on_line
         self._processes: list[GuardedProcess] = []
         self._relays: list[tuple[int, OutputRelay]] = []
+        self._pmi_servers: list[PmiServer] = []
         self._news: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
         self._stack = ExitStack()
 
     def __enter__(self) -> LocalRanks:
         with ExitStack() as stack:
             secret = new_secret()
-            coordinator = stack.enter_context(
+            self._coordinator = stack.enter_context(
                 Coordinator(secret=secret, world_size=self._num_ranks, host="127.0.0.1")
             )
             self._client = stack.enter_context(
-                RendezvousClient.connect(coordinator.address, secret, _CONNECT_TIMEOUT_S)
+                RendezvousClient.connect(self._coordinator.address, secret, _CONNECT_TIMEOUT_S)
             )
             stack.callback(self._end, is_patient=False)
             for rank in range(self._num_ranks):
                 job = Job(
                     rank=rank,
                     world_size=self._num_ranks,
-                    coordinator=coordinator.address,
+                    coordinator=self._coordinator.address,
                     secret=secret,
                     transport=self._transport,
                     wire=self._wire,
@@ -159,15 +164,26 @@ class LocalRanks:
         self._end(is_patient=True)  # what they have left running
         return None
 
+    def have_met(self) -> bool:
+        """Whether any rank has opened the communicator, begun to initialize torch.distributed, or initialized MPI.
+
+        Without it ranks can only know of each other by means of their own, as a ``tcp://`` address.
+        """
+        # One of the connections is ours.
+        return self._coordinator.num_admitted > 1 or any(server.has_begun for server in self._pmi_servers)
+
     def _start(self, job: Job, stack: ExitStack) -> None:
         variables = {
             # A share of the cores each; what the user has set is the user's choice.
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._num_ranks)),
             **ARROW_VARIABLES,
+            # Gloo would listen on the interface of the host's name, which need not have one.
+            "GLOO_SOCKET_IFNAME": _LOOPBACK,
             **self._environment,
             # A line is passed on when it is printed, not when a buffer is full.
             "PYTHONUNBUFFERED": "1",
             **job.to_variables(),
+            **job.to_torchrun_variables(Topology(rank=job.rank, host_of_rank=(0,) * job.world_size)),
         }
         with ExitStack() as inherited:
             fds: list[int] = []
@@ -206,6 +222,7 @@ class LocalRanks:
             timeout_s=self._timeout_s,
         )
         stack.enter_context(server)
+        self._pmi_servers.append(server)
         return theirs.fileno()
 
     def _take_news(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkdl.collective import Communicator, Rendezvous, open_communicator
+from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
+from sparkdl.collective.job import Job
+from sparkdl.collective.waits import NotedWait
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.launch.rank_pulse import RankPulse
 from sparkdl.topology import Topology
@@ -17,31 +19,25 @@ class RankContext:
         rank: number of this rank.
         world_size: how many ranks there are.
         rendezvous: key-value store shared by the ranks.
+        job: what the ranks have in common.
     """
 
     def __init__(
         self,
         *,
-        rank: int,
-        world_size: int,
+        job: Job,
         rendezvous: Rendezvous,
-        secret: bytes,
-        transport: str,
-        wire: str,
-        operation_timeout_s: float,
         task: MessageConnection,
         pulse: RankPulse,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
+        self.rank = job.rank
+        self.world_size = job.world_size
         self.rendezvous = rendezvous
-        self._secret = secret
-        self._transport = transport
-        self._wire = wire
-        self._operation_timeout_s = operation_timeout_s
+        self.job = job
         self._task = task
         self._pulse = pulse
         self._communicator: Communicator | None = None
+        self._topology: Topology | None = None
 
     @property
     def communicator(self) -> Communicator:
@@ -51,17 +47,33 @@ class RankContext:
                 rendezvous=self.rendezvous,
                 rank=self.rank,
                 world_size=self.world_size,
-                secret=self._secret,
-                transport=self._transport,
-                wire=self._wire,
-                timeout_s=self._operation_timeout_s,
+                secret=self.job.secret,
+                transport=self.job.transport,
+                wire=self.job.wire,
+                timeout_s=self.job.timeout_s,
+                host_of_rank=self.topology.host_of_rank,
             )
         return self._communicator
 
     @property
+    def has_communicator(self) -> bool:
+        """Whether the communicator was opened."""
+        return self._communicator is not None
+
+    @property
     def topology(self) -> Topology:
-        """Which ranks share a host."""
-        return self.communicator.topology
+        """Which ranks share a host; found out on first use, which every rank has to reach."""
+        if self._topology is None:
+            timeout_s = self.job.timeout_s
+            with NotedWait("world", tuple(range(self.world_size)), "opening", timeout_s):
+                hosts = find_hosts(
+                    PrefixRendezvous(self.rendezvous, "topology"),
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    timeout_s=timeout_s,
+                )
+            self._topology = Topology(rank=self.rank, host_of_rank=hosts)
+        return self._topology
 
     def report(self, event: dict[str, Any]) -> None:
         """Send an event to the driver's ``on_event``; its values are those that JSON has."""

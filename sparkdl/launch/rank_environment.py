@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sparkdl.collective.job import JOB_VARIABLES, TORCHRUN_VARIABLES
 from sparkdl.errors import LaunchError
 from sparkdl.launch.arrow_memory import ARROW_VARIABLES
 
@@ -20,15 +21,9 @@ _SPARK_WORKER_ONLY = (
     "PYTHON_WORKER_FACTORY_SOCK_PATH",
 )
 
-_LEFT_BY_LAUNCHERS = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "WORLD_SIZE",
-    "NODE_RANK",
-    "RANK",
-    "PYSPARK_TORCH_DISTRIBUTOR_RDZV_ID",
-)
-"""What pyspark's TorchDistributor sets in a Python worker and leaves there for the tasks that follow."""
+_LEFT_BY_LAUNCHERS = (*JOB_VARIABLES, *TORCHRUN_VARIABLES, "NODE_RANK", "PYSPARK_TORCH_DISTRIBUTOR_RDZV_ID")
+"""The place of another launcher's rank: what pyspark's TorchDistributor sets in a Python worker and leaves there for
+the tasks that follow, and what a driver has that is a rank itself."""
 
 _OF_DRIVER_ONLY = ("MLFLOW_TRACKING_", "MLFLOW_AUTH_", "MLFLOW_FLASK_SERVER_SECRET_KEY", "DATABRICKS_")
 """Beginnings of the names of what the driver alone needs: ranks say to the driver what there is to say, and train code

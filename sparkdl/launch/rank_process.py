@@ -22,6 +22,8 @@ import cloudpickle
 
 from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.addresses import Address
+from sparkdl.collective.current import provide_job
+from sparkdl.collective.job import Job
 from sparkdl.collective.membership import Origin, origin_of
 from sparkdl.errors import CommunicatorError
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
@@ -99,22 +101,19 @@ def _raise(error: BaseException, context: RankContext) -> NoReturn:
 
 
 def _run(task: MessageConnection, order: dict[str, Any], call: Call, pulse: RankPulse) -> Any:
-    secret = bytes.fromhex(order["secret"])
-    with RendezvousClient.connect(
-        Address.from_bytes(order["coordinator"]), secret, timeout_s=CONNECT_TIMEOUT_S
-    ) as client:
-        context = RankContext(
-            rank=order["rank"],
-            world_size=order["world_size"],
-            rendezvous=client.prefix("ranks"),
-            secret=secret,
-            transport=order["transport"],
-            wire=order["wire"],
-            operation_timeout_s=order["operation_timeout_s"],
-            task=task,
-            pulse=pulse,
-        )
-        provide_communicator(lambda: context.communicator)
+    job = Job(
+        rank=order["rank"],
+        world_size=order["world_size"],
+        coordinator=Address.from_bytes(order["coordinator"]),
+        secret=bytes.fromhex(order["secret"]),
+        transport=order["transport"],
+        wire=order["wire"],
+        timeout_s=order["operation_timeout_s"],
+    )
+    with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
+        context = RankContext(job=job, rendezvous=client.prefix("ranks"), task=task, pulse=pulse)
+        provide_job(job, context.rendezvous)
+        provide_communicator(lambda: context.communicator, lambda: context.has_communicator)
         try:
             value = call(context)
         except BaseException as error:

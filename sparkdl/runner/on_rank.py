@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.autoload import teach_accelerate
 from sparkdl.errors import ParamError
 from sparkdl.runner.gpu_sharing import see_gpus_of_host
 from sparkdl.runner.rank_logging import set_up_logging
@@ -34,6 +36,9 @@ class RankSetup:
         log_level: of the root logger; None leaves it alone.
         operation_timeout_s: deadline of a collective of torch.distributed that names none.
         commits: where the state's commits are kept; None to keep them in memory.
+        init_torch: whether torch.distributed is to be initialized before the call.
+        restart_count: how often the ranks have been started again.
+        max_restarts: how often they may be, for whatever reason.
     """
 
     returns_all: bool
@@ -42,9 +47,25 @@ class RankSetup:
     log_level: int | None
     operation_timeout_s: float
     commits: CommitFolder | None
+    init_torch: bool
+    restart_count: int
+    max_restarts: int
 
 
-def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Any:
+@dataclass(frozen=True)
+class Returned:
+    """What a rank gives back to the driver.
+
+    Attributes:
+        value: of the function, where it is wanted.
+        has_met: the rank has looked for the others, so that they are connected.
+    """
+
+    value: Any
+    has_met: bool
+
+
+def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Returned:
     """Run the call with everything ready, and return its value where that is wanted."""
     from sparkdl.torch import collective_errors
 
@@ -58,11 +79,12 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
                 raise
             raise ParamError(
                 "torch.distributed is initialized already on every rank, with the backend 'sparkdl'. Leave the call of "
-                "init_process_group away, or make it only if not torch.distributed.is_initialized()."
+                "init_process_group away, make it only if not torch.distributed.is_initialized(), or give the Runner "
+                "init_torch=False."
             ) from error
-    if context.rank == 0 or setup.returns_all:
-        return _checked(value)
-    return None
+        has_met = _has_met(context)
+    is_wanted = context.rank == 0 or setup.returns_all
+    return Returned(_checked(value) if is_wanted else None, has_met)
 
 
 @contextmanager
@@ -78,8 +100,10 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     provide_progress(context)
     if setup.commits is not None:
         provide_commit_keeper(setup.commits)
-    # A process that looks for GPUs takes hundreds of MiB of the one that it finds.
-    init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)
+    teach_accelerate()
+    if setup.init_torch:
+        # A process that looks for GPUs takes hundreds of MiB of the one that it finds.
+        init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)
     yield
     # After an exception the communicator is aborted, and the others with it.
     if hvd.is_initialized():
@@ -88,13 +112,31 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
 
 
 def _set_variables(context: RankContext, setup: RankSetup) -> None:
-    """Say to scripts what torchrun says, but for MASTER_ADDR and MASTER_PORT: nothing listens without a secret."""
-    topology = context.topology
-    alone = setup.gpus > 0  # it sees no GPUs but its own, which begin with number 0
-    os.environ["RANK"] = str(context.rank)
-    os.environ["WORLD_SIZE"] = str(context.world_size)
-    os.environ["LOCAL_RANK"] = "0" if alone else str(topology.local_rank)
-    os.environ["LOCAL_WORLD_SIZE"] = "1" if alone else str(topology.local_size)
+    """Set what ``torchrun`` sets; a rank with GPUs of its own sees no others, and these begin with number 0."""
+    variables = context.job.to_torchrun_variables(
+        context.topology,
+        is_alone=setup.gpus > 0,
+        restart_count=setup.restart_count,
+        max_restarts=setup.max_restarts,
+    )
+    if context.topology.num_hosts == 1:
+        # Gloo would listen on the interface of the host's name, which need not have one.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        # An address that the user has chosen for the ranks' own store.
+        os.environ.setdefault(name, variables.pop(name))
+    os.environ.update(variables)
+
+
+def _has_met(context: RankContext) -> bool:
+    """Whether this rank has the communicator, or has looked for the others by torch.distributed or MPI."""
+    import torch.distributed as dist
+
+    from sparkdl.torch.torchrun import has_met
+
+    mpi = sys.modules.get("mpi4py.MPI")
+    is_in_mpi = mpi is not None and mpi.Is_initialized()
+    return context.has_communicator or has_met() or dist.is_initialized() or is_in_mpi
 
 
 def _checked(value: Any) -> Any:

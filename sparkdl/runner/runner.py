@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
 from sparkdl.runner.commit_folder import commit_folder
-from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, run_on_rank
+from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
 from sparkdl.runner.packed_call import pack
 from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
 
@@ -19,14 +20,16 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 
 class Runner:
     """Runs a function or a script in one process per rank, all at once.
 
-    On the ranks ``torch.distributed`` is initialized with the backend ``"sparkdl"``,
-    :func:`sparkdl.collective.current_communicator` gives the communicator, ``hvd.init()`` of
-    :mod:`sparkdl.horovod.torch` joins the world, and mpi4py finds all ranks in ``MPI.COMM_WORLD``. A rank that fails
-    ends all of them within seconds. Nothing is checked before :meth:`run`.
+    On the ranks ``torch.distributed`` is initialized with the backend ``"sparkdl"`` unless ``init_torch`` is False, the
+    variables that ``torchrun`` sets are there, :func:`sparkdl.collective.current_communicator` gives the communicator,
+    ``hvd.init()`` of :mod:`sparkdl.horovod.torch` joins the world, and mpi4py finds all ranks in ``MPI.COMM_WORLD``. A
+    rank that fails ends all of them within seconds. Nothing is checked before :meth:`run`.
 
     Args:
         num_workers: how many ranks. On a cluster each takes a slot, and all have to be free at once.
@@ -34,6 +37,9 @@ class Runner:
         local: run the ranks as processes of this machine, without Spark.
         spark: classic or Connect session; the active one when None.
         transport: what carries the data of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
+        init_torch: whether ``torch.distributed`` is initialized before the function is called. False for a function or
+            script that calls ``torch.distributed.init_process_group()`` itself, or whose trainer does: with the
+            backend ``"sparkdl"``, ``"gloo"`` or any other, and no address, it finds the other ranks.
         wire: how sums and averages of float32 travel between hosts: ``float32``, ``bfloat16`` or ``float16``. Those of
             CUDA tensors only with ``transport="hierarchical"``, as NCCL does not round.
         resources: a ``pyspark.resource.ResourceProfile`` of what each rank takes of the cluster, where that differs
@@ -68,6 +74,7 @@ class Runner:
         spark: SparkSession | None = None,
         transport: str = "auto",
         wire: str = "float32",
+        init_torch: bool = True,
         resources: ResourceProfile | None = None,
         environment: Mapping[str, str] | None = None,
         modules: Sequence[str] = (),
@@ -87,6 +94,7 @@ class Runner:
         self.spark = spark
         self.transport = transport
         self.wire = wire
+        self.init_torch = init_torch
         self.resources = resources
         self.environment = environment
         self.modules = modules
@@ -157,6 +165,9 @@ class Runner:
                 log_level=log_level,
                 operation_timeout_s=self.operation_timeout_s,
                 commits=commits,
+                init_torch=self.init_torch,
+                restart_count=0,
+                max_restarts=self.max_restarts + self.max_retries,
             )
             start = partial(
                 self._starter(session),
@@ -164,7 +175,7 @@ class Runner:
                 silence_timeout_s=silence_timeout_s,
             )
             attempts = _attempts_of(setup)
-            return run_with_restarts(
+            returned: list[Returned] = run_with_restarts(
                 lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
                 self._restarts(),
                 spark=session,
@@ -172,6 +183,15 @@ class Runner:
                 where=lambda: "the beginning" if commits is None else commits.place(),
                 resources=self.resources,
             )
+        if len(returned) > 1 and not any(each.has_met for each in returned):
+            logger.warning(
+                "No rank opened the communicator or initialized torch.distributed. If the function trains a model, its "
+                "%d ranks trained %d unconnected models: call torch.distributed.init_process_group() in it, or leave "
+                "init_torch=False away.",
+                len(returned),
+                len(returned),
+            )
+        return [each.value for each in returned]
 
     def _starter(self, session: SparkSession | None) -> Callable[..., list[Any]]:
         """What starts ranks, given what they run and how many."""
@@ -231,5 +251,6 @@ def _attempts_of(setup: RankSetup) -> Iterator[RankSetup]:
     """What the ranks have to know when they are started for the first time, the second time and so on."""
     while True:
         yield setup
+        setup = replace(setup, restart_count=setup.restart_count + 1)
         if setup.commits is not None:
             setup = replace(setup, commits=setup.commits.claimed_anew())

@@ -1,9 +1,9 @@
 """The c10d backend ``"sparkdl"``: torch.distributed over the communicators of :mod:`sparkdl.collective`.
 
-Runs on the *rank*. Importing this module registers the backend; :func:`init_process_group` starts
-torch.distributed over a communicator that is open already. ``DistributedDataParallel``, FSDP2,
-``DeviceMesh``, DTensor and distributed checkpoints then run on it unchanged. It starts no process and knows
-no training loop.
+Runs on the *rank*. Importing this module registers the backend, and has torch's ``env://`` find the ranks of our
+launchers; :func:`init_process_group` starts torch.distributed over a communicator that is open already.
+``DistributedDataParallel``, FSDP2, ``DeviceMesh``, DTensor and distributed checkpoints then run on it unchanged. It
+starts no process and knows no training loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 from sparkdl.torch.registration import destroy_process_group, init_process_group, register
 from sparkdl.torch.store import RendezvousStore, StoreRendezvous
 from sparkdl.torch.sync_batch_norm import SyncBatchNorm, synchronized_batch_norms
-from sparkdl.torch.torchrun import find_torchrun
+from sparkdl.torch.torchrun import find_torchrun, register_rendezvous
 
 __all__ = [
     "BACKEND_NAME",
@@ -31,4 +31,5 @@ __all__ = [
 ]
 
 register()
+register_rendezvous()
 add_finder(find_torchrun)

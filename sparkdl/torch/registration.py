@@ -1,8 +1,8 @@
 """How torch.distributed comes to use sparkdl: the backend's registration, and the default group.
 
 Runs on the *rank*. Importing :mod:`sparkdl.torch` registers the backend, so that
-``init_process_group("sparkdl", ...)``
-and ``new_group(backend="sparkdl")`` work as with any other.
+``init_process_group("sparkdl", ...)`` and ``new_group(backend="sparkdl")`` work as with any other; in ranks of our
+launchers :mod:`sparkdl.autoload` registers it as soon as torch is imported.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sparkdl.errors import ParamError
 from sparkdl.torch.accelerator import CUDA_ROADS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 from sparkdl.torch.store import RendezvousStore, StoreRendezvous
+from sparkdl.torch.torchrun import job_of
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -42,7 +43,9 @@ _cuda_roads: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary()
 def register() -> None:
     """Make the backend ``"sparkdl"`` known to torch.distributed. Doing it again changes nothing."""
     if BACKEND_NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(
+            BACKEND_NAME, create_process_group, extended_api=True, devices=["cpu", "cuda"]
+        )
 
 
 def init_process_group(
@@ -102,15 +105,20 @@ def destroy_process_group() -> None:
         dist.destroy_process_group()
 
 
-def _create(options: Any, _: object) -> SparkdlProcessGroup:
+def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
     """What torch calls to make a group; ``options`` is c10d's ``DistributedBackendOptions``."""
     timeout = options.timeout
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     given = _given.pop() if _given else None
+    base_store, owns_communicator = None, False
     if given is not None:
         communicator, rendezvous, base_store = given
+    elif _is_whole_job(options):
+        of_job = current_communicator()
+        assert of_job is not None, "a rank of a job has one"
+        communicator, rendezvous = of_job, _fresh_keys(of_job)
     else:
-        rendezvous, base_store = _group_rendezvous(options), None
+        rendezvous, owns_communicator = _group_rendezvous(options), True
         communicator = _open(options, rendezvous, timeout_s)
     road = _cuda_road(communicator)
     accelerator = (
@@ -121,9 +129,20 @@ def _create(options: Any, _: object) -> SparkdlProcessGroup:
         options.store,
         rendezvous,
         timeout_s=timeout_s,
-        owns_communicator=given is None,
+        owns_communicator=owns_communicator,
         base_store=base_store,
         accelerator=accelerator,
+    )
+
+
+def _is_whole_job(options: Any) -> bool:
+    """Whether a default group that ``env://`` made has the ranks of this process's job, and by their numbers."""
+    job = job_of(options.store)
+    is_default = not options.global_ranks_in_group
+    return (
+        job is not None
+        and is_default
+        and (options.group_rank, options.group_size) == (job.rank, job.world_size)
     )
 
 
@@ -140,13 +159,19 @@ def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicato
     world = _world()
     parent = world.communicator if world is not None else provided_communicator()
     rank = options.group_rank
+    if parent is not None:
+        secret, transport, wire = parent.secret, parent.requested_transport, parent.wire
+    elif (job := job_of(options.store)) is not None:
+        secret, transport, wire = job.secret, job.transport, job.wire
+    else:
+        secret, transport, wire = _shared_secret(rendezvous, rank, timeout_s), "auto", "float32"
     return open_communicator(
         rendezvous=rendezvous,
         rank=rank,
         world_size=options.group_size,
-        secret=parent.secret if parent is not None else _shared_secret(rendezvous, rank, timeout_s),
-        transport=parent.requested_transport if parent is not None else "auto",
-        wire=parent.wire if parent is not None else "float32",
+        secret=secret,
+        transport=transport,
+        wire=wire,
         timeout_s=timeout_s,
         name=f"group {options.group_id}",
         host_of_rank=world.communicator.hosts_of(options.global_ranks_in_group)

@@ -84,7 +84,7 @@ def test_ranks_find_each_other(tmp_path: Path, transport: str, carrier: str) -> 
 
 def test_empty_variable_is_no_choice(tmp_path: Path) -> None:
     empty = {"SPARKDL_TIMEOUT_S": "", "SPARKDL_TRANSPORT": "", "SPARKDL_WIRE": ""}
-    done = sparkdl_run(tmp_path, "", **empty)
+    done = sparkdl_run(tmp_path, "", "-n", "1", **empty)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -113,6 +113,25 @@ def test_torch_and_horovod_find_the_ranks_too(tmp_path: Path) -> None:
     assert told(tmp_path) == {rank: [2, [0.5, 0.5], [2.0, 2.0]] for rank in (0, 1)}
 
 
+def test_ranks_that_never_looked_for_each_other_end_with_a_warning_and_status_zero(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, "", "-n", "3")
+    assert done.returncode == 0
+    assert done.stderr.startswith(
+        "sparkdl: warning: no rank opened the communicator or initialized torch.distributed."
+    )
+    assert "its 3 ranks trained 3 unconnected models" in done.stderr
+    done = sparkdl_run(tmp_path, REDUCE, "-n", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_programs_of_mpi_alone_get_no_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    source = "from mpi4py import MPI\ntell(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allreduce(1))"
+    done = sparkdl_run(tmp_path, source, "--transport", "mpi")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert told(tmp_path) == {0: 2, 1: 2}
+
+
 def test_lines_carry_the_number_of_their_rank(tmp_path: Path) -> None:
     source = """
 import os, sys
@@ -122,7 +141,8 @@ print("complaint without an end", file=sys.stderr, end="")
     done = sparkdl_run(tmp_path, source, arguments=("-n", "7"))
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] told ['-n', '7']" for rank in (0, 1)]
-    assert sorted(done.stderr.splitlines()) == [f"[rank {rank}] complaint without an end" for rank in (0, 1)]
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("[rank")]
+    assert sorted(complaints) == [f"[rank {rank}] complaint without an end" for rank in (0, 1)]
 
 
 def test_rank_is_named_with_its_error_though_others_end_before_it(tmp_path: Path) -> None:

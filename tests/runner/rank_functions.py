@@ -35,6 +35,38 @@ def see_everything(first: int, *, second: int) -> dict[str, Any]:
     }
 
 
+def initialize_torch_in_every_way() -> list[Any]:
+    """Initialize torch.distributed as programs for torchrun do, with one backend after the other."""
+    assert not dist.is_initialized()
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "TORCHELASTIC_RESTART_COUNT",
+    )
+    seen: list[Any] = [[os.environ[name] for name in names]]
+    for backend in ("sparkdl", "gloo", None):
+        dist.init_process_group(backend, init_method="env://")
+        total = torch.full((2,), dist.get_rank() + 1.0)
+        dist.all_reduce(total)
+        seen.append([dist.get_backend(), dist.get_world_size(), total.tolist()])
+        dist.destroy_process_group()
+    return seen
+
+
+def rank_in_accelerate() -> list[Any]:
+    from accelerate import PartialState
+
+    state = PartialState()
+    return [state.process_index, state.num_processes, state.backend, dist.get_backend()]
+
+
+def do_nothing() -> bool:
+    return dist.is_initialized()
+
+
 def rank_in_mpi() -> tuple[int, int]:
     from mpi4py import MPI
 

@@ -35,6 +35,35 @@ def test_all_values_come_in_the_order_of_ranks_and_everything_is_ready_on_them()
         }
 
 
+def test_a_function_may_initialize_torch_itself_and_finds_all_ranks_with_any_backend(caplog):
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        values = make_runner(init_torch=False).run_all(functions.initialize_torch_in_every_way)
+    for rank, value in enumerate(values):
+        assert value == [
+            [str(rank), "2", str(rank), "2", "0", "0"],
+            ["sparkdl", 2, [3.0, 3.0]],
+            ["gloo", 2, [3.0, 3.0]],
+            ["undefined", 2, [3.0, 3.0]],
+        ]
+    assert not caplog.records
+
+
+def test_a_function_that_leaves_the_ranks_unconnected_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        assert make_runner(init_torch=False).run_all(functions.do_nothing) == [False, False]
+        (record,) = caplog.records
+        assert "its 2 ranks trained 2 unconnected models" in record.getMessage()
+        make_runner(init_torch=False, num_workers=1).run(functions.do_nothing)
+        assert make_runner().run_all(functions.do_nothing) == [True, True]
+    assert len(caplog.records) == 1
+
+
+def test_accelerate_finds_the_ranks_whoever_initializes_torch():
+    for init_torch, backend in ((True, "sparkdl"), (False, "gloo")):
+        values = make_runner(init_torch=init_torch).run_all(functions.rank_in_accelerate)
+        assert values == [[rank, 2, "gloo", backend] for rank in (0, 1)]
+
+
 def test_ranks_share_an_mpi_world_whatever_the_transport():
     pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
     assert make_runner(transport="tcp").run_all(functions.rank_in_mpi) == [(0, 3), (1, 3)]

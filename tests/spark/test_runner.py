@@ -29,6 +29,12 @@ def test_a_function_finds_everything_ready_on_every_rank_of_the_stage(spark: Spa
     assert [value["backend"] for value in values] == ["sparkdl"] * 2
 
 
+def test_a_function_may_initialize_torch_itself_on_the_ranks_of_the_stage(spark: SparkSession) -> None:
+    values = Runner(num_workers=2, init_torch=False).run_all(functions.initialize_torch_in_every_way)
+    for value in values:
+        assert value[1:] == [[name, 2, [3.0, 3.0]] for name in ("sparkdl", "gloo", "undefined")]
+
+
 @pytest.mark.no_cluster_needed
 def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tmp_path) -> None:
     script = tmp_path / "train.py"

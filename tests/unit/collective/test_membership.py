@@ -4,11 +4,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from sparkdl.collective import Coordinator, RendezvousClient, StallCheck, new_secret, open_communicator
+from sparkdl.collective.job import Job
 from sparkdl.collective.membership import _DEPARTURES, Origin, _Membership, is_consequence, origin_of
 from sparkdl.errors import (
     CommunicatorAbortedError,
@@ -31,7 +33,9 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Membership]]:
 
     def join(rank: int) -> _Membership:
         clients[rank].post_if_lost(_DEPARTURES, str(rank).encode())
-        communicator = open_communicator(
+        job = Job(rank=rank, world_size=2, coordinator=coordinator.address, secret=SECRET, timeout_s=20.0)
+        membership = _Membership(job, clients[rank], coordinator if rank == 0 else None)
+        membership.communicator = open_communicator(
             rendezvous=clients[rank],
             rank=rank,
             world_size=2,
@@ -40,7 +44,7 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Membership]]:
             timeout_s=20.0,
             stall_check=StallCheck(warn_after_s=None),  # no thread that outlives the test
         )
-        return _Membership(clients[rank], communicator, coordinator if rank == 0 else None)
+        return membership
 
     with ThreadPoolExecutor() as pool:
         yield list(pool.map(join, range(2)))
@@ -53,8 +57,8 @@ def test_coordinator_outlives_the_last_rank(members: list[_Membership]) -> None:
     first, last = members
     with ThreadPoolExecutor() as pool:
         leaving = pool.submit(first.leave)
-        last._client.get(f"{_DEPARTURES}/1", 10.0)
-        assert last._client.add("still served", 1) == 1
+        last.client.get(f"{_DEPARTURES}/1", 10.0)
+        assert last.client.add("still served", 1) == 1
         assert not leaving.done()
         last.leave()
         leaving.result(10.0)
@@ -64,7 +68,7 @@ def test_coordinator_that_ends_before_the_last_rank_names_it(
     members: list[_Membership], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, last = members
-    first._communicator.timeout_s = 0.2
+    first._job = replace(first._job, timeout_s=0.2)
     with caplog.at_level(logging.WARNING):
         first.leave()
     (record,) = caplog.records
@@ -76,7 +80,7 @@ def test_rank_that_died_is_not_waited_for(
     members: list[_Membership], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, last = members
-    last._client._sock.shutdown(2)  # as if the process had died
+    last.client._sock.shutdown(2)  # as if the process had died
     first.leave()
     assert not [record for record in caplog.records if "had not left" in record.getMessage()]
     last.leave()

@@ -1,0 +1,299 @@
+"""Scripts that know ``torchrun`` and not sparkdl: on ranks of ``sparkdl run`` they train one model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launchers import ROOT, TOOLS, environment, run, told, write_script
+
+SPARKDL = (sys.executable, "-m", "sparkdl.cli", "run", "-n", "2", "--")
+
+TELL_VARIABLES = """
+import os
+tell(int(os.environ["RANK"]), dict(os.environ))
+"""
+
+EACH_BACKEND = """
+import os
+import torch
+import torch.distributed as dist
+
+rank, seen = int(os.environ["RANK"]), []
+for given in ({}, {"backend": "gloo"}, {"backend": "sparkdl"}, {"backend": "gloo", "init_method": "env://"}):
+    for more in ({}, {"rank": rank, "world_size": 2}):
+        dist.init_process_group(**given, **more)
+        total = torch.full((2,), rank + 1.0)
+        dist.all_reduce(total)
+        pair, alone = dist.new_group([0, 1]), dist.new_group([1])
+        dist.all_reduce(total, group=pair)
+        if rank == 1:
+            dist.all_reduce(total, group=alone)
+        seen.append([dist.get_backend(), dist.get_world_size(), dist.is_torchelastic_launched(), total.tolist()])
+        if "backend" not in given:
+            # The port of a store that rank 0 serves itself.
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+            port = torch.tensor(store.port)
+            dist.broadcast(port, 0)
+        dist.destroy_process_group()
+
+if rank == 1:
+    del store
+os.environ["MASTER_PORT"] = str(int(port))
+dist.init_process_group("gloo")
+total = torch.full((2,), rank + 1.0)
+dist.all_reduce(total)
+seen.append(total.tolist())
+tell(rank, seen)
+"""
+
+OWN_FIRST = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("sparkdl")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+model(torch.full((1, 1), rank + 1.0)).sum().backward()
+from sparkdl.collective import current_communicator
+is_shared = current_communicator() is dist.group.WORLD.communicator
+tell(rank, [model.module.weight.grad.item(), is_shared, current_communicator().transport])
+if rank == 1:
+    raise ValueError("bad batch")
+dist.barrier()
+"""
+
+BESIDE_GLOO = """
+import torch
+import torch.distributed as dist
+from sparkdl.collective import current_communicator
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+group = dist.new_group([0, 1], backend="sparkdl")
+total, again = torch.full((2,), rank + 1.0), torch.full((2,), rank + 1.0)
+dist.all_reduce(total, group=group)
+current_communicator().allreduce(again)
+tell(rank, [total.tolist(), again.tolist(), group.communicator.requested_transport])
+if rank == 1:
+    raise ValueError("bad batch")
+dist.barrier()
+"""
+
+ACCELERATE = """
+import sys
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=sys.argv[1] == "cpu")
+generator = torch.Generator().manual_seed(1)
+rows = torch.randn(16, 4, generator=generator), torch.randn(16, 1, generator=generator)
+
+def steps(prepare, backward, size):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), batch_size=size)
+    wrapped, optimizer, batches = prepare(model, optimizer, batches)
+    for inputs, targets in batches:
+        backward(((wrapped(inputs) - targets) ** 2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+ours = steps(accelerator.prepare, accelerator.backward, 4)
+alone = steps(lambda *parts: parts, lambda loss: loss.backward(), 8)
+state = accelerator.state
+tell(accelerator.process_index, [accelerator.num_processes, torch.distributed.get_backend(), ours, alone])
+"""
+
+TRAINER = """
+import os
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+size = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
+torch.manual_seed(0)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=32, pad_token_id=0, **size))
+generator = torch.Generator().manual_seed(1)
+tokens = [torch.randint(1, 32, (6,), generator=generator) for _ in range(32)]
+arguments = TrainingArguments(
+    "out", max_steps=4, logging_steps=1, learning_rate=0.05, save_strategy="no", report_to=[], disable_tqdm=True,
+    per_device_train_batch_size=8 // int(os.environ.get("WORLD_SIZE", "1")), **GIVEN
+)
+trainer = Trainer(model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens])
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+weights = [parameter.double().sum().item() for parameter in model.parameters()]
+backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+tell(arguments.process_index, [arguments.world_size, backend, losses, weights])
+"""
+
+LIGHTNING = """
+import sys
+import torch
+import lightning
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        inputs, targets = batch
+        return ((self.layer(inputs) - targets) ** 2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+generator = torch.Generator().manual_seed(1)
+rows = torch.utils.data.TensorDataset(torch.randn(8, 4, generator=generator), torch.randn(8, 1, generator=generator))
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, **quiet)
+module = Module()
+trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=4))
+
+alone = Module()
+optimizer = alone.configure_optimizers()
+for _ in range(3):
+    optimizer.zero_grad()
+    alone.training_step(rows[:], 0).backward()
+    optimizer.step()
+weights = [[parameter.tolist() for parameter in one.parameters()] for one in (module, alone)]
+tell(trainer.global_rank, [trainer.world_size, trainer.local_rank, *weights])
+"""
+
+
+def sparkdl_run(
+    folder: Path, source: str, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return run([*SPARKDL, write_script(folder, source), *arguments], cwd=folder, variables=variables)
+
+
+def test_torch_loads_the_backend_in_ranks_alone_and_nothing_heavy_with_it() -> None:
+    source = (
+        "import torch, sys;"
+        "heavy = [name for name in ('sparkdl.torch', 'sparkdl.collective', 'sparkdl._native') if name in sys.modules];"
+        "print('sparkdl.autoload' in sys.modules, heavy, hasattr(torch.distributed.Backend, 'SPARKDL'))"
+    )
+    printed = []
+    for variables in ({}, {"SPARKDL_COORDINATOR": "anything"}):
+        done = run([sys.executable, "-c", source], cwd=ROOT, variables=variables)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.strip())
+    assert printed == ["True [] False", "True [] True"]
+
+
+def test_variables_are_those_of_torchrun(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, TELL_VARIABLES)
+    assert done.returncode == 0, done.stderr
+    ours = told(tmp_path)
+    done = run(
+        [TOOLS / "torchrun", "--nproc-per-node", "2", tmp_path / "script.py"], cwd=tmp_path, variables={}
+    )
+    assert done.returncode == 0, done.stderr
+    for rank, theirs in told(tmp_path).items():
+        set_by_torchrun = {
+            name: value
+            for name, value in theirs.items()
+            if name.startswith(("TORCHELASTIC_", "MASTER_"))
+            or name.endswith(("RANK", "WORLD_SIZE", "ROLE_NAME"))
+        }
+        of_its_own = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+        # For its agent: where a program writes its error, and which signals the agent passes on.
+        for name in ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
+            set_by_torchrun.pop(name, None)
+        assert set(of_its_own) <= set_by_torchrun.keys() <= ours[rank].keys()
+        assert ours[rank]["MASTER_ADDR"] == "127.0.0.1"
+        for name in set_by_torchrun.keys() - set(of_its_own):
+            assert ours[rank][name] == set_by_torchrun[name], name
+
+
+def test_every_spelling_of_the_backend_finds_the_other_ranks(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, EACH_BACKEND)
+    assert (done.returncode, done.stderr) == (0, "")
+    backends = [backend for backend in ("undefined", "gloo", "sparkdl", "gloo") for _ in range(2)]
+    for rank, seen in told(tmp_path).items():
+        assert seen == [*([backend, 2, True, [6.0, 6.0]] for backend in backends), [3.0, 3.0]], rank
+
+
+def test_own_backend_uses_the_jobs_communicator(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, OWN_FIRST, SPARKDL_TRANSPORT="tcp")
+    assert told(tmp_path) == {rank: [1.5, True, "native"] for rank in (0, 1)}
+    assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
+
+
+def test_gloo_goes_beside_what_is_ours_and_a_failed_rank_is_named(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, BESIDE_GLOO, SPARKDL_TRANSPORT="tcp")
+    assert told(tmp_path) == {rank: [[3.0, 3.0], [3.0, 3.0], "tcp"] for rank in (0, 1)}, done.stderr
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
+
+
+@pytest.mark.slow  # about a hint
+def test_torch_that_was_kept_from_loading_backends_is_explained(tmp_path: Path) -> None:
+    done = sparkdl_run(
+        tmp_path,
+        "import torch.distributed as dist\ndist.init_process_group('sparkdl')",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert done.returncode == 1
+    assert "sparkdl: TORCH_DEVICE_BACKEND_AUTOLOAD kept torch from loading" in done.stderr
+
+
+@pytest.mark.parametrize("device", ["any", pytest.param("cpu", marks=pytest.mark.slow)])
+def test_accelerate_trains_one_model(tmp_path: Path, device: str) -> None:
+    done = sparkdl_run(tmp_path, ACCELERATE, device)
+    assert done.returncode == 0, done.stderr
+    seen = told(tmp_path)
+    assert seen[0] == seen[1]
+    num_processes, backend, ours, alone = seen[0]
+    assert (num_processes, backend) == (2, "gloo")
+    assert flat(ours) == pytest.approx(flat(alone), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ddp_backend": "sparkdl"},
+        pytest.param({"ddp_backend": "sparkdl", "use_cpu": True}, marks=pytest.mark.slow),
+        pytest.param({"ddp_backend": "gloo"}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_trainer_of_hugging_face_has_the_losses_of_one_process(tmp_path: Path, given: dict[str, Any]) -> None:
+    source = TRAINER.replace("GIVEN", repr(given))
+    (tmp_path / "alone").mkdir()
+    alone_script = write_script(tmp_path / "alone", TRAINER.replace("GIVEN", "{'use_cpu': True}"))
+    with subprocess.Popen(
+        [sys.executable, alone_script], cwd=tmp_path / "alone", env=environment(), stdout=subprocess.DEVNULL
+    ) as process:
+        done = sparkdl_run(tmp_path, source)
+        assert process.wait(120) == 0
+    assert done.returncode == 0, done.stderr
+    seen = told(tmp_path)
+    assert seen[0] == seen[1]
+    world_size, backend, losses, weights = seen[0]
+    assert (world_size, backend) == (2, given.get("ddp_backend", "gloo"))
+    ((_, _, expected_losses, expected_weights),) = told(tmp_path / "alone").values()
+    assert len(losses) == 4
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    assert weights == pytest.approx(expected_weights, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.slow  # takes seconds to import; what it goes by is in the variables of torchrun
+def test_lightning_trains_one_model(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, LIGHTNING)
+    assert done.returncode == 0, done.stderr
+    for rank, (world_size, local_rank, ours, alone) in told(tmp_path).items():
+        assert (world_size, local_rank) == (2, rank)
+        assert flat(ours) == pytest.approx(flat(alone), rel=1e-5, abs=1e-6)
+
+
+def flat(values: Any) -> list[float]:
+    return [one for value in values for one in flat(value)] if isinstance(values, list) else [values]

@@ -1,0 +1,44 @@
+"""Which job a process is a rank of, by its environment variables, and where it stands in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.collective import Address
+from sparkdl.collective.discovery import find_own_job
+from sparkdl.collective.job import TORCHRUN_VARIABLES, Job
+from sparkdl.topology import Topology
+
+JOB = Job(rank=2, world_size=3, coordinator=Address(("10.0.0.1", "127.0.0.1"), 4242), secret=b"s" * 32)
+TOPOLOGY = Topology(rank=2, host_of_rank=(0, 1, 1))
+VARIABLES = {**JOB.to_variables(), **JOB.to_torchrun_variables(TOPOLOGY)}
+
+
+def test_variables_of_torchrun_say_where_a_rank_stands() -> None:
+    variables = JOB.to_torchrun_variables(TOPOLOGY, restart_count=1, max_restarts=4)
+    assert tuple(variables) == TORCHRUN_VARIABLES
+    of_rank = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    of_group = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4242"}
+    restarts = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "4"}
+    assert of_rank.items() | of_group.items() | restarts.items() <= variables.items()
+    alone = JOB.to_torchrun_variables(TOPOLOGY, is_alone=True)
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    assert [alone[name] for name in names] == ["0", "1", "2", "3"]
+
+
+def test_a_rank_is_of_its_job_until_torchrun_starts_others_inside_it() -> None:
+    assert find_own_job(VARIABLES) == JOB
+    assert find_own_job({**VARIABLES, "TORCHELASTIC_RUN_ID": "none"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_named"),
+    [
+        ({}, True),
+        ({"MASTER_ADDR": "localhost"}, True),
+        ({"MASTER_ADDR": "10.0.0.2"}, False),
+        ({"MASTER_PORT": "29500"}, False),
+    ],
+)
+def test_a_program_that_names_another_address_meets_there(changed: dict[str, str], is_named: bool) -> None:
+    assert JOB.is_named_by({**VARIABLES, **changed}) is is_named

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
+from sparkdl.data.spark_jobs import jobs_of, name_of, named_jobs
 from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
@@ -114,8 +115,8 @@ def run_on_ranks(
     payload = pickle_call(function, args, kwargs)
     session = spark or active_session()
     check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank, resources=resources)
-    secret = new_secret()
-    with ExitStack() as stack:
+    secret, ranks = new_secret(), f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    with jobs_of(f"run {name_of(function)}", unless_named=True), ExitStack() as stack:
         channel = stack.enter_context(DriverChannel(secret, num_ranks))
         spec = LaunchSpec(
             job=f"sparkdl-{secrets.token_hex(8)}",
@@ -135,7 +136,8 @@ def run_on_ranks(
             hang_timeout_s=limits.hang_timeout_s,
             silence_timeout_s=limits.silence_timeout_s,
         )
-        job = SparkJob(session, spec, resources)
+        with named_jobs(session, ranks):
+            job = SparkJob(session, spec, resources)
         try:
             guard = HangGuard(channel, limits)
             _watch(job, channel, guard, spec, start_timeout_s, Listener(on_log, on_event))
@@ -153,7 +155,8 @@ def run_on_ranks(
             if job.running:
                 _leave_behind(job, channel, stack.pop_all())
         try:
-            return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
+            with named_jobs(session, f"fetching results of {ranks}"):
+                return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
         finally:
             job.close()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark_jobs import jobs_of, name_of
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
 from sparkdl.runner.commit_folder import commit_folder
@@ -164,14 +165,15 @@ class Runner:
                 silence_timeout_s=silence_timeout_s,
             )
             attempts = _attempts_of(setup)
-            return run_with_restarts(
-                lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
-                self._restarts(),
-                spark=session,
-                num_ranks=self.num_workers,
-                where=lambda: "the beginning" if commits is None else commits.place(),
-                resources=self.resources,
-            )
+            with jobs_of(f"run {name_of(train)}"):
+                return run_with_restarts(
+                    lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
+                    self._restarts(),
+                    spark=session,
+                    num_ranks=self.num_workers,
+                    where=lambda: "the beginning" if commits is None else commits.place(),
+                    resources=self.resources,
+                )
 
     def _starter(self, session: SparkSession | None) -> Callable[..., list[Any]]:
         """What starts ranks, given what they run and how many."""

@@ -142,6 +142,7 @@ def _train(
             modules=IMPORTED_FIRST,
             on_event=listener.hear,
             on_log=listener.log,
+            on_wait=listener.progress.status,
             is_watched=tracking.is_tracked,
         )
         return cast("FitOutcome", outcomes[0])

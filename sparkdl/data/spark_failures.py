@@ -55,7 +55,9 @@ _DAMAGE = (
 
 # gRPC says CANCELLED of a connection that somebody in between has ended.
 CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
-_ENDED = re.compile(r"SparkContext was shut down|SparkContext has been shutdown|stopped SparkContext")
+_ENDED = re.compile(
+    r"SparkContext was shut ?down|SparkContext has been shut ?down|stopped SparkContext|LiveListenerBus is stopped"
+)
 _LOST = re.compile(
     r"Python worker exited unexpectedly|ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (?:was )?(?:lost|exited)"
     r"|Executor heartbeat timed out|Remote RPC client disassociated"

@@ -17,8 +17,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark_failures import spark_failures_named
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -95,6 +93,9 @@ def spark_job(
     Raises:
         As :func:`~sparkdl.data.spark_failures.spark_failures_named`.
     """
+    # Here, as the tasks of a launch import this module, too, and have no use for pyarrow's Parquet.
+    from sparkdl.data.spark_failures import spark_failures_named
+
     with jobs_of(words):
         purpose = _purpose.get()
         assert purpose is not None, "it has just been set"

@@ -125,7 +125,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
     slots = _settled_slots(spark, num_ranks, timeout_s)
     wanted = num_ranks or slots or _RANKS_UNLESS_KNOWN
     try:
-        check_cluster(spark, num_ranks=wanted, gpus_per_rank=0)
+        check_cluster(spark, num_ranks=wanted, gpus_per_rank=0, start_timeout_s=0.0)
     except SparkdlError as error:
         what, _, advice = str(error).partition(". ")
         finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)

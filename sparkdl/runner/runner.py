@@ -199,6 +199,7 @@ class Runner:
             max_restarts=self.max_restarts,
             max_retries=self.max_retries,
             min_ranks=self.num_workers if self.min_workers is None else self.min_workers,
+            start_timeout_s=self.start_timeout_s,
             what="run",
             advice="Lower min_workers, or run again when there are more.",
         )

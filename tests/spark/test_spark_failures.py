@@ -177,8 +177,8 @@ def test_a_python_worker_that_is_killed_while_rows_are_written_is_named_and_noth
     with (
         pytest.raises(
             WorkersLostError,
-            match=r"^sparkdl use_materialized: writing rows: a Python worker or executor was lost: .*[Tt]ask 1 in stage "
-            r"\d+\.0 failed 1 times.*Python worker exited unexpectedly.*local\[N, 4\]",
+            match=r"^sparkdl use_materialized: writing rows: a Python worker or executor was lost: .*Task 1 in "
+            r"stage \d+\.0 failed 1 times.*Python worker exited unexpectedly.*local\[N, 4\]",
         ) as caught,
         use_materialized(rows, ["id"], store, in_tasks=note),
     ):
@@ -216,12 +216,9 @@ def test_rows_are_written_though_a_python_worker_was_killed_once(
 @pytest.mark.any_spark_will_do
 def test_what_py4j_and_grpc_raise_of_a_job_is_never_raised_itself(spark: SparkSession) -> None:
     from pyspark.errors import ArithmeticException
+    from pyspark.errors.exceptions.connect import SparkException
     from pyspark.sql import functions as F
 
-    class SparkException(Exception):
-        """As Spark Connect raises it."""
-
-    SparkException.__module__ = "pyspark.errors.exceptions.connect"
     for words, error in (
         (
             "Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)",

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from sparkdl.data.spark_jobs import jobs_of
 from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_checkpoints import (
     FinishedFit,
@@ -141,17 +142,19 @@ def _train(
             modules=IMPORTED_FIRST,
             on_event=listener.hear,
             on_log=listener.log,
+            on_wait=listener.progress.status,
             is_watched=tracking.is_tracked,
         )
         return cast("FitOutcome", outcomes[0])
 
-    outcome = run_with_restarts(
-        run,
-        Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
-        spark=spark,
-        num_ranks=params.getNumWorkers(),
-        where=lambda: newest_place(spec),
-    )
+    with jobs_of("training"):
+        outcome = run_with_restarts(
+            run,
+            Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
+            spark=spark,
+            num_ranks=params.getNumWorkers(),
+            where=lambda: newest_place(spec),
+        )
     module = fetch_module(outcome.module, weights).eval()
     return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pyspark.ml import Estimator
 
+from sparkdl.data.spark_jobs import jobs_of, spark_job
 from sparkdl.estimators.checked_params import CheckedParams, check_param_map
 from sparkdl.estimators.fit_multiple import FittedModels, check_maps, check_rows_to_fit, with_param_maps
 from sparkdl.estimators.fit_on_rows import fit_on_rows
@@ -106,7 +108,10 @@ class FittingEstimator(Estimator[M], CheckedParams):
         Raises:
             As :meth:`fit`; LaunchError if there is no active session.
         """
-        return self.fit(active_session().read.parquet(os.fspath(path)))
+        spark = active_session()
+        with self._jobs(), spark_job(spark, "opening the rows"):
+            rows = spark.read.parquet(os.fspath(path))
+        return self.fit(rows)
 
     def _fit(self, dataset: DataFrame) -> M:
         self.check_values()
@@ -116,7 +121,14 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
     def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, place: PlaceOfFit) -> M:
         """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
-        return fit_on_rows(self.params_of_fit(), dataset.sparkSession, rows, self._make_model, place=place)
+        with self._jobs():
+            return fit_on_rows(
+                self.params_of_fit(), dataset.sparkSession, rows, self._make_model, place=place
+            )
+
+    def _jobs(self) -> AbstractContextManager[None]:
+        """What Spark's UI shows the jobs of a fit as."""
+        return jobs_of(f"fit {type(self).__name__}")
 
     def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
         model = self.model_class()(saved, summary)

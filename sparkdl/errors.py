@@ -80,11 +80,17 @@ class LaunchError(SparkdlError, RuntimeError):
 
 
 class SlotsMissingError(LaunchError):
-    """The cluster has fewer slots than ranks; other executors may come. Try again later, or lower ``numWorkers``."""
+    """The cluster has fewer slots than ranks, also after a wait for executors that could still come.
+
+    Try again later, or lower ``numWorkers``.
+    """
 
 
 class LaunchCancelledError(LaunchError):
-    """Somebody had Spark cancel the ranks' stage: a notebook's Cancel, Spark's UI, a job group. Nothing is left."""
+    """A Spark job of a fit or run was cancelled: by a notebook's Cancel, Spark's UI, a job group or a tag.
+
+    Ranks were ended, and rows that were being written were removed.
+    """
 
 
 class RankError(SparkdlError, RuntimeError):
@@ -144,6 +150,21 @@ class HangError(LossError, RankError):
 
 class ExecutorsLostError(LossError, LaunchError):
     """Executors went away with their ranks, and none is left to tell more. Look at the executors' logs."""
+
+
+class SparkJobError(SparkdlError, RuntimeError):
+    """A Spark job that reads, counts or writes rows failed; the message says which one, and what Spark said of it.
+
+    Spark's own exception is the cause. Classes by which Spark describes a query that cannot work, such as
+    ``AnalysisException`` and ``PythonException``, are raised as they are.
+    """
+
+
+class WorkersLostError(LossError, SparkJobError):
+    """Python workers or executors were lost while a Spark job read, counted or wrote rows. Nothing of it stays.
+
+    Often the machine had no memory left for them. Give the executors more, look at their logs, and fit again.
+    """
 
 
 class ClusterLostError(LossError, LaunchError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkdl.data import ParquetFeed
+from sparkdl.data.spark_jobs import spark_job
 from sparkdl.errors import DataError
 from sparkdl.training.ready_made.text_inputs import checked_texts
 from sparkdl.training.ready_made.tokenizers import words_of
@@ -91,14 +92,15 @@ def _learned_by_spark(
     num_parts = min(_MOST_PARTS, len(dataset.row_groups))
     count = partial(_count_parts, dataset=dataset, column=column, training=training, num_parts=num_parts)
     counted = spark.range(0, num_parts, 1, num_parts).mapInArrow(count, "word string, texts long")
-    rows = (
+    frequent = (
         counted.groupBy("word")
         .agg(F.sum("texts").alias("texts"))
         .filter(F.col("texts") >= _LEAST_TEXTS)
         .orderBy(F.desc("texts"), "word")
         .limit(size)
-        .collect()
     )
+    with spark_job(spark, "counting words"):
+        rows = frequent.collect()
     return tuple(row["word"] for row in rows)
 
 

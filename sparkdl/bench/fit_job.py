@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.data.spark_jobs import jobs_of, named_jobs
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -100,7 +102,8 @@ def make_frame(spark: SparkSession, job: Job) -> DataFrame:
     )
     label = F.sin(F.lit(3.0) * (F.col("f0") + F.col("f1"))) + F.col("f2") * F.col("f3")
     frame = rows.select(*names, (label + _NOISE * F.randn(seed=WIDTH)).cast("float").alias(LABEL)).cache()
-    frame.count()
+    with jobs_of("bench fit"), named_jobs(spark, "caching rows"):
+        frame.count()
     return frame
 
 
@@ -132,7 +135,8 @@ def weights_of(model: torch.nn.Module) -> dict[str, npt.NDArray[np.float32]]:
 
 def judged_rows(frame: DataFrame) -> npt.NDArray[np.float32]:
     """Some rows of the frame, on which the models are compared: features, and the label in the last column."""
-    rows: list[Any] = frame.limit(_JUDGED_ROWS).collect()
+    with jobs_of("bench fit"), named_jobs(frame.sparkSession, "fetching rows"):
+        rows: list[Any] = frame.limit(_JUDGED_ROWS).collect()
     return np.array(rows, dtype=np.float32)
 
 

@@ -20,6 +20,7 @@ from sparkdl.bench.libraries import names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.collective.report import format_columns
+from sparkdl.data.spark_jobs import jobs_of, named_jobs
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             for name in names:
                 print(f"measuring {name} ...", flush=True)
-                rows += measure_case(spark, name, arguments)
+                with jobs_of("bench transform"), named_jobs(spark, name):
+                    rows += measure_case(spark, name, arguments)
         finally:
             spark.stop()
     print(format_rows(rows))

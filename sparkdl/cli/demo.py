@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.local_session import start_local_session
 from sparkdl.cli.quiet import quiet_libraries
+from sparkdl.data.spark_jobs import jobs_of, spark_job
 from sparkdl.errors import SparkdlError
 
 if TYPE_CHECKING:
@@ -54,9 +55,10 @@ def run(options: argparse.Namespace) -> int:
         train, test = _digits(spark)
         model = _fit(train, options, folder)
         print("Scoring by Spark, and by the model loaded back from MLflow.", flush=True)
-        accuracy = _accuracy(model.transform(test))
-        model.write().overwrite().save(str(folder / "model"))
-        served = _accuracy_of_logged_model(model.summary.model_uri, test)
+        with jobs_of("demo"):
+            accuracy = _accuracy(model.transform(test))
+            model.write().overwrite().save(str(folder / "model"))
+            served = _accuracy_of_logged_model(model.summary.model_uri, test)
     finally:
         spark.stop()
     ui = f"{shlex.quote(str(Path(sys.executable).parent / 'mlflow'))} ui --backend-store-uri {shlex.quote(tracking)}"
@@ -167,14 +169,17 @@ def _fit(train: DataFrame, options: argparse.Namespace, folder: Path) -> TorchMo
         keepRowsSeconds=0,
         experiment=EXPERIMENT,
     )
-    print(f"Fitting {train.count()} images of handwritten digits on {options.ranks} ranks.", flush=True)
+    with jobs_of("demo"), spark_job(train.sparkSession, "counting rows"):
+        num_images = train.count()
+    print(f"Fitting {num_images} images of handwritten digits on {options.ranks} ranks.", flush=True)
     return estimator.fit(train)
 
 
 def _accuracy(scored: DataFrame) -> float:
     from pyspark.sql import functions as F
 
-    (row,) = scored.select(F.avg((F.col("digit") == F.col("prediction")).cast("double"))).collect()
+    with spark_job(scored.sparkSession, "scoring"):
+        (row,) = scored.select(F.avg((F.col("digit") == F.col("prediction")).cast("double"))).collect()
     return float(row[0])
 
 
@@ -183,6 +188,7 @@ def _accuracy_of_logged_model(uri: str | None, test: DataFrame) -> float:
     import mlflow
 
     assert uri is not None, "the demo always tracks"
-    frame: Any = test.toPandas()
+    with spark_job(test.sparkSession, "fetching rows"):
+        frame: Any = test.toPandas()
     predicted = mlflow.pyfunc.load_model(uri).predict(frame[["image"]])
     return float((predicted["prediction"].to_numpy() == frame["digit"].to_numpy()).mean())

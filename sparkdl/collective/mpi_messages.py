@@ -254,7 +254,9 @@ class MpiMessages:
     def _step(self, message: _Message) -> bool:
         if message.deadline is None:
             message.deadline, message.stall = Deadline(message.timeout_s), StallTimer(self._stall_check)
-            ranks = range(len(self._world_ranks)) if message.peer < 0 else (self._comm.Get_rank(), message.peer)
+            ranks = (
+                range(len(self._world_ranks)) if message.peer < 0 else (self._comm.Get_rank(), message.peer)
+            )
             both = [self._world_ranks[rank] for rank in ranks]
             message.wait = NotedWait(self._name, both, message.what, message.timeout_s)
             message.request = next(message.steps)

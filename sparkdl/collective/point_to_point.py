@@ -58,7 +58,9 @@ class Messages:
         # The threads of a communicator that is dropped without having been closed end with it.
         weakref.finalize(communicator, _finish_all, self._links)
 
-    def send_async(self, array: Array, to: int, tag: int = 0, timeout_s: float | None = None) -> MessageHandle:
+    def send_async(
+        self, array: Array, to: int, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
         """Queue a message to rank ``to``; see the contract."""
         return self._queue("send", array, to, tag, timeout_s)
 
@@ -164,7 +166,11 @@ class AnySource:
     def __init__(self, messages: Messages, communicator: Communicator, rendezvous: Rendezvous) -> None:
         self._messages = weakref.ref(messages)
         self._communicator = weakref.ref(communicator)
-        self._name, self._rank, self._world_size = communicator.name, communicator.rank, communicator.world_size
+        self._name, self._rank, self._world_size = (
+            communicator.name,
+            communicator.rank,
+            communicator.world_size,
+        )
         self._notes = PrefixRendezvous(rendezvous, "callers")
         self._lock = threading.Lock()
         self._waiting: defaultdict[int, deque[PendingMessage]] = defaultdict(deque)

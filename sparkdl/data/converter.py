@@ -16,6 +16,7 @@ from sparkdl.data.filesystems import open_location
 from sparkdl.data.frame_check import check_frame
 from sparkdl.data.materialization import ROW_GROUP_BYTES, obtain_dataset
 from sparkdl.data.spark_columns import is_vector, quoted
+from sparkdl.data.spark_jobs import jobs_of
 from sparkdl.data.store import Store
 from sparkdl.errors import ParamError
 
@@ -71,13 +72,14 @@ def make_spark_converter(
     if parent_cache_dir_url is None:
         parent_cache_dir_url = df.sparkSession.conf.get(PARENT_CACHE_DIR_URL_CONF, None)
     store = Store.default() if parent_cache_dir_url is None else Store(parent_cache_dir_url)
-    obtained = obtain_dataset(
-        df if dtype is None else _with_precision(df, dtype),
-        df.columns,
-        store,
-        vector_dtype=dtype or "float64",
-        row_group_bytes=parquet_row_group_size_bytes,
-    )
+    with jobs_of("make_spark_converter", unless_named=True):
+        obtained = obtain_dataset(
+            df if dtype is None else _with_precision(df, dtype),
+            df.columns,
+            store,
+            vector_dtype=dtype or "float64",
+            row_group_bytes=parquet_row_group_size_bytes,
+        )
     return SparkDatasetConverter(obtained.dataset, is_written=obtained.is_written, use=obtained.use)
 
 

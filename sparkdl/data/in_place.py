@@ -14,7 +14,7 @@ from sparkdl.data.footers import scan_dataset
 from sparkdl.data.input_files import input_files
 from sparkdl.data.plan_text import PlanText, plan_text
 from sparkdl.data.spark_columns import array_depth, is_vector, stored_type
-from sparkdl.data.spark_failures import spark_failures_named
+from sparkdl.data.spark_jobs import spark_job
 from sparkdl.data.validate import check_no_nulls, check_shapes
 from sparkdl.errors import DataError
 
@@ -63,7 +63,7 @@ def open_in_place(
         found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
         if found != stored_type(field.dataType):
             return None
-    with spark_failures_named(df.sparkSession, names):
+    with spark_job(df.sparkSession, "checking rows in place", columns=names):
         shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
         dataset = scan_dataset(files.folder, names, shapes, files.paths)
         check_no_nulls(df, dataset)

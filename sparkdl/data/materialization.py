@@ -23,7 +23,7 @@ from sparkdl.data.parquet_files import list_parquet_files
 from sparkdl.data.plan_key import plan_key
 from sparkdl.data.row_writer import REPORT_SCHEMA, WrittenFile, write_partition
 from sparkdl.data.spark_columns import array_depth, check_types, is_vector, quoted
-from sparkdl.data.spark_failures import spark_failures_named
+from sparkdl.data.spark_jobs import jobs_of, spark_job
 from sparkdl.data.store import as_store, use_if_removable
 from sparkdl.data.store_failures import store_error
 from sparkdl.data.validate import check_census, common_length, no_rows_error
@@ -133,17 +133,20 @@ def materialize(
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
         LaunchError: if the executors' Python lacks sparkdl or one of its libraries.
+        WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
+        SparkJobError: if the Spark job failed for another reason.
     """
     check_frame(df, "materialize")
-    obtained = obtain_dataset(
-        df,
-        columns,
-        store,
-        vector_dtype=vector_dtype,
-        row_group_bytes=row_group_bytes,
-        allow_ragged=allow_ragged,
-        in_place=in_place,
-    )
+    with jobs_of("materialize", unless_named=True):
+        obtained = obtain_dataset(
+            df,
+            columns,
+            store,
+            vector_dtype=vector_dtype,
+            row_group_bytes=row_group_bytes,
+            allow_ragged=allow_ragged,
+            in_place=in_place,
+        )
     if obtained.use is not None:
         obtained.use.end()
     return obtained.dataset
@@ -172,17 +175,18 @@ def use_materialized(
     """
     check_frame(df, "use_materialized")
     store = as_store(store)
-    obtained = obtain_dataset(
-        df,
-        columns,
-        store,
-        vector_dtype=vector_dtype,
-        row_group_bytes=row_group_bytes,
-        allow_ragged=allow_ragged,
-        in_place=in_place,
-        on_write=on_write,
-        in_tasks=in_tasks,
-    )
+    with jobs_of("use_materialized", unless_named=True):
+        obtained = obtain_dataset(
+            df,
+            columns,
+            store,
+            vector_dtype=vector_dtype,
+            row_group_bytes=row_group_bytes,
+            allow_ragged=allow_ragged,
+            in_place=in_place,
+            on_write=on_write,
+            in_tasks=in_tasks,
+        )
     try:
         yield obtained.dataset
     finally:
@@ -290,7 +294,8 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         row_group_bytes=request.row_group_bytes,
         begin=request.in_tasks,
     )
-    with spark_failures_named(df.sparkSession):
+    # Other tasks of a job that failed would write on, and make the folder anew that is removed now.
+    with spark_job(df.sparkSession, "writing rows", outlives_no_task=True):
         reports = [
             WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()
         ]
@@ -304,8 +309,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     # Before the nulls, as null elements are counted only in arrays that are there.
     check_census(census, num_rows)
     shapes = _shapes(request, census)
-    with spark_failures_named(df.sparkSession):
-        files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
+    files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)
     described = scan_dataset(staged.url, names, shapes, [file.path for file in files])
     return replace(described, versions={})  # as those have it who find the set there

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.filesystems import open_location
 from sparkdl.data.row_writer import REPORT_SCHEMA, RowGroupWriter, WrittenFile
+from sparkdl.data.spark_jobs import spark_job
 from sparkdl.data.store_failures import describe_failure
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def merge_small_files(
         task = partial(
             _merge_partition, merges=merges, numbers=numbers, url=url, row_group_bytes=row_group_bytes
         )
-        rows = jobs.mapInArrow(task, REPORT_SCHEMA).collect()
+        with spark_job(spark, "joining small files", outlives_no_task=True):
+            rows = jobs.mapInArrow(task, REPORT_SCHEMA).collect()
         merged = [WrittenFile.from_json(row[0]) for row in rows]
     kept = [files[run[0]] for run in runs if len(run) == 1]
     if not any(file.failure for file in merged):

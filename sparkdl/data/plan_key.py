@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from sparkdl.data.input_files import input_files
 from sparkdl.data.plan_text import PlanText, plan_text
+from sparkdl.data.spark_jobs import spark_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,7 +178,8 @@ def _calls_scala(plan: PlanText) -> bool:
 def _functions_of_spark(spark: SparkSession) -> frozenset[str]:
     """Return the names of Spark's own functions; asked once a session."""
     if spark not in _functions:
-        rows = spark.sql("SHOW SYSTEM FUNCTIONS").collect()
+        with spark_job(spark, "listing Spark's functions"):
+            rows = spark.sql("SHOW SYSTEM FUNCTIONS").collect()
         _functions[spark] = frozenset(str(row[0]).rsplit(".", 1)[-1].lower() for row in rows)
     return _functions[spark]
 

@@ -19,12 +19,16 @@ from sparkdl.data.petastorm.legacy_parquet import ParquetDatasetPiece
 from sparkdl.data.petastorm.reading_errors import reading_error
 from sparkdl.data.store_failures import describe_reading_words, without_paths
 from sparkdl.errors import (
+    ClusterLostError,
     CorruptFileError,
     DataError,
     FileVanishedError,
+    LaunchCancelledError,
     LaunchError,
     SparkdlError,
+    SparkJobError,
     StoreAccessError,
+    WorkersLostError,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ _FILE = re.compile(r"Encountered error while reading file (\S+?)\.?(?:\s|$)")
 _GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # as Spark 3.5 says it
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
+_JAVA_EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
 # In the message of the last cause, or its class; frames below it hold the like of any failure.
 _DAMAGE = (
     "could not read page",
@@ -48,19 +53,41 @@ _DAMAGE = (
     "corrupt",
 )
 
+# gRPC says CANCELLED of a connection that somebody in between has ended.
+CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
+_ENDED = re.compile(
+    r"SparkContext was shut ?down|SparkContext has been shut ?down|stopped SparkContext|LiveListenerBus is stopped"
+)
+_LOST = re.compile(
+    r"Python worker exited unexpectedly|ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (?:was )?(?:lost|exited)"
+    r"|Executor heartbeat timed out|Remote RPC client disassociated"
+)
+# Exceptions that say nothing by their class; all others of pyspark are conditions of the query that users know.
+_RAW_OF_CONNECT = frozenset(
+    {"SparkConnectException", "SparkConnectGrpcException", "SparkException", "UnknownException"}
+)
+_LONGEST_WORDS = 400
+
 
 @contextmanager
-def spark_failures_named(spark: SparkSession, columns: Sequence[str] | None = None) -> Iterator[None]:
-    """Run a block that runs jobs of Spark, and say what was wrong where that is known.
+def spark_failures_named(
+    spark: SparkSession, columns: Sequence[str] | None = None, *, doing: str = "sparkdl"
+) -> Iterator[None]:
+    """Run a block that runs jobs of Spark, and say what was wrong.
 
     Args:
         spark: the session.
         columns: what is read of the files, by default all that they hold.
+        doing: what the jobs are for, for the message.
 
     Raises:
         LaunchError: if the executors' Python lacks what it takes.
         DataError: if a file cannot be read, of the class that says why.
-        Exception: anything else as Spark raised it.
+        WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
+        LaunchCancelledError: if the job was cancelled.
+        ClusterLostError: if Spark's application ended.
+        SparkJobError: if it failed for another reason that py4j or gRPC brings.
+        Exception: a condition of the query that has a class of pyspark's, as Spark raised it.
     """
     try:
         yield
@@ -73,7 +100,52 @@ def spark_failures_named(spark: SparkSession, columns: Sequence[str] | None = No
         named = _FILE.search(str(error)) or _GONE.search(str(error))
         if named is not None:
             raise _file_error(unquote(named[1]), str(error), columns) from error
+        if _is_raw(error):
+            raise _job_error(error, spark, doing) from error
         raise
+
+
+def _is_raw(error: Exception) -> bool:
+    library = type(error).__module__.split(".")[0]
+    return library in ("py4j", "grpc") or (library == "pyspark" and type(error).__name__ in _RAW_OF_CONNECT)
+
+
+def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlError:
+    text, words = str(error), spark_words(error)
+    if type(error).__name__ == "Py4JNetworkError" or _ENDED.search(text):
+        return ClusterLostError(f"{doing}: Spark's application ended meanwhile: {words}")
+    # Before a cancellation, which tasks of a job that failed are told of.
+    if _LOST.search(text):
+        once = ""
+        if _is_tried_once(spark):
+            once = " With the master local[N] Spark tries no task again; local[N, 4] has it tried four times."
+        return WorkersLostError(
+            f"{doing}: a Python worker or executor was lost: {words}. Often the machine had no memory left for it: "
+            "look at the executors' logs, give them more (spark.executor.memoryOverhead) or make the DataFrame's "
+            f"partitions smaller, and run it again.{once}"
+        )
+    if CANCELLED.search(text):
+        return LaunchCancelledError(f"{doing}: Spark was told to cancel the job: {words}")
+    return SparkJobError(
+        f"{doing}: the Spark job failed: {words}. Spark's exception is the cause of this one."
+    )
+
+
+def _is_tried_once(spark: SparkSession) -> bool:
+    try:
+        return re.fullmatch(r"local(\[[^,]*\])?", spark.conf.get("spark.master", "") or "") is not None
+    except Exception:  # of a session that ended; what is said of the failure matters more
+        return False
+
+
+def spark_words(error: Exception | None) -> str:
+    """Return what Spark said in one line, without Java's classes and stacks; py4j puts a line of its own before."""
+    lines = [line.strip(" :") for line in str(error).splitlines()]
+    line = next((line for line in lines if line and not line.startswith("An error occurred")), "")
+    if not line:
+        return type(error).__name__
+    words = _JAVA_EXCEPTION.sub("", line.partition(" Consider setting ")[0]).rstrip(". ")
+    return words if len(words) <= _LONGEST_WORDS else f"{words[:_LONGEST_WORDS]}..."
 
 
 def _file_error(url: str, text: str, columns: Sequence[str] | None) -> DataError:

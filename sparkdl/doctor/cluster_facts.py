@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark_jobs import named_jobs
 from sparkdl.doctor.machine_facts import MachineFacts
 from sparkdl.launch.bounded_job import collect_within
 
@@ -38,7 +39,8 @@ def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) 
     tasks = spark.range(0, num_tasks, 1, num_tasks).mapInArrow(
         _look(min(timeout_s, 20.0)), "facts string", barrier=True
     )
-    rows = collect_within(spark, tasks, timeout_s)
+    with named_jobs(spark, "looking at the executors"):
+        rows = collect_within(spark, tasks, timeout_s)
     told = [json.loads(row["facts"]) for row in rows]
     nums = [each["executor"] for each in told]
     return [

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline, new_secret
 from sparkdl.data.executor_python import executor_python_problem
+from sparkdl.data.spark_failures import spark_words
+from sparkdl.data.spark_jobs import jobs_of
 from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_checks import judge_machine, judge_versions
@@ -57,9 +59,19 @@ def examine(
     if spark is None:
         tell("Starting two ranks")
         return findings + _survey_here(num_ranks or _RANKS_UNLESS_KNOWN, timeout_s)
+    with jobs_of("doctor"):
+        return findings + _examine_cluster(spark, num_ranks, here, timeout_s, tell)
+
+
+def _examine_cluster(
+    spark: SparkSession,
+    num_ranks: int | None,
+    here: MachineFacts,
+    timeout_s: float,
+    tell: Callable[[str], None],
+) -> list[Finding]:
     tell("Counting the slots of the cluster")
-    slots, found = _slots(spark, num_ranks, timeout_s)
-    findings += found
+    slots, findings = _slots(spark, num_ranks, timeout_s)
     if not slots:
         return findings
     tell("Looking at the executors")
@@ -67,7 +79,8 @@ def examine(
     if any(finding.status == BAD and finding.where == CLUSTER for finding in findings):
         return findings
     tell("Measuring the network")
-    return findings + _survey_cluster(spark, slots, timeout_s)
+    with jobs_of("measuring the network"):
+        return findings + _survey_cluster(spark, slots, timeout_s)
 
 
 def _num_ranks_here(spark: SparkSession | None, num_ranks: int | None) -> int:
@@ -112,7 +125,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
     slots = _settled_slots(spark, num_ranks, timeout_s)
     wanted = num_ranks or slots or _RANKS_UNLESS_KNOWN
     try:
-        check_cluster(spark, num_ranks=wanted, gpus_per_rank=0)
+        check_cluster(spark, num_ranks=wanted, gpus_per_rank=0, start_timeout_s=0.0)
     except SparkdlError as error:
         what, _, advice = str(error).partition(". ")
         finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)
@@ -145,7 +158,7 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
         return [Finding(check="executors", where=CLUSTER, status=BAD, found=str(error), advice=advice)]
     except Exception as error:
         problem = executor_python_problem(error, spark)
-        what, _, advice = (problem or f"Spark could not run tasks: {_first_line(error)}").partition(". ")
+        what, _, advice = (problem or f"Spark could not run tasks: {spark_words(error)}").partition(". ")
         return [Finding(check="executors", where=CLUSTER, status=BAD, found=what, advice=advice)]
     findings: list[Finding] = []
     for number, executor in enumerate(executors):
@@ -154,11 +167,6 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
         findings += judge_machine(executor.facts, where=where, num_ranks=num_ranks, needs_java=False)
         findings.append(judge_versions(here, executor.facts, where=where))
     return findings
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _name(number: int, executors: list[ExecutorFacts]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.feed import READ_AHEAD_BYTES
 from sparkdl.data.shards import rows_per_rank, steps_per_epoch
+from sparkdl.data.spark_jobs import jobs_of
 from sparkdl.estimators.validation_split import validation_column
 from sparkdl.jobs.rows import RowCounts, count_rows
 from sparkdl.launch import run_on_ranks
@@ -121,14 +122,15 @@ def make_plan(estimator: Any, frame: DataFrame, columns: list[str], model: Model
 
 
 def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
-    told = run_on_ranks(
-        _describe_place,
-        num_ranks=params.getNumWorkers(),
-        spark=frame.sparkSession,
-        transport=params.getTransport(),
-        wire=params.getWire(),
-        gpus_per_rank=params.getGpusPerWorker(),
-    )
+    with jobs_of("looking at hosts"):
+        told = run_on_ranks(
+            _describe_place,
+            num_ranks=params.getNumWorkers(),
+            spark=frame.sparkSession,
+            transport=params.getTransport(),
+            wire=params.getWire(),
+            gpus_per_rank=params.getGpusPerWorker(),
+        )
     hosts = []
     for index in sorted({place["host"] for place in told}):
         ranks = tuple(rank for rank, place in enumerate(told) if place["host"] == index)

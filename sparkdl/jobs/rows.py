@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.plan_key import lasting_key
 from sparkdl.data.spark_columns import check_types, is_vector, quoted
+from sparkdl.data.spark_jobs import spark_job
 from sparkdl.errors import DataError, JobFileError
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
     """
     source = job.data
     try:
-        if source.kind == "table":
-            frame = spark.table(str(source.value))
-        elif source.kind == "parquet":
-            frame = spark.read.parquet(*source.value)
-        else:
-            frame = spark.sql(str(source.value))
-        frame.columns  # noqa: B018 - has Spark Connect look at it
+        with spark_job(spark, "opening the rows"):
+            if source.kind == "table":
+                frame = spark.table(str(source.value))
+            elif source.kind == "parquet":
+                frame = spark.read.parquet(*source.value)
+            else:
+                frame = spark.sql(str(source.value))
+            frame.columns  # noqa: B018 - has Spark Connect look at it
     except Exception as error:
         if type(error).__name__ not in ("AnalysisException", "ParseException"):
             raise
@@ -82,7 +84,8 @@ def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) 
         if frame.schema[indicator].dataType.typeName() != "boolean":
             raise DataError(f"Column {indicator!r} has to say true or false of each row.")
         counts.append(F.count_if(F.col(quoted(indicator))))
-    (row,) = frame.agg(*counts).collect()
+    with spark_job(frame.sparkSession, "counting rows"):
+        (row,) = frame.agg(*counts).collect()
     if not row[0]:
         raise DataError("There are no rows.")
     return RowCounts(
@@ -104,7 +107,8 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
     ]
     # Numbered, as mapInArrow of classic Spark trips over dots in names.
     sample = frame.limit(_SAMPLE_ROWS).select(*[each.alias(f"c{index}") for index, each in enumerate(plain)])
-    sizes: Any = sample.mapInArrow(_measure, "num_rows long, num_bytes long").collect()
+    with spark_job(frame.sparkSession, "measuring rows"):
+        sizes: Any = sample.mapInArrow(_measure, "num_rows long, num_bytes long").collect()
     return float(sum(each["num_bytes"] for each in sizes) / sum(each["num_rows"] for each in sizes))
 
 

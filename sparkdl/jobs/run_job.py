@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark_jobs import jobs_of
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.estimators.column_check import check_columns
@@ -77,14 +78,15 @@ def run_job(
             use_tracking_uri(job.tracking_uri)
         with _session(open_session, checked.estimator.getNumWorkers()) as spark:
             ship(code, spark)
-            frame = open_rows(job, spark)
-            check_columns(checked.estimator.params_of_fit(), frame.columns)
-            checked = replace(
-                checked, identity=replace(checked.identity, rows=key_of_rows(frame, checked.columns))
-            )
-            if is_dry_run:
-                say(_plan(checked, frame, is_again=is_again))
-                return
+            with jobs_of(f"train {job.file.stem}"):
+                frame = open_rows(job, spark)
+                check_columns(checked.estimator.params_of_fit(), frame.columns)
+                checked = replace(
+                    checked, identity=replace(checked.identity, rows=key_of_rows(frame, checked.columns))
+                )
+                if is_dry_run:
+                    say(_plan(checked, frame, is_again=is_again))
+                    return
             if not is_again:
                 _refuse_another(checked, checked.identity)
                 if checked.before is not None:

@@ -29,7 +29,7 @@ from sparkdl.collective.addresses import (
     route_host,
 )
 from sparkdl.collective.listener import AuthenticatedListener
-from sparkdl.launch.driver_link import PURPOSE
+from sparkdl.launch.driver_link import PURPOSE, REACH_TIMEOUT_S
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.launch.outcome import Failure, StopReason
 from sparkdl.launch.preflight import is_connect
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_MESSAGES = 10_000
+MEETING_PATIENCE_S = REACH_TIMEOUT_S + 5.0
+"""How long to wait for the other tasks once one has come: more than they take to find the driver out of reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,10 @@ class _Heard:
     peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
     """What tasks tell each other, by rank."""
     introduces: bool = True
-    """Whether tasks may be introduced to each other: none has gone, and none has come in another one's place."""
+    """Whether tasks may be introduced to each other: none has gone, none has come in another one's place, and none is
+    long overdue, as where it cannot reach the driver. Else they meet by Spark, all of them."""
+    meeting: list[MessageConnection] = field(default_factory=list)
+    """Of all tasks that want to meet, also those of earlier attempts of the stage."""
 
 
 @dataclass
@@ -77,6 +82,7 @@ class _Task:
     said_goodbye: bool = False
 
 
+_MEET_BY_SPARK = {"kind": "meet by spark"}
 _WELCOME = {"kind": "welcome"}
 """What a task hears first, unless it is to stop."""
 
@@ -104,6 +110,7 @@ class DriverChannel:
         self._cancelled: StopReason | None = None
         self._closed = False
         self._is_heard = True
+        self._patience: threading.Timer | None = None
         self._listener = AuthenticatedListener(
             secret, purpose=PURPOSE, host=host, on_connection=self._serve_in_thread
         )
@@ -175,6 +182,8 @@ class DriverChannel:
     ) -> None:
         self._listener.close()
         with self._lock:
+            if self._patience is not None:
+                self._patience.cancel()
             # In one breath: a task that has just proved itself is either among these, or is turned away.
             self._closed = True
             connections = list(self._connections)
@@ -246,16 +255,31 @@ class DriverChannel:
         """Note what a task tells the others; the last one has all of them hear it."""
         with self._lock:
             there = self._heard.peers
-            if (
-                rank in there
-            ):  # of another attempt of the stage, whose tasks are to find each other by Spark alone
+            if rank in there:  # of another attempt of the stage, whose tasks find each other by Spark alone
                 self._heard.introduces = False
             there[rank] = connection, peer
-            if len(there) < self._num_ranks or not self._heard.introduces:
+            self._heard.meeting.append(connection)
+            if self._patience is None and not self._closed:
+                self._patience = threading.Timer(MEETING_PATIENCE_S, self._stop_introducing)
+                self._patience.daemon = True
+                self._patience.start()
+            if self._heard.introduces and len(there) < self._num_ranks:
                 return
-        told = [peer for _, (_, peer) in sorted(there.items())]
-        for receiver, _ in there.values():
-            self._send(receiver, {"kind": "peers", "peers": told})
+            introduces = self._heard.introduces
+            receivers = [each for each, _ in there.values()] if introduces else list(self._heard.meeting)
+            told = [peer for _, (_, peer) in sorted(there.items())]
+        for receiver in receivers:
+            self._send(receiver, {"kind": "peers", "peers": told} if introduces else _MEET_BY_SPARK)
+
+    def _stop_introducing(self) -> None:
+        """Have the tasks that wait meet by Spark, unless all have met."""
+        with self._lock:
+            if len(self._heard.peers) == self._num_ranks or not self._heard.introduces:
+                return
+            self._heard.introduces = False
+            receivers = list(self._heard.meeting)
+        for receiver in receivers:
+            self._send(receiver, _MEET_BY_SPARK)
 
     def _hand_over(self, message: RankMessage) -> None:
         while self._is_heard and not self._closed:

@@ -22,6 +22,8 @@ PURPOSE = b"sparkdl driver"
 REACH_TIMEOUT_S = 10.0
 SPOOL_BYTES = 8 << 20
 
+OnPeers = Callable[[list[dict[str, Any]] | None], None]
+
 
 class DriverLink:
     """Sends to the driver what concerns one rank; a context manager."""
@@ -32,7 +34,7 @@ class DriverLink:
         self._hello = {"kind": "hello", "rank": rank, "host": host}
         self._connection: MessageConnection | None = None
         self._lock = threading.Lock()
-        self._on_peers: Callable[[list[dict[str, Any]]], None] | None = None
+        self._on_peers: OnPeers | None = None
         self._on_stop: OnStop | None = None
         self._stop_reason: StopReason | None = None
         self._is_answered = threading.Event()
@@ -53,16 +55,20 @@ class DriverLink:
         self._is_answered.wait(REACH_TIMEOUT_S)
         return self
 
-    def meet(self, mine: dict[str, Any], on_peers: Callable[[list[dict[str, Any]]], None]) -> None:
+    def meet(self, mine: dict[str, Any], on_peers: OnPeers) -> None:
         """Tell the other tasks something by the driver.
 
         Args:
             mine: what JSON can hold.
-            on_peers: gets what all told, by rank, from a thread; never, where the driver is out of reach of any task.
+            on_peers: gets what all told, by rank, from a thread; or None where the driver is out of reach of any task,
+                so that all have to tell each other by Spark. Where it is out of reach of this one, that is at once.
         """
         with self._lock:
             self._on_peers = on_peers
-        self._send({"kind": "meet", "peer": mine})
+        if self._connection is None:
+            on_peers(None)
+        else:
+            self._send({"kind": "meet", "peer": mine})
 
     def watch(self, on_stop: OnStop) -> None:
         """Call ``on_stop`` with the reason when the driver cancels or is gone; from a thread, or at once if it has.
@@ -119,6 +125,8 @@ class DriverLink:
                 self._stop(StopReason(header["reason"], is_hang=header["is_hang"]))
             elif header["kind"] == "peers" and self._on_peers is not None:
                 self._on_peers(header["peers"])
+            elif header["kind"] == "meet by spark" and self._on_peers is not None:
+                self._on_peers(None)
             self._is_answered.set()
         self._stop(StopReason("the driver is gone"))
         self._is_answered.set()

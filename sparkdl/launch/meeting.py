@@ -1,7 +1,12 @@
 """How the tasks of a launch learn of each other before any rank begins. Runs in the barrier tasks.
 
-Spark's ``allGather`` looks for its answer once a second. Where all tasks reach the driver it answers first, within
-milliseconds; each task takes part in both, so that no two of them have to agree on the way.
+By the driver, which answers within milliseconds; by Spark's ``allGather``, which looks for its answer once a second,
+only where a task cannot reach the driver. The driver says which, so that all tasks take the same way: a task takes
+part in ``allGather`` when it cannot reach the driver, or when the driver says that another one cannot.
+
+Not both at once: a task that Spark kills while it is in ``allGather``, as it does when another task of the stage is
+lost, takes its whole executor along. Spark raises ``TaskKilledException`` there in a thread that has nobody to catch
+it, and an executor exits on that (with status 50; seen with Spark 4.3).
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ class Peer:
 
 
 class Meeting:
-    """Brings together what all tasks tell; a context manager, at whose end Spark has done its part, too."""
+    """Brings together what all tasks tell; a context manager, at whose end Spark has done its part, if it has one."""
 
     def __init__(self, context: BarrierTaskContext, link: DriverLink, mine: Peer) -> None:
         self._context = context
@@ -50,8 +55,9 @@ class Meeting:
         self._thread = threading.Thread(
             target=self._gather, args=(context, mine), name="sparkdl-meeting", daemon=True
         )
-        self._thread.start()
-        link.meet(asdict(mine), self._settle)
+        self._lock = threading.Lock()
+        self._is_by_spark = False
+        link.meet(asdict(mine), self._hear)
 
     def peers(self, timeout_s: float) -> list[Peer]:
         """Wait for what all tasks told, by rank. Spark starts the tasks of a stage at once.
@@ -89,9 +95,23 @@ class Meeting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        with self._lock:
+            gathers, self._is_by_spark = self._is_by_spark, True  # from now on it does not begin
+        if error is None and gathers:
             # A task that ended in the midst of it would fail the others.
             self._thread.join(_END_TIMEOUT_S)
+
+    def _hear(self, peers: list[dict[str, Any]] | None) -> None:
+        """Take the driver's answer; None has the tasks meet by Spark."""
+        if peers is not None:
+            self._settle(peers)
+            return
+        with self._lock:
+            # The driver says so again with each task of a later attempt of the stage.
+            if self._is_by_spark or self._peers.done():
+                return
+            self._is_by_spark = True
+            self._thread.start()
 
     def _gather(self, context: BarrierTaskContext, mine: Peer) -> None:
         try:

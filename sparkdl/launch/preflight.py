@@ -1,10 +1,17 @@
-"""Checks on the driver, before anything is started, whether the cluster can hold the ranks at once."""
+"""Checks on the driver, before anything is started, whether the cluster can hold the ranks at once.
+
+Slots that are missing are waited for where executors are still to come: where Spark puts others in the place of lost
+ones, or starts those that its settings ask for. Which these are is :class:`_Executors`' to say.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import LaunchError, ParamError, SlotsMissingError
@@ -16,6 +23,17 @@ if TYPE_CHECKING:
 EXECUTOR_PATIENCE_S = 30.0
 """How long after the application's start executors may still be registering."""
 
+TELL_INTERVAL_S = 30.0
+"""How often it is told that slots are still waited for, where nothing changes."""
+
+_LOOK_S = 0.2
+_EXECUTORS_S = 1.0
+"""How often the executors are looked at, which takes several calls to the JVM for each."""
+
+OnWait = Callable[[str], None]
+
+_logger = logging.getLogger(__name__)
+
 
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session talks to a Spark Connect server."""
@@ -23,14 +41,29 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def check_cluster(
-    spark: SparkSession, *, num_ranks: int, gpus_per_rank: int, resources: ResourceProfile | None = None
+    spark: SparkSession,
+    *,
+    num_ranks: int,
+    gpus_per_rank: int,
+    resources: ResourceProfile | None = None,
+    start_timeout_s: float | None = None,
+    on_wait: OnWait | None = None,
 ) -> None:
     """Refuse what Spark would refuse or wait for without an end, and name the setting to change.
+
+    Args:
+        spark: classic or Connect session.
+        num_ranks: how many tasks have to run at once.
+        gpus_per_rank: GPUs that each rank sees.
+        resources: what a task takes, where that differs from what all tasks of the application take.
+        start_timeout_s: how long to wait for slots of executors that are still to come, as in the place of lost ones;
+            None leaves that to a later check and refuses only slots that will not come.
+        on_wait: is told what is waited for, besides the log.
 
     Raises:
         ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` ask for executors or for
             fewer GPUs than a rank is to have.
-        SlotsMissingError: if the cluster cannot run that many tasks at once now.
+        SlotsMissingError: if the cluster cannot run that many tasks at once, also after the wait.
         LaunchError: if a single machine cannot ever, executors are allocated dynamically, or it is a Spark Connect
             server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
     """
@@ -50,17 +83,16 @@ def check_cluster(
         )
     if resources is not None:
         _check_resources(spark, resources, gpus_per_rank)
-    slots = _count_slots(spark, num_ranks, resources)
-    if slots is not None and slots < num_ranks:
-        kind = LaunchError if _is_local(spark) else SlotsMissingError
-        raise kind(
-            f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}. "
-            f"Lower the number of ranks (numWorkers, num_workers or np) to {slots}, or raise {_what_to_raise(spark)}."
-        )
+    _require_slots(spark, num_ranks, resources, start_timeout_s, on_wait)
 
 
 def wait_for_slots(
-    spark: SparkSession, wanted: int, *, timeout_s: float, resources: ResourceProfile | None = None
+    spark: SparkSession,
+    wanted: int,
+    *,
+    timeout_s: float,
+    resources: ResourceProfile | None = None,
+    is_logged: bool = False,
 ) -> int | None:
     """Return how many tasks the cluster runs at once, as soon as that is enough, or after so many seconds.
 
@@ -69,18 +101,239 @@ def wait_for_slots(
         wanted: how many are enough.
         timeout_s: how long executors may take to come; one that stands on a single machine has no others.
         resources: what a task takes, where that differs from what all tasks of the application take.
+        is_logged: whether to log as a warning what is waited for.
 
     Returns:
         The number of slots, free or not; None where Spark does not say, as on most Connect servers.
     """
+    cluster = _Cluster(spark, resources)
+    teller = _Teller(wanted, timeout_s, None) if is_logged else None
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while True:
-        slots = _count_slots(spark, 0, resources)
-        is_settled = slots is None or slots >= wanted or _is_local(spark)
-        if is_settled or time.monotonic() > deadline:
+        slots = cluster.slots()
+        if slots is None or slots >= wanted or not cluster.may_grow or time.monotonic() > deadline:
             return slots
-        pause.wait(0.2)
+        if teller is not None:
+            teller.tell(slots, cluster.executors())
+        pause.wait(_LOOK_S)
+
+
+def _require_slots(
+    spark: SparkSession,
+    num_ranks: int,
+    resources: ResourceProfile | None,
+    start_timeout_s: float | None,
+    on_wait: OnWait | None,
+) -> None:
+    cluster, began, pause = _Cluster(spark, resources), time.monotonic(), threading.Event()
+    teller: _Teller | None = None
+    while True:
+        slots = cluster.slots()
+        if slots is None or slots >= num_ranks:
+            return
+        executors, waited_s = cluster.executors(), time.monotonic() - began
+        timeout_s = max(0.0, EXECUTOR_PATIENCE_S - cluster.age_s) if cluster.may_grow else 0.0
+        if executors.can_give(num_ranks, slots):
+            if start_timeout_s is None:
+                return
+            timeout_s = max(waited_s + timeout_s, start_timeout_s)
+        elif executors.most_slots is not None and num_ranks > executors.most_slots:
+            timeout_s = 0.0
+        else:
+            timeout_s += waited_s
+        if waited_s >= timeout_s:
+            raise _slots_missing(spark, num_ranks, slots, executors, waited_s)
+        teller = teller or _Teller(num_ranks, timeout_s, on_wait)
+        teller.tell(slots, executors)
+        pause.wait(_LOOK_S)
+
+
+def _slots_missing(
+    spark: SparkSession, num_ranks: int, slots: int, executors: _Executors, waited_s: float
+) -> LaunchError:
+    kind = LaunchError if _is_local(spark) else SlotsMissingError
+    waited = f" after {waited_s:.0f} s of waiting" if waited_s >= 1 else ""
+    lost = ""
+    if executors.num_expected is not None and executors.num_active < executors.num_expected:
+        lost = (
+            f" Spark has {executors.num_active} of {executors.num_expected} executors: look at its UI for why "
+            "others do not start."
+        )
+    lower = (
+        f"Lower the number of ranks (numWorkers, num_workers or np) to {slots}, or raise"
+        if slots
+        else "Raise"
+    )
+    return kind(
+        f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}{waited}.{lost} "
+        f"{lower} {_what_to_raise(spark)}."
+    )
+
+
+class _Teller:
+    """Tells what slots are waited for: at once, when that changes, and every half minute."""
+
+    def __init__(self, wanted: int, timeout_s: float, on_wait: OnWait | None) -> None:
+        self._wanted, self._timeout_s, self._on_wait = wanted, timeout_s, on_wait
+        self._told: tuple[int, int] | None = None
+        self._began = self._told_at = time.monotonic()
+
+    def tell(self, slots: int, executors: _Executors) -> None:
+        now, state = time.monotonic(), (slots, executors.num_active)
+        if state == self._told and now - self._told_at < TELL_INTERVAL_S:
+            return
+        self._told, self._told_at = state, now
+        of_expected = "" if executors.num_expected is None else f" of {executors.num_expected}"
+        text = (
+            f"Waiting for {self._wanted - slots} of {self._wanted} slots: Spark has "
+            f"{executors.num_active}{of_expected} executors, with {slots} slots; waited for "
+            f"{now - self._began:.0f} s, for up to {self._timeout_s:.0f} s"
+        )
+        _logger.warning("%s.", text)
+        if self._on_wait is not None:
+            self._on_wait(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Executors:
+    """The executors of an application.
+
+    Attributes:
+        num_active: how many there are.
+        num_expected: how many there are when none is missing: as many as the settings ask for or, where these do not
+            say, the most that there were at once. None where nothing is known of that.
+        slots_of_each: of one executor, as far as known.
+        most_slots: that all can ever have by the settings; None where these do not say.
+    """
+
+    num_active: int
+    num_expected: int | None
+    slots_of_each: int
+    most_slots: int | None
+
+    def can_give(self, wanted: int, slots: int) -> bool:
+        """Whether there are so many slots once no executor is missing any more, with those that there are now."""
+        if self.num_expected is None or (self.most_slots is not None and wanted > self.most_slots):
+            return False
+        each = -(-slots // self.num_active) if self.num_active else self.slots_of_each
+        return slots + (self.num_expected - self.num_active) * each >= wanted
+
+
+class _Cluster:
+    """Counts slots and executors of a session."""
+
+    def __init__(self, spark: SparkSession, resources: ResourceProfile | None) -> None:
+        self._spark = spark
+        self._master = _setting(spark, "spark.master", "")
+        local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", self._master)
+        self._local_slots: int | None = None
+        if local is not None and local[1] != "*":
+            self._local_slots = int(local[1] or 1) // int(_setting(spark, "spark.task.cpus", "1"))
+        self.may_grow = local is None
+        self._known: _Executors | None = None
+        self._known_at = 0.0
+        self._scheduler: Any = None
+        if self._local_slots is None and not is_connect(spark):
+            context: Any = spark.sparkContext
+            self._scheduler = context._jsc.sc()
+            manager = self._scheduler.resourceProfileManager()
+            self._profile = manager.defaultResourceProfile()
+            if resources is not None:
+                self._profile = _java_profile(resources)
+                manager.addResourceProfile(self._profile)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the application's start."""
+        return time.time() - float(self._spark.sparkContext.startTime or 0) / 1000
+
+    def slots(self) -> int | None:
+        """How many tasks run at once; None where Spark does not say, as on most Connect servers."""
+        if self._local_slots is not None:
+            return self._local_slots
+        return None if self._scheduler is None else int(self._scheduler.maxNumConcurrentTasks(self._profile))
+
+    def executors(self) -> _Executors:
+        """The executors there are and those that should be, a second ago; of a session that tells its slots."""
+        if not self.may_grow:
+            return _Executors(num_active=1, num_expected=1, slots_of_each=0, most_slots=self.slots())
+        now = time.monotonic()
+        if self._known is None or now - self._known_at > _EXECUTORS_S:
+            self._known, self._known_at = self._look_at_executors(), now
+        return self._known
+
+    def _look_at_executors(self) -> _Executors:
+        lives = self._lives()
+        asked = executors_by_settings(self._master, lambda name: _setting(self._spark, name, ""))
+        num_expected = asked.num_executors if asked.num_executors is not None else most_at_once(lives)
+        slots_of_each = asked.slots_of_each or max((tasks for _, _, tasks in lives), default=1)
+        return _Executors(
+            num_active=sum(removed is None for _, removed, _ in lives),
+            num_expected=num_expected or None,
+            slots_of_each=slots_of_each,
+            most_slots=asked.most_slots,
+        )
+
+    def _lives(self) -> list[tuple[float, float | None, int]]:
+        """When each executor that Spark remembers came and went, and how many tasks it ran at once."""
+        told = self._scheduler.statusStore().executorList(False)
+        executors = [told.apply(index) for index in range(told.size())]
+        return [
+            (
+                float(each.addTime().getTime()),
+                float(each.removeTime().get().getTime()) if each.removeTime().isDefined() else None,
+                int(each.maxTasks()),
+            )
+            for each in executors
+            if each.id() != "driver"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedExecutors:
+    """What settings of Spark say of an application's executors; None for what they do not say."""
+
+    num_executors: int | None = None
+    slots_of_each: int | None = None
+    most_slots: int | None = None
+
+
+def executors_by_settings(master: str, setting: Callable[[str], str]) -> AskedExecutors:
+    """Read what Spark is asked for: by ``local-cluster[2,1,1024]``, ``spark.executor.instances``, ``spark.cores.max``.
+
+    Args:
+        master: of the application.
+        setting: gives the value of a setting, empty where it is not set.
+    """
+    cpus = int(setting("spark.task.cpus") or 1)
+    simulated = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master)
+    if simulated is not None:
+        number, each = int(simulated[1]), int(simulated[2]) // cpus
+        return AskedExecutors(num_executors=number, slots_of_each=each, most_slots=number * each)
+    if master.startswith("spark://"):
+        # Standalone: instances are not heeded, and workers may have fewer cores than an application may take.
+        cores = setting("spark.cores.max")
+        return AskedExecutors(most_slots=int(cores) // cpus if cores else None)
+    instances = setting("spark.executor.instances")
+    if not instances:
+        return AskedExecutors()
+    each = int(setting("spark.executor.cores") or 1) // cpus
+    return AskedExecutors(num_executors=int(instances), slots_of_each=each, most_slots=int(instances) * each)
+
+
+def most_at_once(lives: Iterable[tuple[float, float | None, int]]) -> int:
+    """Return how many executors there were at once at most, by when each came and went."""
+    changes = []
+    for added, removed, _ in lives:
+        changes.append((added, 1))
+        if removed is not None:
+            changes.append((removed, -1))
+    number = most = 0
+    for _, change in sorted(changes):  # at the same moment, one goes before another comes
+        number += change
+        most = max(most, number)
+    return most
 
 
 def _is_local(spark: SparkSession) -> bool:
@@ -110,29 +363,6 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
             f"resources gives each task {gpus.amount:g} GPUs, and each rank is to have {gpus_per_rank}. "
             f'Use TaskResourceRequests().resource("gpu", {gpus_per_rank}).'
         )
-
-
-def _count_slots(spark: SparkSession, wanted: int, resources: ResourceProfile | None = None) -> int | None:
-    """How many tasks run at once; None where Spark does not say, as on most Connect servers."""
-    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", _setting(spark, "spark.master", ""))
-    if local is not None and local[1] != "*":
-        return int(local[1] or 1) // int(_setting(spark, "spark.task.cpus", "1"))
-    if is_connect(spark):
-        return None
-    context: Any = spark.sparkContext
-    scheduler = context._jsc.sc()
-    manager = scheduler.resourceProfileManager()
-    profile = manager.defaultResourceProfile()
-    if resources is not None:
-        profile = _java_profile(resources)
-        manager.addResourceProfile(profile)
-    pause = threading.Event()
-    while True:
-        slots = int(scheduler.maxNumConcurrentTasks(profile))
-        age_s = time.time() - context.startTime / 1000
-        if slots >= wanted or local is not None or age_s > EXECUTOR_PATIENCE_S:
-            return slots
-        pause.wait(0.2)
 
 
 def _java_profile(resources: ResourceProfile) -> Any:

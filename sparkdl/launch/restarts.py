@@ -7,6 +7,7 @@ it would raise again, and that is given to the user at once, unless retries of i
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,7 +25,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 REPLACEMENT_TIMEOUT_S = 30.0
-"""How long the cluster may take to put another executor in the place of one that was lost."""
+"""How long to wait for all ranks' slots after a loss, before fewer ranks make do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Restarts:
         max_restarts: after a loss.
         max_retries: after code on a rank raised.
         min_ranks: with how many they make do after a loss.
+        start_timeout_s: how long to wait for so many slots after a loss.
         what: that goes on.
         advice: what to do when too few slots are left.
     """
@@ -42,6 +44,7 @@ class Restarts:
     max_restarts: int
     max_retries: int = 0
     min_ranks: int
+    start_timeout_s: float = 300.0
     what: str = "fit"
     advice: str = "Lower minWorkers, or fit again with the same checkpointDir when there are more."
 
@@ -112,11 +115,20 @@ def _ranks_left(
     """With how many ranks to go on, ``num_ranks`` at most; so many where Spark does not say how many there can be."""
     if spark is None:
         return num_ranks
-    slots = wait_for_slots(spark, num_ranks, timeout_s=REPLACEMENT_TIMEOUT_S, resources=resources)
+    began, timeout_s = time.monotonic(), min(REPLACEMENT_TIMEOUT_S, restarts.start_timeout_s)
+    slots = wait_for_slots(spark, num_ranks, timeout_s=timeout_s, resources=resources, is_logged=True)
+    if slots is not None and slots < restarts.min_ranks:
+        timeout_s = restarts.start_timeout_s - timeout_s
+        slots = wait_for_slots(
+            spark, restarts.min_ranks, timeout_s=timeout_s, resources=resources, is_logged=True
+        )
     ranks = num_ranks if slots is None else min(num_ranks, slots)
     if ranks < restarts.min_ranks:
+        waited_s = time.monotonic() - began
+        waited = f" {waited_s:.0f} s" if waited_s >= 1 else ""
         raise SlotsMissingError(
-            f"{slots} slots are left after ranks were lost, and the {restarts.what} needs {restarts.min_ranks}. "
+            f"{slots} slots are left{waited} after ranks were lost, and the {restarts.what} needs "
+            f"{restarts.min_ranks}. "
             f"{restarts.advice} What was lost: {_line(error)}"
         ) from error
     return ranks

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
+from sparkdl.data.spark_jobs import jobs_of, name_of, named_jobs
 from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.collect import collect
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage, driver_hosts
@@ -20,7 +21,7 @@ from sparkdl.launch.hang_watch import hang_limits
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
 from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.payload import pickle_call
-from sparkdl.launch.preflight import check_cluster
+from sparkdl.launch.preflight import OnWait, check_cluster
 from sparkdl.launch.slot_holders import SlotHolders
 from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob
 
@@ -56,6 +57,7 @@ def run_on_ranks(
     silence_timeout_s: float | None = None,
     on_log: OnLog | None = None,
     on_event: OnEvent | None = None,
+    on_wait: OnWait | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Run ``function(context, *args, **kwargs)`` in one process per rank, all at once, and return every rank's value.
@@ -83,9 +85,10 @@ def run_on_ranks(
         modules: libraries that the function needs and that take long to import, ``("torch",)`` say. The next launch
             finds them imported where Spark's Python workers still live, for a minute after their last task. Ranks with
             GPUs import them themselves.
-        start_timeout_s: seconds until all ranks must have started, for which slots have to be free; they begin anew
-            as long as ranks of another launch of this process run. Tasks that have started wait so long for one that
-            does not come.
+        start_timeout_s: seconds to wait for slots of executors that Spark starts in the place of lost ones, or that its
+            settings ask for; and again until all ranks must have started, for which slots have to be free. The latter
+            begin anew as long as ranks of another launch of this process run. Tasks that have started wait so long for
+            one that does not come.
         operation_timeout_s: default deadline of a collective in seconds.
         hang_timeout_s: seconds after which a rank counts as hanging: one that others wait for in a collective, unless
             that was given a longer deadline of its own; one whose process gives no sign of life, as it is stopped or
@@ -95,6 +98,8 @@ def run_on_ranks(
             than a wait; ``hang_timeout_s`` when None.
         on_log: gets rank and line of everything the ranks print; prints ``[rank N] line`` when None.
         on_event: gets rank and event of every ``context.report(event)``.
+        on_wait: gets a line whenever it changes what the launch waits for before ranks start, and every half minute;
+            that is logged as a warning, too.
         kwargs: keyword arguments of the function.
 
     Returns:
@@ -104,6 +109,7 @@ def run_on_ranks(
         ParamError: if an argument has a value that cannot work.
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
+        SlotsMissingError: if the cluster cannot have so many slots, or has not had them in time.
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
         HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
     """
@@ -113,9 +119,16 @@ def run_on_ranks(
     limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
     payload = pickle_call(function, args, kwargs)
     session = spark or active_session()
-    check_cluster(session, num_ranks=num_ranks, gpus_per_rank=gpus_per_rank, resources=resources)
-    secret = new_secret()
-    with ExitStack() as stack:
+    check_cluster(
+        session,
+        num_ranks=num_ranks,
+        gpus_per_rank=gpus_per_rank,
+        resources=resources,
+        start_timeout_s=start_timeout_s,
+        on_wait=on_wait,
+    )
+    secret, ranks = new_secret(), f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    with jobs_of(f"run {name_of(function)}", unless_named=True), ExitStack() as stack:
         channel = stack.enter_context(DriverChannel(secret, num_ranks, host=driver_hosts(session)))
         spec = LaunchSpec(
             job=f"sparkdl-{secrets.token_hex(8)}",
@@ -135,7 +148,8 @@ def run_on_ranks(
             hang_timeout_s=limits.hang_timeout_s,
             silence_timeout_s=limits.silence_timeout_s,
         )
-        job = SparkJob(session, spec, resources)
+        with named_jobs(session, ranks):
+            job = SparkJob(session, spec, resources)
         try:
             guard = HangGuard(channel, limits)
             _watch(job, channel, guard, spec, start_timeout_s, Listener(on_log, on_event))
@@ -153,7 +167,8 @@ def run_on_ranks(
             if job.running:
                 _leave_behind(job, channel, stack.pop_all())
         try:
-            return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
+            with named_jobs(session, f"fetching results of {ranks}"):
+                return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
         finally:
             job.close()
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark_jobs import jobs_of, name_of
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
 from sparkdl.runner.commit_folder import commit_folder
@@ -175,14 +176,15 @@ class Runner:
                 silence_timeout_s=silence_timeout_s,
             )
             attempts = _attempts_of(setup)
-            returned: list[Returned] = run_with_restarts(
-                lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
-                self._restarts(),
-                spark=session,
-                num_ranks=self.num_workers,
-                where=lambda: "the beginning" if commits is None else commits.place(),
-                resources=self.resources,
-            )
+            with jobs_of(f"run {name_of(train)}"):
+                returned: list[Returned] = run_with_restarts(
+                    lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
+                    self._restarts(),
+                    spark=session,
+                    num_ranks=self.num_workers,
+                    where=lambda: "the beginning" if commits is None else commits.place(),
+                    resources=self.resources,
+                )
         if len(returned) > 1 and not any(each.has_met for each in returned):
             logger.warning(
                 "No rank opened the communicator or initialized torch.distributed. If the function trains a model, its "
@@ -217,6 +219,7 @@ class Runner:
             max_restarts=self.max_restarts,
             max_retries=self.max_retries,
             min_ranks=self.num_workers if self.min_workers is None else self.min_workers,
+            start_timeout_s=self.start_timeout_s,
             what="run",
             advice="Lower min_workers, or run again when there are more.",
         )

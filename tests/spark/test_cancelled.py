@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdl.data import materialize
 from sparkdl.errors import LaunchCancelledError
 from sparkdl.launch import run_on_ranks
 from tests.collective.eventually import eventually
@@ -56,6 +57,27 @@ def test_ranks_of_a_launch_that_spark_cancels_end_and_the_next_launch_runs(
     assert len(pids) == 4
     assert wait_until_gone(pids, 20) == []
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+
+
+@pytest.mark.no_cluster_needed
+def test_rows_whose_writing_spark_cancels_are_removed(
+    spark: SparkSession, cancel: Callable[[], None], hold: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    def cancel_once_it_runs() -> None:
+        if eventually((tmp_path / "running").exists, timeout_s=60):
+            cancel()
+
+    canceller = threading.Thread(target=cancel_once_it_runs)
+    canceller.start()
+    rows = spark.range(0, 10, 1, 1).mapInArrow(hold, "id long")
+    try:
+        with pytest.raises(
+            LaunchCancelledError, match=r"writing rows: Spark was told to cancel the job: .*(?i:cancel)"
+        ):
+            materialize(rows, ["id"], tmp_path / "store")
+    finally:
+        canceller.join()
+    assert not list((tmp_path / "store").glob("fit-*"))
 
 
 @pytest.mark.slow  # in a process of its own, as the session of the others has to live

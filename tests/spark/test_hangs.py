@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.errors import HangError, LossError, RankError
+from sparkdl.errors import HangError, LaunchError, LossError, RankError, SlotsMissingError
 from sparkdl.launch import hang_guard, run, run_on_ranks, wait_for_slots
+from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
 from tests.spark.test_launch import UnreachableChannel
@@ -163,7 +164,7 @@ def test_decommissioned_executor_keeps_its_rank_until_it_goes_and_then_is_a_loss
 ) -> None:
     context: Any = spark.sparkContext
     scheduler, jvm = context._jsc.sc().schedulerBackend(), context._jvm
-    executor = sorted(scheduler.getExecutorIds().mkString(",").split(","))[0]
+    executor = sorted(context._jsc.sc().getExecutorIds().mkString(",").split(","))[0]
     started: list[int] = []
     alive_after: list[int] = []
 
@@ -188,3 +189,33 @@ def test_decommissioned_executor_keeps_its_rank_until_it_goes_and_then_is_a_loss
     assert wait_until_gone(pids, 20) == []
     assert wait_for_slots(spark, 2, timeout_s=60) == 2
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.about_executors
+def test_a_launch_after_a_lost_executor_waits_for_the_one_that_takes_its_place(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert wait_for_slots(spark, 2, timeout_s=180) == 2
+    context: Any = spark.sparkContext
+    executor = sorted(context._jsc.sc().getExecutorIds().mkString(",").split(","))[0]
+    os.kill(executor_pid(spark.conf.get("spark.driver.port"), executor), signal.SIGKILL)
+    assert eventually(lambda: wait_for_slots(spark, 2, timeout_s=0) == 1, timeout_s=180)
+    waits: list[str] = []
+    with pytest.raises(LaunchError, match="3 ranks need 3 slots at once and the cluster has"):
+        # There will never be so many: this is not waited for.
+        run_on_ranks(functions.sum_of_ranks, num_ranks=3, spark=spark, on_wait=waits.append)
+    assert not waits
+    with pytest.raises(
+        SlotsMissingError,
+        match=r"2 ranks need 2 slots at once and the cluster has 1\. Spark has 1 of 2 executors: .* to 1, or raise",
+    ):
+        run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=0.01)
+    values = run_on_ranks(
+        functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=300, on_wait=waits.append
+    )
+    assert values == [3.0, 3.0]
+    assert waits[0].startswith(
+        "Waiting for 1 of 2 slots: Spark has 1 of 2 executors, with 1 slots; waited for 0 s"
+    )
+    assert "Waiting for 1 of 2 slots" in caplog.text

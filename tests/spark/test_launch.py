@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdl.collective import new_secret
 from sparkdl.collective.addresses import Address
+from sparkdl.data.spark_jobs import spark_job
 from sparkdl.errors import (
     CommunicatorError,
     LaunchError,
@@ -21,10 +24,14 @@ from sparkdl.errors import (
     RankDiedError,
     RankError,
     SerializationError,
+    WorkersLostError,
 )
-from sparkdl.launch import run, run_on_ranks
+from sparkdl.launch import run, run_on_ranks, wait_for_slots
 from sparkdl.launch.driver_channel import DriverChannel
+from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.launch_spec import installed_versions
+from sparkdl.launch.meeting import Meeting, Peer
+from tests.collective.eventually import eventually
 from tests.flood import flooded
 from tests.launchers import ROOT
 from tests.processes import wait_until_gone
@@ -369,3 +376,49 @@ def test_transport_that_does_not_exist_is_refused(spark: SparkSession) -> None:
 def test_what_cannot_be_pickled_is_named(spark: SparkSession) -> None:
     with pytest.raises(SerializationError, match="argument 0"):
         run_on_ranks(functions.describe, threading.Lock(), num_ranks=2, spark=spark)
+
+
+def executors_of(context: Any) -> list[str]:
+    return sorted(context._jsc.sc().getExecutorIds().mkString(",").split(","))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.about_executors
+def test_a_worker_that_is_killed_before_the_tasks_have_met_takes_no_other_executor_along(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder, secret = str(tmp_path), new_secret()
+    with DriverChannel(secret, 2) as channel:
+        address = channel.address
+
+        def meet_the_killed(batches: Any) -> Any:
+            from pyspark import BarrierTaskContext
+
+            context = BarrierTaskContext.get()
+            rank = context.partitionId()
+            with DriverLink(address, secret, rank=rank, host="here") as link:
+                mine = Peer(host="here", conflicts=[], coordinator="")
+                if rank == 0:
+                    with Meeting(context, link, mine) as meeting:
+                        Path(folder, "0").write_text(str(os.getpid()))
+                        meeting.peers(120)
+                Path(folder, "1").write_text(str(os.getpid()))
+                threading.Event().wait(120)
+            yield from batches
+
+        def kill_one() -> None:
+            if eventually(lambda: all(Path(folder, name).exists() for name in "01"), timeout_s=120):
+                os.kill(int(Path(folder, "1").read_text()), signal.SIGKILL)
+
+        assert wait_for_slots(spark, 2, timeout_s=120) == 2
+        context: Any = spark.sparkContext
+        before = executors_of(context)
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        with pytest.raises(WorkersLostError), spark_job(spark, "meeting", outlives_no_task=True):
+            spark.range(0, 2, 1, 2).mapInArrow(meet_the_killed, "id long", barrier=True).collect()
+        killer.join()
+    # The task that was killed with the other one has ended by now, two seconds after Spark asked it to.
+    assert wait_until_gone([int(Path(folder, "0").read_text())], 30) == []
+    assert executors_of(context) == before
+    assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]

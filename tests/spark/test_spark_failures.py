@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from sparkdl.data import Store, materialize
+from sparkdl.data import Store, materialize, use_materialized
 from sparkdl.data.spark_failures import spark_failures_named
-from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, LaunchError
+from sparkdl.errors import (
+    ClusterLostError,
+    CorruptFileError,
+    DataError,
+    FileVanishedError,
+    LaunchCancelledError,
+    LaunchError,
+    SparkJobError,
+    WorkersLostError,
+)
 from sparkdl.estimators.stored_values import stored_values
 from sparkdl.launch import run_on_ranks
+from tests.processes import wait_until_gone
 from tests.spark.rank_functions import sum_of_ranks
 
 if TYPE_CHECKING:
@@ -134,3 +147,98 @@ def test_a_python_of_the_executors_without_sparkdl_is_named_with_the_setting(
             start()
         assert len(str(caught.value)) < LONGEST_MESSAGE
     assert not list(Path(store.url).glob("fit-*"))
+
+
+def _note_process(partition: int, folder: str) -> None:
+    Path(folder, f"{partition}.pid").write_text(str(os.getpid()))
+
+
+@pytest.mark.no_cluster_needed
+def test_a_python_worker_that_is_killed_while_rows_are_written_is_named_and_nothing_stays(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    folder, stores = str(tmp_path), str(tmp_path / "store")
+
+    def rows_of_a_killed_worker(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        if TaskContext.get().partitionId() == 1:
+            # The other one waits by now.
+            while not Path(folder, "0.pid").exists():
+                threading.Event().wait(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        # Has rows for the Store when the driver has removed what there was of them, unless Spark ends it before.
+        while list(Path(stores).glob("fit-*")):
+            threading.Event().wait(0.01)
+        yield from batches
+
+    rows = spark.range(0, 1000, 1, 2).mapInArrow(rows_of_a_killed_worker, "id long")
+    note = partial(_note_process, folder=folder)
+    with (
+        pytest.raises(
+            WorkersLostError,
+            match=r"^sparkdl use_materialized: writing rows: a Python worker or executor was lost: .*Task 1 in "
+            r"stage \d+\.0 failed 1 times.*Python worker exited unexpectedly.*local\[N, 4\]",
+        ) as caught,
+        use_materialized(rows, ["id"], store, in_tasks=note),
+    ):
+        pass
+    assert len(str(caught.value)) < LONGEST_MESSAGE
+    assert type(caught.value.__cause__).__name__ in ("Py4JJavaError", "SparkException"), (
+        "what Spark said is kept"
+    )
+    assert wait_until_gone([int(Path(folder, "0.pid").read_text())], 30) == []
+    assert not list(Path(stores).glob("fit-*"))
+    assert materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store).num_rows == 10
+
+
+@pytest.mark.about_executors
+def test_rows_are_written_though_a_python_worker_was_killed_once(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    killed = str(tmp_path / "killed")
+
+    def rows_of_a_worker_killed_once(batches: Any) -> Any:
+        for batch in batches:
+            yield batch  # the file is begun
+            if not os.path.exists(killed):
+                Path(killed).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = spark.range(0, 100_000, 1, 1).mapInArrow(rows_of_a_worker_killed_once, "id long")
+    dataset = materialize(rows, ["id"], store, row_group_bytes=1 << 12)
+    assert os.path.exists(killed)
+    assert dataset.num_rows == 100_000
+    (folder,) = Path(store.url).glob("fit-*")
+    assert len(list(folder.glob("*.parquet"))) == 1, "nothing of the attempt that was killed"
+
+
+@pytest.mark.any_spark_will_do
+def test_what_py4j_and_grpc_raise_of_a_job_is_never_raised_itself(spark: SparkSession) -> None:
+    from pyspark.errors import ArithmeticException
+    from pyspark.errors.exceptions.connect import SparkException
+    from pyspark.sql import functions as F
+
+    for words, error in (
+        (
+            "Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)",
+            WorkersLostError,
+        ),
+        ("Job 7 cancelled part of cancelled job group mine", LaunchCancelledError),
+        ("Job 7 cancelled because SparkContext was shut down", ClusterLostError),
+        ("org.apache.spark.SparkException: Job aborted: java.io.IOException: no route", SparkJobError),
+    ):
+        with (
+            pytest.raises(error) as caught,
+            spark_failures_named(spark, doing="sparkdl fit Net: writing rows"),
+        ):
+            raise SparkException(words)
+        assert type(caught.value) is error
+        assert str(caught.value).startswith("sparkdl fit Net: writing rows: ")
+        assert caught.value.__cause__ is not None
+    assert str(caught.value).startswith(
+        "sparkdl fit Net: writing rows: the Spark job failed: Job aborted: no route. "
+    )
+    # A condition of the user's query has a class of its own, which says what to do.
+    with pytest.raises(ArithmeticException), spark_failures_named(spark):
+        spark.range(1).select(F.expr("cast(300 + id as tinyint)")).collect()

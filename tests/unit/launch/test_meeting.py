@@ -15,6 +15,7 @@ import pytest
 from sparkdl.collective.addresses import reachable_hosts
 from sparkdl.collective.authentication import new_secret
 from sparkdl.errors import LaunchError
+from sparkdl.launch import driver_channel
 from sparkdl.launch.barrier_task import hosts_for_tasks, task_hosts
 from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import DriverLink
@@ -30,13 +31,15 @@ PEERS = [
 class SlowSpark:
     """A barrier whose answer is there when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_tasks: int = 2) -> None:
         self.answers = threading.Event()
+        self.all_came = threading.Barrier(num_tasks)
         self.told: list[str] = []
         self.error: Exception | None = None
 
     def allGather(self, message: str) -> list[str]:
         self.told.append(message)
+        self.all_came.wait(30)
         assert self.answers.wait(30)
         if self.error is not None:
             raise self.error
@@ -48,7 +51,7 @@ def spark() -> Any:
     return SlowSpark()
 
 
-def test_tasks_that_reach_the_driver_do_not_wait_for_spark_but_take_part_to_its_end(spark: Any) -> None:
+def test_tasks_that_reach_the_driver_meet_without_spark(spark: Any) -> None:
     secret = new_secret()
     with (
         DriverChannel(secret, 2) as channel,
@@ -58,12 +61,13 @@ def test_tasks_that_reach_the_driver_do_not_wait_for_spark_but_take_part_to_its_
         Meeting(spark, link, PEERS[0]) as meeting,
     ):
         assert meeting.peers(30) == of_other.peers(30) == PEERS
-        assert sorted(json.loads(text)["host"] for text in spark.told) == ["host-0", "host-1"]
-        spark.answers.set()
-    assert not any(thread.name == "sparkdl-meeting" for thread in threading.enumerate())
+    assert spark.told == [], "a task that Spark kills in its allGather takes the executor along"
 
 
-def test_a_task_out_of_the_drivers_reach_has_all_of_them_wait_for_spark(spark: Any) -> None:
+def test_a_task_out_of_the_drivers_reach_has_all_of_them_meet_by_spark_to_its_end(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_channel, "MEETING_PATIENCE_S", 0.1)
     secret = new_secret()
     with DriverChannel(secret, 2) as gone:
         unreachable = gone.address
@@ -76,15 +80,37 @@ def test_a_task_out_of_the_drivers_reach_has_all_of_them_wait_for_spark(spark: A
     ):
         spark.answers.set()
         assert meeting.peers(30) == of_other.peers(30) == PEERS
+        assert sorted(json.loads(text)["host"] for text in spark.told) == ["host-0", "host-1"]
+    assert not any(thread.name == "sparkdl-meeting" for thread in threading.enumerate())
 
 
-def test_what_spark_says_of_a_cancelled_stage_is_raised(spark: Any) -> None:
+def test_a_task_that_comes_late_meets_by_spark_as_the_others_do(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_channel, "MEETING_PATIENCE_S", 0.1)
     secret = new_secret()
-    spark.error = RuntimeError("the stage was cancelled")
+    spark.answers.set()
     with (
         DriverChannel(secret, 2) as channel,
         DriverLink(channel.address, secret, rank=0, host="a") as link,
         Meeting(spark, link, PEERS[0]) as meeting,
+    ):
+        assert eventually(lambda: len(spark.told) == 1, timeout_s=30)
+        with (
+            DriverLink(channel.address, secret, rank=1, host="b") as late,
+            Meeting(spark, late, PEERS[1]) as of_late,
+        ):
+            assert meeting.peers(30) == of_late.peers(30) == PEERS
+
+
+def test_what_spark_says_of_a_cancelled_stage_is_raised() -> None:
+    secret, spark = new_secret(), SlowSpark(num_tasks=1)
+    spark.error = RuntimeError("the stage was cancelled")
+    with DriverChannel(secret, 2) as gone:
+        unreachable = gone.address
+    with (
+        DriverLink(unreachable, secret, rank=0, host="a") as link,
+        Meeting(spark, link, PEERS[0]) as meeting,  # type: ignore[arg-type]
     ):
         spark.answers.set()
         with pytest.raises(RuntimeError, match="cancelled"):
@@ -137,7 +163,9 @@ def test_tasks_of_several_attempts_are_left_to_spark(first_is_gone: bool) -> Non
         message = channel.next_message(10)
         assert message is not None
         assert message.line == "and is heard on"
-    assert heard == []
+        assert eventually(lambda: None in heard, timeout_s=30)
+    assert heard
+    assert set(heard) == {None}, "they are told to meet by Spark"
 
 
 def test_tasks_wait_for_one_that_does_not_come_only_so_long(spark: Any) -> None:

@@ -1,0 +1,44 @@
+"""Which executors Spark is asked for, and how many there were at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.launch.preflight import AskedExecutors, executors_by_settings, most_at_once
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "asked"),
+    [
+        ("local-cluster[2,3,1024]", {}, AskedExecutors(num_executors=2, slots_of_each=3, most_slots=6)),
+        (
+            "local-cluster[2, 3, 1024]",
+            {"spark.task.cpus": "2"},
+            AskedExecutors(num_executors=2, slots_of_each=1, most_slots=2),
+        ),
+        ("spark://host:7077", {}, AskedExecutors()),
+        ("spark://host:7077", {"spark.executor.instances": "4"}, AskedExecutors()),
+        ("spark://host:7077", {"spark.cores.max": "8", "spark.task.cpus": "2"}, AskedExecutors(most_slots=4)),
+        ("yarn", {}, AskedExecutors()),
+        (
+            "yarn",
+            {"spark.executor.instances": "3"},
+            AskedExecutors(num_executors=3, slots_of_each=1, most_slots=3),
+        ),
+        (
+            "k8s://https://host",
+            {"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.task.cpus": "2"},
+            AskedExecutors(num_executors=3, slots_of_each=2, most_slots=6),
+        ),
+    ],
+)
+def test_executors_that_spark_is_asked_for_are_read_from_its_settings(
+    master: str, settings: dict[str, str], asked: AskedExecutors
+) -> None:
+    assert executors_by_settings(master, lambda name: settings.get(name, "")) == asked
+
+
+def test_an_executor_that_takes_the_place_of_a_lost_one_does_not_make_more_of_them() -> None:
+    assert most_at_once([]) == 0
+    assert most_at_once([(0, None, 1), (1, 10, 1), (10, 20, 1), (25, None, 1)]) == 2
+    assert most_at_once([(0, 5, 1), (1, 5, 1), (2, None, 1)]) == 3

@@ -1,9 +1,9 @@
 """Runs torch's own ``DistributedTest``, which the torch wheel ships, on a backend and says how each test ended.
 
-``python -m tests.torch.distributed_test sparkdl [NAME ...]`` writes one JSON object: for each test ``"passed"``, or why it
-was skipped or failed. The suite names its backends, so every other one is told apart from Gloo only where it is opened:
-what the suite runs on Gloo it runs here, too. Ranks are forked, as starting a process that imports torch takes longer than
-most of the tests.
+``python -m tests.torch.distributed_test sparkdl [NAME ...]`` writes one JSON object: for each test ``"passed"``, or why
+it was skipped or failed. The suite names its backends, so every other backend is told apart from Gloo only where it is
+opened: what the suite runs on Gloo it runs here, too. Ranks are forked, as starting a process that imports torch takes
+longer than most of the tests.
 """
 
 from __future__ import annotations

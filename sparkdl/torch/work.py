@@ -588,7 +588,9 @@ class _Watch:
             self._news.clear()
             with self._lock:
                 lines = list(self._lines)
-            busy = [line.look() for line in lines]  # all of them: ``any`` over a generator would stop at the first
+            busy = [
+                line.look() for line in lines
+            ]  # all of them: ``any`` over a generator would stop at the first
             if any(busy):
                 self._news.set()
 

@@ -21,13 +21,15 @@ from sparkdl.collective.dialing import connect_unix
 from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.rendezvous import Rendezvous, all_gather_bytes
 from sparkdl.collective.shared_files import FOLDER, nameless_file
-from sparkdl.errors import CommunicatorError
+from sparkdl.errors import AuthenticationError, CommunicatorError
 
 if TYPE_CHECKING:
     from sparkdl.topology import Topology
 
 _PURPOSE = b"sparkdl segment"
 _BACKLOG = 1024
+_REFUSED = "refused"
+"""What a rank says in place of a name when the handshake with the rank that has the segment failed."""
 
 
 class SegmentError(CommunicatorError):
@@ -58,12 +60,14 @@ def open_segment(
         Its descriptor, the caller's to close; -1 if this rank is alone on its host.
 
     Raises:
+        AuthenticationError: on every rank, if two ranks of a host have different secrets.
         SegmentError: on every rank, if it failed on any host.
         CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
     """
     deadline = Deadline(timeout_s)
     leads = topology.local_size > 1 and topology.local_rank == 0
     fd, failure = _make(num_bytes) if leads else (-1, "")
+    is_refused = False
     try:
         with ExitStack() as stack:
             name = ""
@@ -74,8 +78,18 @@ def open_segment(
                     failure = f"cannot offer the segment to the other ranks of this host: {error}"
             names = _exchange(rendezvous, topology, deadline, key="segment/made", name=name, failure=failure)
             if topology.local_size > 1 and not leads:
-                fd, failure = _receive(names[topology.local_ranks[0]], secret, deadline)
-            _exchange(rendezvous, topology, deadline, key="segment/opened", name="", failure=failure)
+                try:
+                    fd, failure = _receive(names[topology.local_ranks[0]], secret, deadline)
+                except AuthenticationError as error:
+                    failure, is_refused = str(error), True
+            _exchange(
+                rendezvous,
+                topology,
+                deadline,
+                key="segment/opened",
+                name=_REFUSED if is_refused else "",
+                failure=failure,
+            )
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -96,6 +110,9 @@ def _exchange(
     )
     names, failures = zip(*(answer.decode().split("\n", 1) for answer in answers), strict=True)
     failed = {rank: text for rank, text in enumerate(failures) if text}
+    refused = [rank for rank in failed if names[rank] == _REFUSED]
+    if refused:
+        raise AuthenticationError(f"rank {refused[0]}: {failed[refused[0]]}")
     if failed:
         rank = min(failed)
         hosts = frozenset(topology.host_of_rank[rank] for rank in failed)
@@ -153,6 +170,8 @@ def _receive(name: str, secret: bytes, deadline: Deadline) -> tuple[int, str]:
         with connect_unix(name, secret, purpose=_PURPOSE, timeout_s=deadline.remaining_s()) as sock:
             sock.settimeout(max(deadline.remaining_s(), 1e-3))
             _, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    except AuthenticationError:
+        raise
     except OSError as error:
         return -1, f"cannot get the segment of this host: {error}"
     if not fds:

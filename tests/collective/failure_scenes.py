@@ -32,13 +32,23 @@ Outcome = dict[str, Any]
 def play(environment: RankEnvironment) -> dict[str, Outcome]:
     """Play all scenes in the same order on every rank; what a rank saw of each, by name.
 
-    Besides, as ``"shared memory"``, the files there that the rank used.
+    Besides, as ``"shared memory"``, the ``files`` there that the rank used by a name, and whether it made ``nameless``
+    ones, of which nothing can be left.
     """
     files: set[str] = set()
-    sys.addaudithook(lambda event, arguments: files.add(str(arguments[0])) if event == "open" else None)
+    nameless: list[int] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            files.add(str(arguments[0]))
+            if str(arguments[0]) == "/dev/shm" and arguments[2] & os.O_TMPFILE == os.O_TMPFILE:
+                nameless.append(arguments[2])
+
+    sys.addaudithook(note)
     outcomes = {name: _play_one(scene, environment) for name, scene in SCENES.items()}
     maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    return {**outcomes, "shared memory": {"files": {*filter(_is_shared, files), *filter(_is_shared, maps)}}}
+    used = {*filter(_is_shared, files), *filter(_is_shared, maps)}
+    return {**outcomes, "shared memory": {"files": used, "nameless": bool(nameless)}}
 
 
 def _is_shared(path: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -80,14 +82,17 @@ class _PlainRing:
         next_rank = (rank + 1) % world_size
         self._to_next: socket.socket | None = None
         self._from_previous: socket.socket | None = None
-        listener, address = listen()
-        with listener:
+        listeners, address = listen()
+        with contextlib.ExitStack() as stack:
+            for listener in listeners:
+                stack.enter_context(listener)
             rendezvous.set(f"plain/{rank}", address.to_bytes())
             if hosts[next_rank] != hosts[rank]:
                 there = Address.from_bytes(rendezvous.get(f"plain/{next_rank}", 20.0))
                 self._to_next = connect_any(there, timeout_s=20.0)
             if hosts[rank - 1] != hosts[rank]:
-                self._from_previous, _ = listener.accept()
+                ready, _, _ = select.select(listeners, [], [], 20.0)
+                self._from_previous, _ = ready[0].accept()
 
     def copy_s(self) -> float:
         """Seconds until all bytes have gone to the next host and as many have come from the previous."""

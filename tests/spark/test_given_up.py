@@ -53,8 +53,8 @@ def test_launch_that_is_given_up_before_its_job_is_active_runs_no_rank(
     channels: list[tuple[DriverChannel, bytes]] = []
 
     class KnownChannel(DriverChannel):
-        def __init__(self, secret: bytes, num_ranks: int) -> None:
-            super().__init__(secret, num_ranks)
+        def __init__(self, secret: bytes, num_ranks: int, **places: Any) -> None:
+            super().__init__(secret, num_ranks, **places)
             channels.append((self, secret))
 
         def next_message(self, timeout_s: float) -> RankMessage | None:

@@ -207,6 +207,10 @@ class NcclGroup:
         self._closed = True
         try:
             self._core.close()
+        except CommunicatorError:
+            # The loss of a rank is told by the operation that it broke, and may reach NCCL's side only now.
+            if self.communicator.failure is None:
+                raise
         finally:
             self._watch.close()
             if self._owns_communicator:

@@ -79,7 +79,8 @@ class Meeting:
         Raises:
             LaunchError: if Spark has not ended the first meeting in time.
         """
-        self._thread.join(_END_TIMEOUT_S)
+        if self._is_by_spark:  # it may be under way where the driver's answer was faster
+            self._thread.join(_END_TIMEOUT_S)
         if self._thread.is_alive():
             raise LaunchError(f"Spark did not bring the tasks together within {_END_TIMEOUT_S:g} s")
         gathered = self._context.allGather(json.dumps(asdict(mine)))

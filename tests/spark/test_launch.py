@@ -397,7 +397,7 @@ def test_a_worker_that_is_killed_before_the_tasks_have_met_takes_no_other_execut
             context = BarrierTaskContext.get()
             rank = context.partitionId()
             with DriverLink(address, secret, rank=rank, host="here") as link:
-                mine = Peer(host="here", conflicts=[], coordinator="")
+                mine = Peer(host="here", conflicts=[], mark="", coordinator="")
                 if rank == 0:
                     with Meeting(context, link, mine) as meeting:
                         Path(folder, "0").write_text(str(os.getpid()))

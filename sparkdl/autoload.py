@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def load() -> None:
             "sparkdl", _create_process_group, extended_api=True, devices=["cpu", "cuda"]
         )
     # torch refuses to register a second handler of a scheme.
-    _rendezvous_handlers["env"] = _rendezvous_by_environment
+    for scheme in ("env", "tcp", "file"):
+        _rendezvous_handlers[scheme] = partial(_rendezvous, scheme)
     teach_accelerate()
 
 
@@ -65,10 +66,10 @@ def _create_process_group(options: Any, second: object) -> Any:
     return create_process_group(options, second)
 
 
-def _rendezvous_by_environment(url: str, **kwargs: Any) -> Iterator[Any]:
-    from sparkdl.torch.torchrun import rendezvous_by_environment
+def _rendezvous(scheme: str, url: str, **kwargs: Any) -> Iterator[Any]:
+    from sparkdl.torch.torchrun import HANDLERS
 
-    return rendezvous_by_environment(url, **kwargs)
+    return HANDLERS[scheme](url, **kwargs)
 
 
 class _AccelerateFinder(importlib.abc.MetaPathFinder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from sparkdl.errors import ParamError
 
@@ -21,6 +22,14 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
             f"{name} must be a positive number of seconds, at most {MAX_TIMEOUT_S:.0f}; got {timeout_s:g}"
         )
     return timeout_s
+
+
+def to_seconds(timeout: timedelta) -> float:
+    """What another library was told to wait in seconds, :data:`MAX_TIMEOUT_S` at most.
+
+    Scripts that want to wait for ever say so by years, such as ``ddp_timeout=180000000``.
+    """
+    return min(timeout.total_seconds(), MAX_TIMEOUT_S)
 
 
 class Deadline:

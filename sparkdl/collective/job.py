@@ -121,9 +121,12 @@ class Job:
 
     def is_named_by(self, environ: Mapping[str, str]) -> bool:
         """Whether ``MASTER_ADDR`` and ``MASTER_PORT`` are those of this job's coordinator."""
+        return self.is_at(environ.get("MASTER_ADDR"), environ.get("MASTER_PORT"))
+
+    def is_at(self, host: str | None, port: str | int | None) -> bool:
+        """Whether this address is that of this job's coordinator."""
         hosts = {*self.coordinator.hosts, "localhost"}
-        port = environ.get("MASTER_PORT")
-        return port == str(self.coordinator.port) and environ.get("MASTER_ADDR") in hosts
+        return str(port) == str(self.coordinator.port) and host in hosts
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> Job | None:

@@ -167,7 +167,7 @@ class LocalRanks:
     def have_met(self) -> bool:
         """Whether any rank has opened the communicator, begun to initialize torch.distributed, or initialized MPI.
 
-        Without it ranks can only know of each other by means of their own, as a ``tcp://`` address.
+        Without it ranks can only know of each other by means of their own, as a ``TCPStore`` that they made.
         """
         # One of the connections is ours.
         return self._coordinator.num_admitted > 1 or any(server.has_begun for server in self._pmi_servers)

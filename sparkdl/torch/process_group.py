@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sparkdl.collective.deadline import to_seconds
 from sparkdl.torch.exchanges import Exchanges
 from sparkdl.torch.messages import Messages
 from sparkdl.torch.movements import Movements
@@ -102,7 +103,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of collectives that name none."""
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s = to_seconds(timeout)
 
     _set_default_timeout = set_timeout
 

@@ -22,6 +22,7 @@ from sparkdl.collective import (
     open_communicator,
     provided_communicator,
 )
+from sparkdl.collective.deadline import to_seconds
 from sparkdl.errors import ParamError
 from sparkdl.torch.accelerator import CUDA_ROADS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
@@ -108,7 +109,7 @@ def destroy_process_group() -> None:
 def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
     """What torch calls to make a group; ``options`` is c10d's ``DistributedBackendOptions``."""
     timeout = options.timeout
-    timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    timeout_s = to_seconds(timeout) if isinstance(timeout, timedelta) else float(timeout)
     given = _given.pop() if _given else None
     base_store, owns_communicator = None, False
     if given is not None:

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from sparkdl.collective import Deadline
 from sparkdl.collective.addresses import hosts_of_name, is_loopback, resolve, route_host
+from sparkdl.collective.deadline import to_seconds
 from sparkdl.errors import CommunicatorTimeoutError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class RendezvousStore(Store):
 
     def get(self, key: str) -> bytes:
         """The value of a key, waiting until it is set."""
-        return self._rendezvous.get(key, self.timeout.total_seconds())  # type: ignore[attr-defined]  # not in the stub
+        return self._rendezvous.get(key, to_seconds(self.timeout))  # type: ignore[attr-defined]  # not in the stub
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, which begins at zero, and return its new value."""
@@ -74,7 +75,7 @@ class RendezvousStore(Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of the keys are set."""
-        timeout_s = (timeout or self.timeout).total_seconds()  # type: ignore[attr-defined]  # likewise
+        timeout_s = to_seconds(timeout or self.timeout)  # type: ignore[attr-defined]  # likewise
         for key in keys:
             self._rendezvous.get(key, timeout_s)
 

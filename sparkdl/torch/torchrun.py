@@ -2,7 +2,8 @@
 
 Runs on the *rank*. Ranks of ``torchrun``, or of anything else that sets its variables, exchange the job's secret
 through torch's store: it is as safe as that store. Ranks of ours have the same variables, and torch's ``env://`` leads
-them to a store whose keys lie at our coordinator, which serves holders of the job's secret alone.
+them, as does ``tcp://`` with the same address, to a store whose keys lie at our coordinator, which serves holders of
+the job's secret alone.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 
-from torch.distributed.rendezvous import _env_rendezvous_handler, _rendezvous_handlers, rendezvous
+from torch.distributed.rendezvous import (
+    _env_rendezvous_handler,
+    _file_rendezvous_handler,
+    _rendezvous_handlers,
+    _tcp_rendezvous_handler,
+    rendezvous,
+)
 
 from sparkdl.collective import PrefixRendezvous
 from sparkdl.collective.addresses import LOOPBACK, hosts_of_name, reachable_hosts
 from sparkdl.collective.current import current_job, job_rendezvous
+from sparkdl.collective.deadline import to_seconds
 from sparkdl.collective.job import find_all, is_own_run, is_torchruns
 from sparkdl.collective.membership import host_job
 from sparkdl.collective.mpi_launch import find_mpi_world
@@ -40,11 +48,11 @@ _KEY = "sparkdl/invitation"
 _stores: list[Store] = []
 
 _met = [False]
-"""Whether this rank was asked for a store by ``env://``."""
+"""Whether this rank was asked for a store."""
 
 
 class JobStore(RendezvousStore):
-    """The store that ``env://`` gives in a rank of ours.
+    """The store that ``env://``, or ``tcp://`` and the coordinator's address, gives in a rank of ours.
 
     Attributes:
         job: the job at whose coordinator its keys lie.
@@ -73,9 +81,9 @@ def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | No
 
 
 def register_rendezvous() -> None:
-    """Have torch's ``env://`` ask :func:`rendezvous_by_environment`. Doing it again changes nothing."""
+    """Have torch's rendezvous ask the functions below. Doing it again changes nothing."""
     # torch refuses to register a second handler of a scheme.
-    _rendezvous_handlers["env"] = rendezvous_by_environment
+    _rendezvous_handlers.update(HANDLERS)
 
 
 def rendezvous_by_environment(
@@ -94,19 +102,57 @@ def rendezvous_by_environment(
     given = dict(parse_qsl(urlparse(url).query))
     rank = int(given.get("rank") or os.environ.get("RANK") or job.rank)
     world_size = int(given.get("world_size") or os.environ.get("WORLD_SIZE") or job.world_size)
+    yield _job_store(job, rank, world_size, timeout), rank, world_size
+
+
+def rendezvous_by_address(
+    url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """Handle torch's ``tcp://``: a :class:`JobStore` where the address is that of ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Elsewhere torch's own handler does its work.
+    """
+    job, parts = current_job(), urlparse(url)
+    given = dict(parse_qsl(parts.query))
+    if job is None or not job.is_at(parts.hostname, parts.port) or not {"rank", "world_size"} <= given.keys():
+        if job is not None:
+            _note_elsewhere(job)
+        yield from _tcp_rendezvous_handler(url, timeout=timeout, **kwargs)
+        return
+    rank, world_size = int(given["rank"]), int(given["world_size"])
+    yield _job_store(job, rank, world_size, timeout), rank, world_size
+
+
+def rendezvous_by_file(url: str, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
+    """Handle torch's ``file://``, as its own handler does."""
+    job = current_job()
+    if job is not None:
+        _note_elsewhere(job)
+    yield from _file_rendezvous_handler(url, **kwargs)
+
+
+HANDLERS = {
+    "env": rendezvous_by_environment,
+    "tcp": rendezvous_by_address,
+    "file": rendezvous_by_file,
+}
+"""By the schemes of torch's URLs."""
+
+
+def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> JobStore:
     _met[0] = True
-    store = JobStore(job, rank, world_size, timeout_s=timeout.total_seconds())
+    store = JobStore(job, rank, world_size, timeout_s=to_seconds(timeout))
     _stores.append(store)  # C++ keeps only its half
-    yield store, rank, world_size
+    return store
 
 
 def has_met() -> bool:
-    """Whether torch.distributed of this rank has looked for the others by ``env://``."""
+    """Whether torch.distributed of this rank has looked for the others."""
     return _met[0]
 
 
 def job_of(store: Any) -> Job | None:
-    """The job at whose coordinator the keys of a store lie; None if ``env://`` did not give it in a rank of ours."""
+    """The job at whose coordinator the keys of a store lie; None if it is none of ours."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store.job if isinstance(store, JobStore) else None

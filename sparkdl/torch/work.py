@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from sparkdl.collective.deadline import Deadline
+from sparkdl.collective.deadline import Deadline, to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -602,4 +602,4 @@ def seconds(timeout: timedelta | None) -> float | None:
     """A c10d timeout in seconds, or None where it is zero or negative, by which c10d means "the default"."""
     if timeout is None or timeout <= _NO_TIMEOUT:
         return None
-    return timeout.total_seconds()
+    return to_seconds(timeout)

@@ -51,6 +51,38 @@ seen.append(total.tolist())
 tell(rank, seen)
 """
 
+EACH_ADDRESS = """
+import os
+import sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+rank, seen = int(os.environ["RANK"]), []
+for backend in ("gloo", "sparkdl"):
+    for url in sys.argv[1:]:
+        url = url.format(**os.environ, backend=backend)
+        # What asks to wait for ever, as Trainers are told by ddp_timeout=180000000.
+        years = timedelta(seconds=180_000_000)
+        dist.init_process_group(backend, init_method=url, rank=rank, world_size=2, timeout=years)
+        total = torch.full((2,), rank + 1.0)
+        dist.all_reduce(total, async_op=True).wait(2 * years)
+        dist.all_reduce(total, group=dist.new_group([0, 1], timeout=2 * years))
+        seen.append(total.tolist())
+        dist.destroy_process_group()
+tell(rank, seen)
+"""
+
+REMOTE_CALLS = """
+import os
+import torch
+import torch.distributed.rpc as rpc
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2)
+tell(rank, rpc.rpc_sync(f"rank{1 - rank}", torch.add, args=(torch.tensor(rank), 1)).item())
+rpc.shutdown()
+"""
+
 OWN_FIRST = """
 import torch
 import torch.distributed as dist
@@ -219,6 +251,24 @@ def test_every_spelling_of_the_backend_finds_the_other_ranks(tmp_path: Path) -> 
     backends = [backend for backend in ("undefined", "gloo", "sparkdl", "gloo") for _ in range(2)]
     for rank, seen in told(tmp_path).items():
         assert seen == [*([backend, 2, True, [6.0, 6.0]] for backend in backends), [3.0, 3.0]], rank
+
+
+@pytest.mark.parametrize(
+    "urls", [("env://", "tcp://{MASTER_ADDR}:{MASTER_PORT}"), ("file://{PWD}/{backend}",)], ids=str
+)
+def test_ranks_meet_at_any_kind_of_address_however_long_they_would_wait(
+    tmp_path: Path, urls: tuple[str, ...]
+) -> None:
+    done = sparkdl_run(tmp_path, EACH_ADDRESS, *urls, PWD=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")  # and no warning that they are unconnected
+    assert told(tmp_path) == {rank: [[6.0, 6.0]] * 2 * len(urls) for rank in (0, 1)}
+
+
+@pytest.mark.slow  # of a face of torch that few use
+def test_remote_procedure_calls_find_the_other_ranks(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, REMOTE_CALLS)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path) == {0: 1, 1: 2}
 
 
 def test_own_backend_uses_the_jobs_communicator(tmp_path: Path) -> None:

@@ -155,11 +155,21 @@ def _send_failure(task: MessageConnection, error: BaseException) -> None:
     task.send({"kind": "failure", "failure": _describe(error)})
 
 
+def _advice(error: BaseException) -> str:
+    if not isinstance(error, SystemExit):
+        return ""
+    is_success = error.code in (None, 0)
+    return (
+        ". The function, or what it called, ended with sys.exit() and did not return"
+        f"{': return from it in place of that' if is_success else ''}"
+    )
+
+
 def _describe(error: BaseException) -> dict[str, Any]:
     """The fields of a :class:`~sparkdl.launch.outcome.Failure` that the rank itself knows."""
     origin = origin_of(error)
     return {
-        "error": error_text(error)[:MAX_ERROR_CHARS],
+        "error": f"{error_text(error)}{_advice(error)}"[:MAX_ERROR_CHARS],
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
             -MAX_ERROR_CHARS:
         ],

@@ -7,6 +7,7 @@ rank is another matter: a signal has it written by :mod:`faulthandler`, which ta
 from __future__ import annotations
 
 import faulthandler
+import mmap
 import signal
 import threading
 import time
@@ -20,6 +21,9 @@ PULSE_S = 0.5
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """Has a rank write the Python stacks of all its threads; one of the signals that no library is known to use."""
 
+PLACE_BYTES = 4096
+"""The first page of the file for the stacks holds what the rank is at, in UTF-8, up to a zero."""
+
 _MAX_WAITS = 8
 _MAX_THREADS = 200
 
@@ -29,12 +33,13 @@ class RankPulse:
 
     Args:
         task: the connection to the barrier task.
-        stacks_fd: file that the stacks are written to.
+        stacks_fd: file that the stacks are written to, behind a page for what the rank is at.
     """
 
     def __init__(self, task: MessageConnection, stacks_fd: int) -> None:
         self._task = task
         self._progressed_at: float | None = None
+        self._place = mmap.mmap(stacks_fd, PLACE_BYTES)
         faulthandler.register(STACK_SIGNAL, file=stacks_fd, all_threads=True, chain=False)
         threading.Thread(target=self._run, name="sparkdl-pulse", daemon=True).start()
 
@@ -45,6 +50,11 @@ class RankPulse:
     def expect_no_progress(self) -> None:
         """Nothing need be done any more; until the next progress is noted, it is told of none."""
         self._progressed_at = None
+
+    def note_place(self, place: str) -> None:
+        """Note what the rank is at, for its task to read when the rank has died. In memory that both share."""
+        text = place.encode()[: PLACE_BYTES - 1] + b"\0"
+        self._place[: len(text)] = text
 
     def _run(self) -> None:
         pause = threading.Event()

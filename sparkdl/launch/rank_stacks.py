@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sparkdl
 from sparkdl.collective import Deadline
-from sparkdl.launch.rank_pulse import STACK_SIGNAL
+from sparkdl.launch.rank_pulse import PLACE_BYTES, STACK_SIGNAL
 
 MAX_STACK_CHARS = 20_000
 """No rank tells more of its stacks than this."""
@@ -47,7 +47,7 @@ def process_state(pid: int) -> str:
 
 
 class StackFile:
-    """The file in memory that a rank writes its stacks to.
+    """The file in memory that a rank writes its stacks to, behind a page that says what it is at.
 
     Attributes:
         fd: its descriptor, for the rank to inherit.
@@ -55,10 +55,16 @@ class StackFile:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("sparkdl-stacks", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, PLACE_BYTES)
+        os.lseek(self.fd, PLACE_BYTES, os.SEEK_SET)
 
     def close(self) -> None:
         """Give it back."""
         os.close(self.fd)
+
+    def place(self) -> str:
+        """Return what the rank noted last of where it is, also after its death; empty if it noted nothing."""
+        return os.pread(self.fd, PLACE_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
 
     def take(self, pid: int, threads: Mapping[str, str]) -> str:
         """Have the rank write the stacks of its threads, and return them; nothing if it does not do so in time.

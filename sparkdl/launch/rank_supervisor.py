@@ -213,9 +213,10 @@ class RankSupervisor:
         status = self._process.status
         assert status is not None, "it has just been ended"
         unasked = " before its function returned" if status >= 0 else ""
+        place = self._stacks.place()
         return Failure(
             rank=self._rank,
-            error=f"its process {how_it_ended(status)}{unasked}",
+            error=f"its process {how_it_ended(status)}{unasked}{f' in {place}' if place else ''}",
             traceback="".join(f"{line}\n" for line in self._last_lines),
             # It left by itself otherwise, which it would do again.
             is_loss=status < 0,

@@ -70,6 +70,7 @@ def train(
     dataset: ParquetDataset,
     report: Report | None = None,
     went_on: Callable[[], None] = lambda: None,
+    note_place: Callable[[str], None] = lambda _: None,
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
@@ -84,6 +85,8 @@ def train(
         report: takes the events of :class:`~sparkdl.training.progress.ProgressReporter`; called on rank 0
             only.
         went_on: called on every rank after each step and each batch of validation.
+        note_place: called on every rank with epoch and step in words before each step, and with an empty text after
+            the last one.
 
     Raises:
         TrainingError: if the loss is no longer finite, or code of the user's fails: the model, its losses, a trainStep,
@@ -97,7 +100,7 @@ def train(
     try:
         # DistributedDataParallel would otherwise hide which rank was lost behind a plain RuntimeError.
         with collective_errors():
-            return _train(spec, communicator, dataset, report or _report_nothing, went_on)
+            return _train(spec, communicator, dataset, report or _report_nothing, went_on, note_place)
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
         raise
@@ -112,6 +115,7 @@ def _train(
     dataset: ParquetDataset,
     report: Report,
     went_on: Callable[[], None],
+    note_place: Callable[[str], None],
 ) -> TrainingResult:
     seed_rank(spec.seed, communicator.rank)
     refuse_what_varies(spec.deterministic)
@@ -192,10 +196,14 @@ def _train(
             checkpoints.begin_epoch(epoch, meter)
             course.begin_epoch(epoch)
             place = Place(communicator.rank, epoch, plan.steps_before + 1)
-            record = _run_epoch(place, feed, step, plan, meter, progress, learning_rate, course, checkpoints)
+            record = _run_epoch(
+                place, feed, step, plan, meter, progress, learning_rate, course, checkpoints, note_place
+            )
             if validation is not None:
+                note_place(f"the validation of epoch {epoch}")
                 with told_with_place("validation", rank=communicator.rank, place=f"epoch {epoch}"):
                     record = record.with_validation(*validation.run(module, epoch))
+            note_place(f"the end of epoch {epoch}")
             update.end_epoch(epoch)
             with told_with_place("the scheduler", rank=communicator.rank, place=f"epoch {epoch}"):
                 learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
@@ -207,6 +215,7 @@ def _train(
                 finished=epoch == spec.epochs or not course.goes_on,
                 is_best=course.best_epoch == epoch,
             )
+        note_place("")
         model_epoch = course.end()
     return TrainingResult(module.to("cpu").eval(), tuple(history), model_epoch)
 
@@ -256,6 +265,7 @@ def _run_epoch(
     learning_rate: LearningRate,
     course: FitCourse,
     checkpoints: Checkpoints,
+    note_place: Callable[[str], None],
 ) -> EpochRecord:
     # A step that fails leaves them to its traceback, with the threads that make them.
     epoch = first.epoch
@@ -263,6 +273,7 @@ def _run_epoch(
     with closing(batches_for(step.device, prepared, ahead=not step.objective.draws)) as batches:
         for index, batch in enumerate(meter.time_waits(batches), start=first.step):
             place = Place(first.rank, epoch, index).told()
+            note_place(place)
             with told_with_place("training", rank=first.rank, place=place, batch=batch):
                 result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)

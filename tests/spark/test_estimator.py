@@ -173,7 +173,7 @@ def test_a_loss_that_is_no_longer_finite_ends_the_fit_and_names_epoch_and_step(f
 
 def test_killed_rank_ends_the_fit_within_ten_seconds_and_leaves_nothing(frame, tmp_path):
     estimator = make_estimator(tmp_path, loss=LossThatKillsRankOne(tmp_path), epochs=500)
-    with pytest.raises(RankError, match="SIGKILL") as caught:
+    with pytest.raises(RankError, match=r"SIGKILL \(out of memory\?\) in epoch \d+, step \d+") as caught:
         estimator.fit(frame)
     assert time.time() - (tmp_path / "killed").stat().st_mtime < 10
     assert caught.value.rank == 1

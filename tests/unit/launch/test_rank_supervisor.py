@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -214,6 +215,32 @@ def test_native_crash_is_a_loss_told_with_its_signal_and_python_stack() -> None:
     assert "SIGSEGV" in failure.error
     assert "Segmentation fault" in failure.traceback
     assert failure.is_loss
+
+
+def test_death_is_told_with_the_place_that_was_noted_last() -> None:
+    def crash(context: Any) -> None:
+        context.note_place("epoch 12, step 345")
+        context.note_place("epoch 2, step 5")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    with supervised(crash) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "its process was ended by SIGSEGV in epoch 2, step 5"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, r"^SystemExit: 0\. The function.* ended with sys\.exit\(\) and did not return: return from it"),
+        (3, r"^SystemExit: 3\. The function.* ended with sys\.exit\(\) and did not return$"),
+    ],
+)
+def test_exit_by_an_exception_is_told_as_such(code: int, said: str) -> None:
+    with supervised(lambda context: sys.exit(code)) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert re.search(said, failure.error)
 
 
 def test_stopped_rank_ends_with_its_children_and_the_reason() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from sparkdl.errors import ParamError, ParamTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 P = TypeVar("P", bound="CheckedParams")
 
@@ -25,11 +26,40 @@ _TAKES: dict[Any, str] = {
 }
 
 
+_OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "weightCol": ("classweight", "sampleweight", "rowweight", "weight", "weightcolumn"),
+    "learningRate": ("lr", "stepsize", "rate"),
+    "optimizer": ("optim", "lr", "learningrate", "stepsize"),
+    "loss": ("criterion", "lossfn", "lossfunction", "objective"),
+    "epochs": ("maxiter", "numepoch", "nepoch", "maxepoch"),
+    "batchSize": ("batch", "minibatch", "blocksize"),
+    "numWorkers": ("np", "nproc", "worker", "numrank", "rank", "numproc", "numprocesse", "worldsize"),
+    "gpusPerWorker": ("gpu", "usegpu", "device", "numgpu"),
+    "featuresCol": ("x", "inputcol", "feature", "featurecol"),
+    "labelCol": ("y", "targetcol", "target", "label"),
+    "validationFraction": ("validationsplit", "valfraction", "validation", "valsplit"),
+    "earlyStoppingPatience": ("earlystopping", "patience"),
+    "showProgress": ("verbose", "progress", "progressbar"),
+    "checkpointDir": ("checkpoint", "checkpointpath", "checkpointfolder"),
+    "maxGradNorm": ("clipnorm", "gradientclipval", "gradclip"),
+}
+"""What other libraries call a Param, in lower case and without underscores and a final s."""
+
+
 class CheckedParams(Params):
     """Base of everything here that has Params: errors say which Param, which value, and what it takes.
 
     None stands for a Param that is not set: who sets it takes back what was set before.
     """
+
+    def __new__(cls: type[P], *args: Any, **kwargs: Any) -> P:  # noqa: ARG004 - as it is called with
+        """Make an instance, with an error for arguments that the constructor does not take."""
+        accepted = inspect.signature(cls.__init__).parameters
+        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted.values()):
+            for name in kwargs:
+                if name not in accepted and not isinstance(getattr(cls, name, None), Param):
+                    raise ParamTypeError(_unknown(cls, name, [each for each in accepted if each != "self"]))
+        return super().__new__(cls)
 
     _input_kwargs: dict[str, Any]
     """What the constructor was given; pyspark's ``keyword_only`` puts it there."""
@@ -67,10 +97,15 @@ class CheckedParams(Params):
         return self
 
     def _unknown(self, name: str) -> ParamError:
-        names = [param.name for param in self.params]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-        hint = f"Did you mean {near[0]}?" if near else f"The Params are: {', '.join(names)}."
-        return ParamError(f"{type(self).__name__} has no Param {name!r}. {hint}")
+        return ParamError(_unknown(type(self), name, [param.name for param in self.params]))
+
+
+def _unknown(cls: type, name: str, names: Sequence[str]) -> str:
+    plain = name.lower().replace("_", "").removesuffix("s")
+    near = [known for known in names if plain in _OTHER_NAMES.get(known, ())]
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"The Params are: {', '.join(names)}."
+    return f"{cls.__name__} has no Param {name!r}. {hint}"
 
 
 def check_param_map(instance: Params, param_map: Mapping[Any, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.spark_columns import ambiguous_column_error
 from sparkdl.errors import DataError
 from sparkdl.estimators.validation_split import validation_column
 
@@ -20,7 +22,7 @@ def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> No
     """Check that a DataFrame has the columns that Params name.
 
     Raises:
-        DataError: naming Param and column, and those there are.
+        DataError: naming Param and column, and those there are; or a name that several columns have.
     """
     others = (
         (params.weightCol, params.weight_column()),
@@ -31,10 +33,13 @@ def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> No
         (params.labelCol, params.label_names()),
         *((param, [name]) for param, name in others if name is not None),
     ]
+    num_columns = Counter(available)
     for param, names in named:
         for name in names:
-            if name not in available:
+            if name not in num_columns:
                 raise _missing(params, param, name, available)
+            if num_columns[name] > 1:
+                raise ambiguous_column_error(name, num_columns[name])
 
 
 def _missing(

@@ -148,7 +148,9 @@ class HasCallbacks(Params):
         """
         given: Any = self.getOrDefault(self.callbacks) if self.isSet(self.callbacks) else ()
         if not isinstance(given, list | tuple):
-            raise ParamError(f"Param callbacks is a {type(given).__name__}: {self.callbacks.doc}.")
+            raise ParamError(
+                f"Param callbacks must be a list of sparkdl.estimators.Callback; got a {type(given).__name__}."
+            )
         for callback in given:
             if not isinstance(callback, Callback):
                 shown = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.data.validate import TORCH_IGNORE_INDEX
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.labels import check_class_labels, check_magnitudes, named_classes
 from sparkdl.estimators.stored_values import stored_values
@@ -16,6 +17,7 @@ from sparkdl.training.losses import (
     LossFunction,
     as_module,
     ignored_label,
+    ignores_by_default,
     is_class_loss,
     needs_global_weight,
     prediction_kind,
@@ -146,7 +148,9 @@ def _with_classes(
         return head
     if _is_out_of_range(column, num_classes) and ignored_label(loss) is None:
         classes = _distinct(dataset, column, num_classes)
-        if classes is not None and len(classes) == num_classes:
+        # The label that torch leaves out is no class by itself; who means it as one names it in Param labels.
+        is_telling = classes is not None and not (TORCH_IGNORE_INDEX in classes and ignores_by_default(loss))
+        if classes is not None and is_telling and len(classes) == num_classes:
             check_magnitudes(classes, column.name)
             return replace(head, label=replace(head.label, classes=classes))
     check_class_labels(dataset, column.name, num_classes, ignored_label(loss))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -21,8 +23,11 @@ def _to_names(value: Any) -> str | list[str]:
     if isinstance(value, str):
         return value
     names = list(value) if isinstance(value, list | tuple) else []
-    if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{value!r} is neither a column's name nor a list of names, each once")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{reprlib.repr(value)} is neither a column's name nor a list of names")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise TypeError(f"the list names {twice!r} more than once; name each column once")
     return names
 
 

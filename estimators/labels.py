@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.data import ParquetDataset, check_labels
+from sparkdl.data.validate import TORCH_IGNORE_INDEX, advice_on_ignored
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.stored_values import stored_values
 from sparkdl.training.losses import LossFunction, ignored_label, prediction_kind
@@ -94,6 +95,9 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
         try:
             check_labels(dataset, name, num_classes)
         except DataError as error:
+            low, _ = column.value_range or (0, 0)
+            if low == TORCH_IGNORE_INDEX:
+                raise
             raise DataError(f"{error} Or name the classes in Param labels.") from error
         return
     # A row of several labels often pads with torch's own ignore_index.
@@ -104,6 +108,10 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
             bad &= values != allowed
         if bad.any():
             remedy = "" if column.shape else ", name them in Param labels"
+            if (values == TORCH_IGNORE_INDEX).any() and not column.shape:
+                raise DataError(
+                    f"Column {name!r} holds the label {TORCH_IGNORE_INDEX}: {advice_on_ignored(name)}"
+                )
             raise DataError(
                 f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]} "
                 f"(and {int(bad.sum()) - 1} more like it). Number the classes from 0{remedy}, or give the model more "

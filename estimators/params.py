@@ -63,6 +63,7 @@ from sparkdl.estimators.update_mixins import (
 )
 from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation, check_validation
 from sparkdl.launch.hang_watch import MIN_HANG_TIMEOUT_S
+from sparkdl.training.architecture import check_has_values
 from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ class _TorchEstimatorParams(
             )
         if not isinstance(self.getModel(), nn.Module):
             raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
+        check_has_values(self.getModel(), "Param model")
         scored_columns_of(self)
         check_validation(self)
         self.check_metrics()

@@ -82,7 +82,11 @@ class HasMetrics(Params):
         """
         given: Any = self.getOrDefault(self.metrics) if self.isSet(self.metrics) else {}
         if not isinstance(given, Mapping):
-            raise ParamError(f"Param metrics is a {type(given).__name__}: {self.metrics.doc}.")
+            raise ParamError(
+                "Param metrics must be a dict, such as {'mae': torch.nn.L1Loss()}, of functions of (outputs, labels) "
+                "that return one value per row or their mean, or of torchmetrics metrics; got a "
+                f"{type(given).__name__}."
+            )
         for name, metric in given.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise ParamError(
@@ -95,4 +99,7 @@ class HasMetrics(Params):
                     "validation rows 'val_' comes before it."
                 )
             if not callable(metric):
-                raise ParamError(f"Metric {name!r} is a {type(metric).__name__}: {self.metrics.doc}.")
+                raise ParamError(
+                    f"Metric {name!r} must be a function of (outputs, labels) that returns one value per row or their "
+                    f"mean, or a torchmetrics metric; got a {type(metric).__name__}."
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkdl.data.arrow_columns import IMAGE_FIELDS
@@ -28,15 +29,19 @@ def check_types(
         numbers_only: whether anything but numbers, booleans, vectors and arrays of them is refused.
 
     Raises:
-        DataError: if a column is missing or its type cannot be fed; the message says what to do instead.
+        DataError: if a column is missing, there are several of its name, or its type cannot be fed; the message says
+            what to do instead.
     """
     if not columns:
         raise DataError("No columns were given; name at least one.")
     fields = {field.name: field for field in schema.fields}
+    num_fields = Counter(field.name for field in schema.fields)
     chosen = []
     for name in dict.fromkeys(columns):
         if name not in fields:
             raise missing_column_error(name, list(fields))
+        if num_fields[name] > 1:
+            raise ambiguous_column_error(name, num_fields[name])
         data_type = fields[name].dataType
         if not numbers_only and stored_type(data_type) is None:
             raise DataError(
@@ -50,6 +55,14 @@ def check_types(
             )
         chosen.append(fields[name])
     return chosen
+
+
+def ambiguous_column_error(name: str, num_columns: int) -> DataError:
+    """Return the error of a name that several columns of a DataFrame have, as after a join."""
+    return DataError(
+        f"The DataFrame has {num_columns} columns with the name {name!r}, and Spark cannot tell which is meant. Drop "
+        "or rename all but one of them, as with df.toDF(*names)."
+    )
 
 
 def is_vector(data_type: DataType) -> bool:
@@ -117,11 +130,12 @@ def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
     """Return a DataFrame with doubles for the decimals of some columns; those that it lacks are passed over."""
     from pyspark.sql import functions as F
 
-    wanted = {field.name: without_decimals(field.dataType) for field in df.schema if field.name in columns}
+    names = frozenset(columns)
+    wanted = [(field, without_decimals(field.dataType)) for field in df.schema.fields if field.name in names]
     casts = {
-        name: F.col(quoted(name)).cast(wanted[name])
-        for name in wanted
-        if wanted[name] != df.schema[name].dataType
+        field.name: F.col(quoted(field.name)).cast(data_type)
+        for field, data_type in wanted
+        if data_type != field.dataType
     }
     return df.withColumns(casts) if casts else df
 

@@ -94,6 +94,19 @@ def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
             _check_values(df, column, dataset.num_rows)
 
 
+TORCH_IGNORE_INDEX = -100
+"""The label that torch's losses leave out where they are given no other."""
+
+
+def advice_on_ignored(column: str) -> str:
+    """Return what to do about rows with torch's label for rows that are left out."""
+    return (
+        f"torch's losses leave out rows with the label {TORCH_IGNORE_INDEX} by default (ignore_index), and a fit takes "
+        "such rows only where ignore_index is set to another number. Leave them out of the DataFrame with "
+        f"df.where('{column} != {TORCH_IGNORE_INDEX}'), or label them -1 and give the loss ignore_index=-1."
+    )
+
+
 def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None:
     """Check that the labels of a classification are whole numbers in ``[0, num_classes)``.
 
@@ -120,6 +133,8 @@ def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None
         remedy = "Number the classes from 0" + (
             f", or give the model {high + 1} outputs." if low >= 0 else "."
         )
+        if low == TORCH_IGNORE_INDEX:
+            remedy = advice_on_ignored(column)
         raise DataError(
             f"Labels must lie in [0, {num_classes}), but column {column!r} holds {low} to {high}. {remedy}"
         )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.errors import ParamError, SavedModelError, SerializationError
 from sparkdl.training.parametrized import reduce_parametrized
 
 if TYPE_CHECKING:
@@ -75,6 +75,32 @@ def separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
+def check_has_values(module: nn.Module, what: str) -> None:
+    """Check that no parameter or buffer of a module is on the device meta, where tensors have no values.
+
+    Args:
+        module: to look at.
+        what: the module in words, for the message.
+
+    Raises:
+        ParamError: naming the first such tensor.
+    """
+    names = [
+        name
+        for named in (module.named_parameters(), module.named_buffers())
+        for name, each in named
+        if each.is_meta
+    ]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ParamError(
+            f"{what}: {names[0]!r}{more} of the {type(module).__name__} is on the device meta, where tensors have no "
+            "values. "
+            "Build the module outside of torch.device('meta'), or call module.to_empty(device='cpu') and initialize or "
+            "load its weights."
+        )
+
+
 def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
     """Return a module's structure and its tensors by name.
 
@@ -83,6 +109,7 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
 
     Raises:
         SerializationError: if the module is TorchScript, or holds something that cannot be pickled, naming it.
+        ParamError: if tensors of it are on the device meta.
     """
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -91,6 +118,7 @@ def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
                 "holds code and weights in one, so that its weights cannot travel or be stored by themselves. Give the "
                 "module that torch.jit.script or torch.jit.trace was given; compileModel has ranks compile it."
             )
+    check_has_values(module, "The model cannot travel or be stored")
     try:
         return split_tensors(module, module)
     except Exception as error:

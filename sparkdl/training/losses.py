@@ -82,6 +82,11 @@ def ignored_label(loss: LossFunction) -> int | None:
     return None
 
 
+def ignores_by_default(loss: LossFunction) -> bool:
+    """Return whether this loss leaves out the label -100, as torch has it where no other label was set."""
+    return isinstance(loss, _IGNORE_INDEX_LOSSES) and loss.ignore_index == _DEFAULT_IGNORE_INDEX
+
+
 def prediction_kind(loss: LossFunction) -> PredictionKind:
     """Return what the outputs of a model trained with this loss mean.
 

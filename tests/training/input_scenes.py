@@ -38,6 +38,8 @@ def write_rows(folder: Path, num_rows: int = 37) -> ParquetDataset:
             "flag": number > 0,
             "code": np.array(CODES)[number],
             "number": number,
+            "padded": np.array([-100, 0, 1])[number],
+            "padded_double": np.array([-100.0, 0.0, 1.0])[number],
             "large": np.array([2**53 + 1, 2**53 + 2, 2**53 + 3])[number],
             "target": dense.sum(axis=1),
             "w": rng.random(num_rows),

@@ -33,6 +33,12 @@ from tests.unit.estimators.fit_examples import (
 )
 
 
+class BufferOnMeta(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("mean", torch.zeros(4, device="meta"))
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("rows") / "rows")
@@ -181,6 +187,16 @@ REFUSED = {
         DataError,
         r"Labels must lie in \[0, 5\).* Number the classes from 0.* Or name the classes in Param labels\.",
     ),
+    "torch's label for rows that are left out": (
+        {"labelCol": "padded"},
+        DataError,
+        r"'padded' holds -100 to 1\. torch's losses leave out rows with the label -100 by default.*ignore_index=-1",
+    ),
+    "the same as a double": (
+        {"labelCol": "padded_double"},
+        DataError,
+        r"'padded_double' holds the label -100: torch's losses leave out",
+    ),
     "integers that no double holds": (
         {"model": nn.Linear(4, 3), "labelCol": "large"},
         DataError,
@@ -301,6 +317,14 @@ def test_what_does_not_fit_is_refused_with_its_name(dataset, name):
         ),
         ({"loss": [nn.MSELoss(), 3]}, "Param loss is int"),
         ({"loss": None}, "Param loss is not set"),
+        (
+            {"model": nn.Linear(4, 3, device="meta")},
+            r"Param model: 'weight' and 1 more of the Linear is on the device meta",
+        ),
+        ({"model": BufferOnMeta()}, r"Param model: 'mean' of the BufferOnMeta is on .*meta.*to_empty"),
+        ({"metrics": [nn.L1Loss()]}, r"Param metrics must be a dict, such as .*; got a list\.$"),
+        ({"metrics": {"mae": "mae"}}, r"Metric 'mae' must be a function .*; got a str\.$"),
+        ({"callbacks": print}, r"Param callbacks must be a list of sparkdl\.estimators\.Callback; got a "),
     ],
 )
 def test_values_that_cannot_work_need_no_data(changes, message):

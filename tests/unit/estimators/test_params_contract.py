@@ -154,6 +154,19 @@ def test_nobody_may_set_what_is_no_param(instance):
         instance.setParams(batchsize=3)
     with pytest.raises(ParamError, match="has no Param 'zzz'. The Params are: .*batchSize, .*weightCol"):
         instance.setParams(zzz=3)
+    for others in ("classWeights", "sample_weight"):
+        with pytest.raises(ParamError, match=f"has no Param '{others}'. Did you mean weightCol\\?$"):
+            instance.setParams(**{others: 3})
+
+
+def test_constructors_name_the_param_that_was_meant(estimator):
+    for other, meant in {
+        "classWeights": "weightCol",
+        "num_epochs": "epochs",
+        "batchsize": "batchSize",
+    }.items():
+        with pytest.raises(ParamTypeError, match=f"has no Param '{other}'. Did you mean {meant}\\?$"):
+            type(estimator)(**{other: 3})
 
 
 def test_none_takes_back_what_was_set(instance):
@@ -176,6 +189,11 @@ WRONG_TYPES = {
         "featuresCol",
         3,
         "Param featuresCol cannot be 3: 3 is neither a column's name nor a list",
+    ),
+    "a column twice": (
+        "featuresCol",
+        ["a", "b", "a"],
+        r"Param featuresCol cannot be \['a', 'b', 'a'\]: the list names 'a' more than once; name each column once\.",
     ),
     "another of a few texts": (
         "cache",

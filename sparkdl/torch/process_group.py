@@ -7,12 +7,18 @@ Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.reductions`, :mod
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
 from sparkdl.collective.deadline import to_seconds
+from sparkdl.errors import CommunicatorError
 from sparkdl.torch.exchanges import Exchanges
 from sparkdl.torch.messages import Messages
 from sparkdl.torch.movements import Movements
@@ -27,6 +33,15 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator, Rendezvous
 
 BACKEND_NAME = "sparkdl"
+
+_FAREWELL_S = 5.0
+"""How long callbacks may take at most at the end of a process that failed."""
+
+_open_groups: WeakSet[SparkdlProcessGroup] = WeakSet()
+"""The groups that ``shutdown`` has not ended."""
+
+# A forked child has none of their threads.
+os.register_at_fork(after_in_child=_open_groups.clear)
 
 
 class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.ProcessGroup):  # type: ignore[misc]  # torch renames methods
@@ -68,6 +83,11 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         self._group_name = ""
         self._group_description = "undefined"
         self._sequence_number = 0
+        if not _open_groups:
+            # Again for each first group, to run before what closes the communicator of the job.
+            atexit.unregister(_leave_groups)
+            atexit.register(_leave_groups)
+        _open_groups.add(self)
 
     @property
     def communicator(self) -> Communicator:
@@ -90,10 +110,31 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         if self._accelerator is not None:
             self._accelerator.shutdown()
             self._accelerator = None
+        self._end(self._timeout_s)
+
+    def leave(self, failure: BaseException | None) -> None:
+        """End the group's threads at the end of the process, which they would make a crash.
+
+        Python ends a thread that comes back from native code then, and C++ ends the process for it. The accelerator is
+        left to its library.
+
+        Args:
+            failure: what the process ends with; what is under way need not be completed then.
+        """
+        if failure is not None:
+            if not self._owns_communicator:
+                return  # the job's own, which is aborted next
+            self._communicator.abort(
+                f"rank {self._communicator.rank} failed: {type(failure).__name__}: {failure}"
+            )
+        self._end(self._timeout_s if failure is None else _FAREWELL_S)
+
+    def _end(self, timeout_s: float) -> None:
+        _open_groups.discard(self)
         if self._owns_communicator:
             self._communicator.close()
-        self._completer.close(self._timeout_s)
-        self._message_completer.close(self._timeout_s)
+        self._completer.close(timeout_s)
+        self._message_completer.close(timeout_s)
 
     def abort(self) -> None:
         """Make every collective of the group fail, here and on the other ranks."""
@@ -174,3 +215,12 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     def _has_hooks(self) -> bool:
         return False
+
+
+def _leave_groups() -> None:
+    """Leave the groups that a program has not destroyed, as torch lets it; process sets before what is below them."""
+    # What the interpreter has just printed as the reason of its end.
+    failure: BaseException | None = getattr(sys, "last_value", None)
+    for group in sorted(_open_groups, key=lambda group: not group._owns_communicator):
+        with contextlib.suppress(CommunicatorError):
+            group.leave(failure)

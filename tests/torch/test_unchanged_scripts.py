@@ -98,6 +98,23 @@ if rank == 1:
 dist.barrier()
 """
 
+LEFT_OPEN = """
+import sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("sparkdl")
+rank = dist.get_rank()
+group = dist.new_group([0, 1])
+if rank == 0:
+    dist.send(torch.ones(2), 1, group=group)
+else:
+    dist.recv(torch.ones(2), 0, group=group)
+for _ in range(20):
+    dist.all_reduce(torch.ones(1_000_000), group=group, async_op=True).get_future()
+if rank == 1 and "fail" in sys.argv:
+    raise ValueError("bad batch")
+"""
+
 BESIDE_GLOO = """
 import torch
 import torch.distributed as dist
@@ -274,6 +291,15 @@ def test_remote_procedure_calls_find_the_other_ranks(tmp_path: Path) -> None:
 def test_own_backend_uses_the_jobs_communicator(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, OWN_FIRST, SPARKDL_TRANSPORT="tcp")
     assert told(tmp_path) == {rank: [1.5, True, "native"] for rank in (0, 1)}
+    assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
+
+
+def test_programs_may_leave_process_groups_open(tmp_path: Path) -> None:
+    done = sparkdl_run(tmp_path, LEFT_OPEN)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = sparkdl_run(tmp_path, LEFT_OPEN, "fail")
+    assert done.returncode == 1
+    assert "terminate" not in done.stderr
     assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from sparkdl.collective.deadline import MAX_TIMEOUT_S
 from sparkdl.collective.mpi_library import load_mpi
-from sparkdl.collective.waits import NotedWait, pending_waits
+from sparkdl.collective.waits import NotedWait, Wait, pending_waits
 from tests.collective.eventually import eventually
 from tests.run_ranks import run_ranks
 
@@ -38,26 +39,33 @@ def wait_in_all(environment: RankEnvironment) -> dict[str, Any]:
     if environment.transport == "mpi":
         load_mpi()  # which all ranks do together, with Python's lock
 
-    def note(what: str) -> None:
+    def note(what: str, begins: str) -> None:
         if environment.rank == 1:
-            environment.rendezvous.get(what, 20.0)
+            environment.rendezvous.get(what, 40.0)
         elif environment.rank == 0:
-            threading.Thread(target=look, args=(what,)).start()
+            threading.Thread(target=look, args=(what, begins, time.monotonic())).start()
 
-    def look(what: str) -> None:
-        assert eventually(lambda: any(wait.waited_s > 0.25 for wait in pending_waits()), timeout_s=20.0)
-        seen[what] = [wait for wait in pending_waits() if wait.waited_s > 0.25]
+    def look(what: str, begins: str, began: float) -> None:
+        """See the very wait that rank 1 ends by coming, which it does once this is done."""
+
+        def waits() -> list[Wait]:
+            return [wait for wait in pending_waits() if wait.operation.startswith(begins)]
+
+        # Until it shows more time than a wait has that has only just been noted.
+        assert eventually(lambda: any(wait.waited_s > 0.25 for wait in waits()), timeout_s=20.0)
+        seen[what] = waits()
+        assert all(wait.waited_s <= time.monotonic() - began for wait in seen[what])
         environment.rendezvous.set(what, b"")
 
-    note("opening")
+    note("opening", "opening")
     with environment.open(host_of_rank=(0, 0, 0)) as communicator:
         pair = communicator.split([1, 0], "pair")
         if not pair.is_member:
             return seen
         with pair:
-            note("operation")
+            note("operation", "allreduce")
             pair.allreduce(np.ones(3), name="weights", timeout_s=11.0)
-            note("message")
+            note("message", "recv")
             if environment.rank == 1:
                 pair.send(np.ones(2), to=1)
             else:
@@ -78,5 +86,6 @@ def test_wait_is_told_with_process_set_ranks_of_the_world_and_deadline(transport
     assert operation[:2] == ("world/pair", (1, 0))
     assert operation[2].startswith("allreduce 'weights' of 3 float64")
     assert operation[4] == 11.0
-    (message,) = [wait for wait in first["message"] if wait[2].startswith("recv of 2 float64 from rank 0")]
+    (message,) = first["message"]
+    assert message[2].startswith("recv of 2 float64 from rank 0")
     assert message[:2] == ("world/pair", (0, 1))

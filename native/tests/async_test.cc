@@ -1,4 +1,5 @@
 // Queued operations: order, mixing with synchronous ones, independence of the submitter.
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -89,17 +90,24 @@ TEST(WhoWaitsIsWokenAlsoWhileLaterOperationsWaitForOtherRanks) {
   for (const auto& hosts : {std::vector{0, 0}, std::vector{0, 1}, std::vector{0, 0, 1}}) {
     World world(hosts);
     world.OpenAll();
-    world.Run([](Communicator& communicator, int rank) {
+    std::atomic<int> num_woken{0};
+    world.Run([&](Communicator& communicator, int rank) {
       std::vector<float> data(10, 1.0F);
       const auto submit = [&] {
         return communicator.Submit(AllReduceOf(data.data(), data.size()), kTimeout);
       };
       const auto first = submit();
-      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
-      const auto second = submit();
+      // Rank 1 joins the second only when the others have come out of waiting for the first.
       const auto begin = Clock::now();
-      while (!first->done()) first->WaitFor(std::chrono::seconds(10));
-      if (rank != 1) CHECK(Clock::now() - begin < std::chrono::milliseconds(300));
+      while (rank == 1 && num_woken < world.size() - 1 &&
+             Clock::now() - begin < std::chrono::seconds(20)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      const auto second = submit();
+      while (!first->done()) first->WaitFor(std::chrono::seconds(20));
+      ++num_woken;
+      // Who is not woken sleeps for as long as is asked for.
+      CHECK(Clock::now() - begin < std::chrono::seconds(10));
       CHECK_OK(Communicator::Wait(*second, kTimeout, nullptr));
     });
   }

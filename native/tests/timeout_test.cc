@@ -188,7 +188,8 @@ TEST(FailedCommunicatorRaisesTheSameCauseAtOnce) {
   CHECK_EQ(communicator.failure().value_or(""), first.ToString());
   int last = -1;
   CHECK_EQ(communicator.Join(kTimeout, nullptr, last).ToString(), first.ToString());
-  CHECK(Clock::now() - begin < std::chrono::seconds(1));
+  // Long before the deadline of any of them.
+  CHECK(Clock::now() - begin < std::chrono::seconds(10));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.dataset import listed
 from sparkdl.data.spark_columns import ambiguous_column_error
 from sparkdl.errors import DataError
 from sparkdl.estimators.validation_split import validation_column
@@ -51,5 +52,5 @@ def _missing(
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return DataError(
         f"Param {param.name} {verb} {name!r}{default}, and the DataFrame has no such column.{hint} Its columns are: "
-        f"{', '.join(available)}."
+        f"{listed(available)}."
     )

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DecimalType, NumericType
 
+from sparkdl.data.spark_columns import quoted
 from sparkdl.training.model_inputs import MATRIX
 
 if TYPE_CHECKING:
@@ -38,9 +39,12 @@ class Packing:
 
     element: str
 
-    def packed(self, columns: Sequence[SparkColumn]) -> SparkColumn:
-        """Return one column of arrays that holds others."""
-        return F.array(*[column.cast(self.element) for column in columns])
+    def packed(self, names: Sequence[str]) -> SparkColumn:
+        """Return one column of arrays that holds columns.
+
+        As one text: made of Columns, ten thousand of them would take more than a hundred thousand calls to the JVM.
+        """
+        return F.expr(f"array({', '.join(f'cast({quoted(name)} as {self.element})' for name in names)})")
 
     def unpacked(
         self, packed: pa.Array, inputs: ModelInputs

@@ -53,9 +53,12 @@ def udf_on_pandas(score_arrays: ScoreArrays, returned: str, packing: Packing | N
     udf = make_udf(score, f"array<{returned}>" if is_struct else returned).asNondeterministic()
 
     def scored(*features: Column) -> Column:
-        is_absent = reduce(operator.or_, (feature.isNull() for feature in features))
-        sent = features if packing is None else (packing.packed(features),)
-        column: Column = udf(*sent, is_absent)
+        if packing is None:
+            is_absent = reduce(operator.or_, (feature.isNull() for feature in features))
+        else:
+            (packed,) = features
+            is_absent = F.exists(packed, lambda number: number.isNull())
+        column: Column = udf(*features, is_absent)
         return F.get(column, F.lit(0)) if is_struct else column
 
     return scored

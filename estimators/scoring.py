@@ -60,7 +60,7 @@ def prediction_udf(
 ) -> Any:
     """Return a Spark function of the feature columns that gives wanted columns, of the type :func:`result_type`.
 
-    With a ``packing`` they go to Python as one.
+    With a ``packing`` they go to Python as the one column that it makes of them.
 
     It is marked as not deterministic, which it is: Spark would otherwise compute it again for a filter on its
     result, and for each field that is taken out of a struct.
@@ -80,8 +80,7 @@ def prediction_udf(
         def score_one(columns: Iterator[pa.Array]) -> Iterator[pa.Array]:
             return score((column,) for column in columns)
 
-        udf = make_udf(score_one, returned).asNondeterministic()
-        return lambda *features: udf(features[0] if packing is None else packing.packed(features))
+        return make_udf(score_one, returned).asNondeterministic()
 
     def score_many(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return score(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
 from sparkdl.data.dataset import missing_column_error
-from sparkdl.data.spark_columns import check_like, is_vector, quoted, without_decimals
+from sparkdl.data.spark_columns import ambiguous_column_error, check_like, is_vector, quoted, without_decimals
 from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import packing_of
 from sparkdl.estimators.param_mixins import prediction_batch_size_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import torch
     from pyspark.sql import Column, DataFrame
 
-    from sparkdl.data import Column as FeedColumn
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.saved_model import SavedModel
 
@@ -122,11 +122,14 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
                 )
         check_scored_columns(columns, outputs)
         dataset = _row_by_row(dataset)
-        features = self._features(dataset)
-        types = [without_decimals(dataset.schema[name].dataType) for name in self.getFeaturesCols()]
-        packing = packing_of(types, self._saved.signature.inputs)
+        fields = self._feature_fields(dataset)
+        packing = packing_of([field.dataType for field in fields], self._saved.signature.inputs)
         scoring = self._scoring.for_session(dataset.sparkSession, prediction_batch_size_of(self))
-        scored = prediction_udf(scoring, columns, packing)(*features)
+        predict = prediction_udf(scoring, columns, packing)
+        if packing is None:
+            scored = predict(*(_feature(dataset, field) for field in fields))
+        else:
+            scored = predict(packing.packed([field.name for field in fields]))
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)
         # The model runs once, for a column of its own, out of which Spark takes all others.
@@ -139,15 +142,27 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         }
         return dataset.withColumn(whole, scored).withColumns(parts).drop(whole)
 
-    def _features(self, dataset: DataFrame) -> list[Column]:
+    def _feature_fields(self, dataset: DataFrame) -> list[StructField]:
+        """The feature columns, with the types that the model takes them in."""
         names, expected = self.getFeaturesCols(), self._saved.signature.inputs.names
         if len(names) != len(expected):
             raise ParamError(
                 f"Param featuresCol names {len(names)} columns, and the model was trained on {len(expected)}: "
                 f"{', '.join(expected)}."
             )
-        columns = self._saved.signature.inputs.columns
-        return [_feature(dataset, name, trained) for name, trained in zip(names, columns, strict=True)]
+        available, num_columns = {field.name: field for field in dataset.schema}, Counter(dataset.columns)
+        fields = []
+        for name, trained in zip(names, self._saved.signature.inputs.columns, strict=True):
+            if name not in available:
+                raise missing_column_error(name, dataset.columns)
+            if num_columns[name] > 1:
+                raise ambiguous_column_error(name, num_columns[name])
+            field = available[name]
+            if "number" in (trained.kind, *trained.element):  # as fits on decimals have them
+                field = StructField(name, without_decimals(field.dataType))
+            check_like(field, trained)
+            fields.append(field)
+        return fields
 
 
 def _row_by_row(dataset: DataFrame) -> DataFrame:
@@ -162,12 +177,8 @@ def _row_by_row(dataset: DataFrame) -> DataFrame:
     return dataset.where(F.spark_partition_id() >= 0)
 
 
-def _feature(dataset: DataFrame, name: str, trained: FeedColumn) -> Column:
-    if name not in dataset.columns:
-        raise missing_column_error(name, dataset.columns)
-    field, column = dataset.schema[name], dataset[quoted(name)]
-    if "number" in (trained.kind, *trained.element):  # as fits on decimals have them
-        field = StructField(name, without_decimals(field.dataType))
-        column = column if field.dataType == dataset.schema[name].dataType else column.cast(field.dataType)
-    check_like(field, trained)
-    return vector_to_array(column) if is_vector(field.dataType) else column
+def _feature(dataset: DataFrame, field: StructField) -> Column:
+    column = dataset[quoted(field.name)]
+    if is_vector(field.dataType):
+        return vector_to_array(column)
+    return column.cast(field.dataType) if dataset.schema[field.name].dataType != field.dataType else column

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,10 +115,14 @@ class ParquetDataset:
         Raises:
             DataError: if there is none; the message lists those there are.
         """
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise missing_column_error(name, [column.name for column in self.columns])
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise missing_column_error(name, list(self._by_name)) from None
+
+    @cached_property
+    def _by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
 
     def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation | None:
         """Return what has to be done with row groups between reading and batching, or None.
@@ -143,4 +148,10 @@ class ParquetDataset:
 
 def missing_column_error(name: str, available: Sequence[str]) -> DataError:
     """The error for a column that is not there."""
-    return DataError(f"There is no column {name!r}. The columns are: {', '.join(available)}.")
+    return DataError(f"There is no column {name!r}. The columns are: {listed(available)}.")
+
+
+def listed(names: Sequence[str], most: int = 100) -> str:
+    """Return names as a list in words, of which no more than so many are named."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

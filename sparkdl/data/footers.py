@@ -131,12 +131,12 @@ def _read_footer(location: Location, path: str) -> _Footer:
             ) from error
         raise DataError(f"The Parquet file {where} cannot be read: {error}") from error
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    leaves = {}
-    for name in schema.names:
-        inside = (index for index, leaf in enumerate(paths) if leaf == name or leaf.startswith(f"{name}."))
-        leaves[name] = next(inside)
-        if f"{name}.data" in paths:  # of an image
-            leaves[name] = paths.index(f"{name}.data")
+    first_leaves: dict[str, int] = {}
+    for index, path_of_leaf in enumerate(paths):
+        parts = path_of_leaf.split(".")
+        for num_parts in range(1, len(parts) + 1):
+            first_leaves.setdefault(".".join(parts[:num_parts]), index)
+    leaves = {name: first_leaves.get(f"{name}.data", first_leaves[name]) for name in schema.names}
     return _Footer(path, where, metadata, schema, version, leaves)
 
 

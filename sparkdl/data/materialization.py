@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField
 
     from sparkdl.data.dataset import ParquetDataset
@@ -75,7 +75,7 @@ class _Request:
             "row_group_bytes": self.row_group_bytes,
             "allow_ragged": self.allow_ragged,
         }
-        return plan_key(self.df.select(*names), options)
+        return plan_key(self.df.selectExpr(*names), options)
 
 
 @dataclass(frozen=True)
@@ -280,12 +280,10 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     df, store = request.df, request.store
     request.on_write()
     names = [field.name for field in request.fields]
-    # Numbered, as mapInArrow of classic Spark trips over dots in names.
-    selected = df.select(
-        *[
-            _as_stored(field, request.vector_dtype).alias(f"c{index}")
-            for index, field in enumerate(request.fields)
-        ]
+    # Numbered, as mapInArrow of classic Spark trips over dots in names. As texts: made of Columns, every column would
+    # take some forty calls to the JVM.
+    selected = _with_arrays(df, request.fields, request.vector_dtype).selectExpr(
+        *[f"{quoted(name)} as c{index}" for index, name in enumerate(names)]
     )
     task = partial(
         write_partition,
@@ -337,15 +335,18 @@ def _add_up(files: Sequence[WrittenFile]) -> dict[str, ColumnCensus]:
     return total
 
 
-def _as_stored(field: StructField, vector_dtype: str) -> Column:
+def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:
+    """Return the DataFrame with arrays for the vectors of those columns."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
-    column = F.col(quoted(field.name))
-    if not is_vector(field.dataType):
-        return column
-    # Under a condition, as vector_to_array fails on a null, which is to be counted and reported instead.
-    return F.when(column.isNotNull(), vector_to_array(column, vector_dtype))
+    arrays = {}
+    for field in fields:
+        if is_vector(field.dataType):
+            column = F.col(quoted(field.name))
+            # Under a condition, as vector_to_array fails on a null, which is to be counted and reported instead.
+            arrays[field.name] = F.when(column.isNotNull(), vector_to_array(column, vector_dtype))
+    return df.withColumns(arrays) if arrays else df
 
 
 def _check_failures(store: Store, files: Sequence[WrittenFile]) -> None:

@@ -133,7 +133,7 @@ def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
     names = frozenset(columns)
     wanted = [(field, without_decimals(field.dataType)) for field in df.schema.fields if field.name in names]
     casts = {
-        field.name: F.col(quoted(field.name)).cast(data_type)
+        field.name: F.expr(f"cast({quoted(field.name)} as {data_type.simpleString()})")
         for field, data_type in wanted
         if data_type != field.dataType
     }

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sparkdl.data.dataset import listed
 from sparkdl.errors import DataError, ParamError
 from sparkdl.training.columns import candidate_dtypes, dtype_name, parameter_dtype, to_tensor
 from sparkdl.training.crossed_rows import crosses_rows
@@ -166,8 +167,8 @@ def _try_features(
             f"{told_of} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
             f"{array.dtype} gave {told}"
         ) from failure
-    given = ", ".join(
-        f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()
+    given = listed(
+        [f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()], 20
     )
     hint = (
         f'{"" if told.endswith(".") else "."} Where it takes them as one matrix, set passFeaturesBy="matrix".'

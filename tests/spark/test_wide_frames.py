@@ -1,0 +1,90 @@
+"""Frames of many columns, and of columns that share a name."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyspark.sql import DataFrame, SparkSession
+from torch import nn
+
+from sparkdl.data import materialize
+from sparkdl.errors import DataError
+from sparkdl.estimators import TorchEstimator
+
+pytestmark = pytest.mark.any_spark_will_do
+
+
+def wide(spark: SparkSession, width: int) -> tuple[DataFrame, list[str]]:
+    """Eight rows of ``width`` numbers, the row's number times the column's."""
+    names = [f"x.{index}" for index in range(width)]
+    products = (f"id * {index} as `{name}`" for index, name in enumerate(names))
+    return spark.range(8).selectExpr("id", "id % 2 as label", *products), names
+
+
+def estimator_of(names: list[str], store: Path) -> TorchEstimator:
+    return TorchEstimator(
+        model=nn.Linear(len(names), 2),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+        featuresCol=names,
+        passFeaturesBy="matrix",
+        store=str(store),
+        tracking="off",
+        showProgress=False,
+    )
+
+
+def test_more_columns_take_few_more_calls_to_the_jvm(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call takes a third of a millisecond: forty per column would be minutes for ten thousand columns."""
+    client = spark.sparkContext._gateway._gateway_client
+    send, num_calls = client.send_command, 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return send(*args, **kwargs)
+
+    monkeypatch.setattr(client, "send_command", counted)
+
+    def count(width: int) -> tuple[int, int]:
+        nonlocal num_calls
+        rows, names = wide(spark, width)
+        num_calls = 0
+        materialize(rows, names, str(tmp_path / "store"))
+        written, num_calls = num_calls, 0
+        model = estimator_of(names, tmp_path / "store").fit(rows)
+        num_calls = 0
+        scored = model.transform(rows)
+        transformed = num_calls
+        numbers = torch.arange(8.0)[:, None] * torch.arange(float(width))
+        with torch.no_grad():
+            expected = model.module(numbers).argmax(dim=1)
+        assert [row.prediction for row in scored.orderBy("id").collect()] == expected.tolist()
+        return written, transformed
+
+    count(10)  # the first asks Spark for its functions and the like
+    (written, transformed), (written_wide, transformed_wide) = count(100), count(200)
+    assert written_wide - written <= 100 * 6, "those that say which columns are written and looked for"
+    assert transformed_wide == transformed
+
+
+def test_columns_that_share_a_name_are_told_and_others_are_of_no_concern(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.range(8).selectExpr("id % 2 as label", "id as a", "id as b", "id as c")
+    twice = rows.toDF("label", "a", "b", "b")
+    message = "The DataFrame has 2 columns with the name 'b', and Spark cannot tell which is meant"
+    with pytest.raises(DataError, match=message):
+        estimator_of(["a", "b"], tmp_path / "store").fit(twice)
+    with pytest.raises(DataError, match=message):
+        materialize(twice, ["b"], str(tmp_path / "store"))
+    model = estimator_of(["a"], tmp_path / "store").fit(twice)
+    assert model.transform(twice).count() == 8
+    with pytest.raises(DataError, match=message):
+        model.setFeaturesCol(["b"]).transform(twice)

@@ -104,17 +104,19 @@ class Sender:
             try:
                 self._send(message)
             except RefusedError as error:
+                if self._is_closed:  # it was kept, and what it sends from may be gone by now
+                    return
                 why = without_credentials(str(error.__cause__))
                 self._warn("MLflow does not take %s of %s: %s", message.kind, self._name, why)
             except Exception as error:
+                if self._is_closed:  # likewise
+                    return
                 self._note(error)
                 with self._changed:
                     self._waiting.appendleft(message)
                     self._in_flight = None
                     self._num_failures += 1
                     self._changed.notify_all()
-                    if self._is_closed:
-                        return
                     self._pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue

@@ -1,0 +1,42 @@
+"""What is sent from a thread, and what is said of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from sparkdl.tracking.messages import Message
+from sparkdl.tracking.sender import RefusedError, Sender
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_what_fails_after_the_wait_was_given_up_is_kept_and_costs_no_warning(
+    tmp_path: Path, is_refused: bool
+) -> None:
+    """Its folder is removed when the fit returns, while the upload of a model still reads it."""
+    folder = tmp_path / "mlflow_model"
+    folder.mkdir()
+    is_sending, is_removed, warnings = threading.Event(), threading.Event(), []
+
+    def send(message: Message) -> None:
+        is_sending.set()
+        assert is_removed.wait(30)
+        try:
+            list(message.folder.iterdir())
+        except OSError as error:
+            if is_refused:
+                raise RefusedError from error
+            raise
+
+    sender = Sender(send, spill=print, warn=lambda *words: warnings.append(words), name="the fit")
+    sender.put(Message(kind="model", content={}, folder=folder))
+    assert is_sending.wait(30)
+    assert not sender.wait(0.01)
+    assert [message.folder for message in sender.close()] == [folder]
+    folder.rmdir()
+    is_removed.set()
+    sender._thread.join(30)
+    assert not sender._thread.is_alive()
+    assert warnings == []

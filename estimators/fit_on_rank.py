@@ -56,10 +56,16 @@ def fit_on_rank(
     """
     spec = load_spec(stored)
     communicator = context.communicator
-    calls = {"note_place": context.note_place, **({"went_on": context.progress} if tells_progress else {})}
     reports_for_host = is_watched and context.topology.local_rank == 0
     with HostWatch(context.report) if reports_for_host else nullcontext():
-        result = train(spec, communicator=communicator, dataset=dataset, report=context.report, **calls)
+        result = train(
+            spec,
+            communicator=communicator,
+            dataset=dataset,
+            report=context.report,
+            went_on=context.progress if tells_progress else lambda: None,
+            note_place=context.note_place,
+        )
     context.progress(done=True)  # to write the model takes as long as it takes
     communication = communicator.gather_report() if is_watched else None
     if context.rank != 0:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sparkdl.horovod.torch.exceptions import HorovodInternalError
-from sparkdl.horovod.torch.session import Session
+
+if TYPE_CHECKING:
+    from sparkdl.horovod.torch.session import Session
 
 _NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 

@@ -19,8 +19,7 @@ from sparkdl.horovod.torch.engine.description import Kind
 from sparkdl.horovod.torch.engine.request import Request, Result
 from sparkdl.horovod.torch.reduce_ops import Adasum
 from sparkdl.horovod.torch.requests.describing import describe
-from sparkdl.horovod.torch.requests.host_memory import Arrival, as_buffer, copy_back
-from sparkdl.horovod.torch.requests.reducescatter import split_rows
+from sparkdl.horovod.torch.requests.host_memory import Arrival, as_buffer, copy_back, split_rows
 from sparkdl.torch.buffers import export
 
 ADASUM_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

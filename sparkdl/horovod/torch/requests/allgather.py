@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.description import Kind
-from sparkdl.horovod.torch.engine.mismatches import refuse_join
 from sparkdl.horovod.torch.engine.request import Request, Result
-from sparkdl.horovod.torch.exceptions import HorovodInternalError
-from sparkdl.horovod.torch.requests.describing import describe
+from sparkdl.horovod.torch.requests.describing import describe, refuse_ranks_that_joined
 from sparkdl.horovod.torch.requests.host_memory import (
     Arrival,
     as_buffer,
@@ -78,15 +75,3 @@ class GroupedAllgatherRequest(AllgatherRequest[tuple[torch.Tensor, ...]]):
     def result(self) -> tuple[torch.Tensor, ...]:
         """The gathered tensors."""
         return tuple(self._outputs)
-
-
-def refuse_ranks_that_joined(kind: Kind, given: np.ndarray[Any, Any]) -> None:
-    """Refuse to go on if a row of ``given`` does not begin with the one that ranks with data give.
-
-    Raises:
-        HorovodInternalError: the same on all ranks.
-    """
-    joined = [rank for rank, first in enumerate(given[:, 0].tolist()) if not first]
-    error = refuse_join(kind, joined)
-    if error is not None:
-        raise HorovodInternalError(error)

@@ -10,8 +10,7 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.description import Kind
 from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.requests.allgather import refuse_ranks_that_joined
-from sparkdl.horovod.torch.requests.describing import describe
+from sparkdl.horovod.torch.requests.describing import describe, refuse_ranks_that_joined
 from sparkdl.horovod.torch.requests.host_memory import (
     Arrival,
     as_buffer,

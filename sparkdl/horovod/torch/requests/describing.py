@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparkdl.horovod.torch.engine.description import Description, Kind
+from sparkdl.horovod.torch.engine.mismatches import refuse_join
+from sparkdl.horovod.torch.exceptions import HorovodInternalError
 
 _PLAIN: dict[str, type[int] | type[float]] = {
     "op": int,
@@ -49,3 +52,15 @@ def _describe(
         shapes=tuple(tuple(shape) for shape in shapes),
         **dict(options),
     )
+
+
+def refuse_ranks_that_joined(kind: Kind, given: np.ndarray[Any, Any]) -> None:
+    """Refuse to go on if a row of ``given`` does not begin with the one that ranks with data give.
+
+    Raises:
+        HorovodInternalError: the same on all ranks.
+    """
+    joined = [rank for rank, first in enumerate(given[:, 0].tolist()) if not first]
+    error = refuse_join(kind, joined)
+    if error is not None:
+        raise HorovodInternalError(error)

@@ -96,3 +96,9 @@ def refuse_scalars(kind: str, tensors: Sequence[torch.Tensor]) -> None:
     """
     if any(tensor.dim() == 0 for tensor in tensors):
         raise HorovodInternalError(f"Process-set rank zero tried to {kind} a rank-zero tensor.")
+
+
+def split_rows(num_rows: int, world_size: int) -> list[int]:
+    """Divide rows among ranks as evenly as can be; the first ranks have one more where it does not come out even."""
+    least, remaining = divmod(num_rows, world_size)
+    return [least + (rank < remaining) for rank in range(world_size)]

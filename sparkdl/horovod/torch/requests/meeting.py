@@ -9,7 +9,7 @@ import numpy as np
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.description import Description, Kind
 from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.requests.allgather import refuse_ranks_that_joined
+from sparkdl.horovod.torch.requests.describing import refuse_ranks_that_joined
 
 
 class BarrierRequest(Request[None]):

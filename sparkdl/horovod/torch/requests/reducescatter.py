@@ -12,9 +12,8 @@ from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.description import Kind
 from sparkdl.horovod.torch.engine.request import Request, Result
 from sparkdl.horovod.torch.reduce_ops import name_of
-from sparkdl.horovod.torch.requests.allgather import refuse_ranks_that_joined
-from sparkdl.horovod.torch.requests.describing import describe
-from sparkdl.horovod.torch.requests.host_memory import Arrival, as_buffer
+from sparkdl.horovod.torch.requests.describing import describe, refuse_ranks_that_joined
+from sparkdl.horovod.torch.requests.host_memory import Arrival, as_buffer, split_rows
 from sparkdl.torch.buffers import export
 
 
@@ -98,9 +97,3 @@ class GroupedReducescatterRequest(ReducescatterRequest[tuple[torch.Tensor, ...]]
     def result(self) -> tuple[torch.Tensor, ...]:
         """This rank's rows of every reduced tensor."""
         return tuple(self._outputs)
-
-
-def split_rows(num_rows: int, world_size: int) -> list[int]:
-    """Divide rows among ranks as evenly as can be; the first ranks have one more where it does not come out even."""
-    least, remaining = divmod(num_rows, world_size)
-    return [least + (rank < remaining) for rank in range(world_size)]

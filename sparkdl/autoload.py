@@ -67,7 +67,7 @@ def _create_process_group(options: Any, second: object) -> Any:
 
 
 def _rendezvous(scheme: str, url: str, **kwargs: Any) -> Iterator[Any]:
-    from sparkdl.torch.torchrun import HANDLERS
+    from sparkdl.torch.registration import HANDLERS
 
     return HANDLERS[scheme](url, **kwargs)
 

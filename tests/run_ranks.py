@@ -33,8 +33,8 @@ from sparkdl.collective import (
     set_current_communicator,
     uses_mpi,
 )
-from sparkdl.collective.addresses import LOOPBACK
 from sparkdl.errors import RankError
+from sparkdl.rendezvous.addresses import LOOPBACK
 from tests.pickled_call import pickle_call
 from tests.rank_nursery import ForkedRank, Nursery, nurseries_for
 

@@ -17,7 +17,7 @@ from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.bench.sizes import format_size, parse_size
 from sparkdl.bench.traffic import bytes_moved
-from sparkdl.collective.report import format_columns
+from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError
 
 _DEFAULT_SIZES = "1KiB,16KiB,256KiB,4MiB,64MiB,128MiB"

@@ -147,7 +147,7 @@ def _torch(_: Session) -> Contender:
 
 def _mpi(_: Session) -> Contender:
     """The MPI library itself, through mpi4py."""
-    from sparkdl.collective.mpi_library import load_mpi
+    from sparkdl.collective.mpi.library import load_mpi
 
     library = load_mpi()
     world = library.COMM_WORLD

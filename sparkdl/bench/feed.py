@@ -19,7 +19,7 @@ from sparkdl.bench.feed_files import TABLES, write_table
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
-from sparkdl.collective.report import format_columns
+from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError
 
 LIBRARIES = {

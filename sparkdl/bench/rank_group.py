@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
 from sparkdl.collective import Coordinator, Deadline, new_secret
-from sparkdl.collective.addresses import LOOPBACK
 from sparkdl.errors import CommunicatorTimeoutError, RankError
+from sparkdl.rendezvous.addresses import LOOPBACK
 from sparkdl.topology import name_ranks
 
 _START_TIMEOUT_S = 180.0

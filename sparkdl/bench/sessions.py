@@ -95,7 +95,7 @@ def _end_gloo(_: object) -> None:
 
 
 def _open_mpi(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
-    from sparkdl.collective.mpi_library import load_mpi
+    from sparkdl.collective.mpi.library import load_mpi
 
     # As mpiexec --bind-to core does. MPI's ranks wait without sleeping, and two of them that the scheduler leaves on
     # one core take milliseconds for what takes microseconds.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.bench.libraries import names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
-from sparkdl.collective.report import format_columns
+from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.data.spark_jobs import jobs_of, named_jobs
 from sparkdl.errors import ParamError
 

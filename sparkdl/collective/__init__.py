@@ -6,30 +6,33 @@ Knows NumPy and the native core, no torch and no Spark. The contract is :class:`
 
 from __future__ import annotations
 
-from sparkdl.collective.addresses import Address, listen, local_addresses
 from sparkdl.collective.advice import Advice, advise
-from sparkdl.collective.authentication import authenticate_client, authenticate_server, new_secret
-from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.coordinator import Coordinator
+from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.collective.current import (
     current_communicator,
     provide_communicator,
     provided_communicator,
     set_current_communicator,
 )
-from sparkdl.collective.deadline import Deadline, check_timeout
-from sparkdl.collective.dialing import connect_any, connect_authenticated
-from sparkdl.collective.frames import receive_frame, send_frame
-from sparkdl.collective.handle import Handle
-from sparkdl.collective.host_groups import find_hosts
-from sparkdl.collective.listener import AuthenticatedListener
 from sparkdl.collective.opening import TRANSPORTS, WIRES, check_transport, open_communicator, uses_mpi
-from sparkdl.collective.pmi import PmiServer, pmi_environment
-from sparkdl.collective.rendezvous import PrefixRendezvous, Rendezvous, all_gather_bytes
-from sparkdl.collective.rendezvous_client import RendezvousClient
-from sparkdl.collective.report import CommunicationReport
-from sparkdl.collective.stalls import StallCheck
-from sparkdl.collective.world_report import WorldReport
+from sparkdl.collective.telemetry.report import CommunicationReport, WorldReport
+from sparkdl.collective.telemetry.stalls import StallCheck
+from sparkdl.rendezvous.addresses import Address, listen, local_addresses
+from sparkdl.rendezvous.channel import (
+    authenticate_client,
+    authenticate_server,
+    new_secret,
+    receive_frame,
+    send_frame,
+)
+from sparkdl.rendezvous.client import RendezvousClient
+from sparkdl.rendezvous.coordinator import Coordinator
+from sparkdl.rendezvous.deadline import Deadline, check_timeout
+from sparkdl.rendezvous.dialing import connect_any, connect_authenticated
+from sparkdl.rendezvous.hosts import find_hosts
+from sparkdl.rendezvous.listener import AuthenticatedListener
+from sparkdl.rendezvous.pmi import PmiServer, pmi_environment
+from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, all_gather_bytes
 
 __all__ = [
     "TRANSPORTS",

@@ -25,23 +25,24 @@ nothing is written, and the communicator can be used further.
 Every operation has a deadline, ``timeout_s`` or the communicator's own. After any other failure than those above
 the communicator is of no further use. All ranks must call the same operations in the same order, except that
 messages (``send`` and ``recv``) are ordered by pair and tag alone.
+
+What an asynchronous operation of a communicator returns.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
 
-from sparkdl.collective.process_sets import Splittable
+from sparkdl.collective.opening import Splittable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from sparkdl.collective.handle import Handle, MessageHandle
 
 P = ParamSpec("P")
 
@@ -81,7 +82,7 @@ class Communicator(Splittable, ABC):
 
     @property
     def takes_device_memory(self) -> bool:
-        """Whether :meth:`send` and :meth:`recv` also take a :class:`~sparkdl.collective.device_array.DeviceArray`.
+        """Whether :meth:`send` and :meth:`recv` also take a :class:`~sparkdl.collective.buffers.DeviceArray`.
 
         What is on a stream is not waited for: the caller does, and so for what a received array is used for.
         """
@@ -364,3 +365,33 @@ class Communicator(Splittable, ABC):
         if error is not None:
             self.abort(f"rank {self.rank} failed: {type(error).__name__}: {error}")
         self.close()
+
+
+class Handle(Protocol):
+    """An operation under way; it keeps its buffers alive until it is complete."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until the operation is complete.
+
+        Args:
+            timeout_s: seconds to wait at most; the operation's own deadline when None.
+
+        Raises:
+            CommunicatorError: what the operation failed with.
+        """
+
+    def done(self) -> bool:
+        """Say at once whether the operation is complete, well or not."""
+
+
+class MessageHandle(Handle, Protocol):
+    """A message under way.
+
+    Attributes:
+        source: the rank that sends it; for a message from any rank, -1 until it comes.
+    """
+
+    source: int
+
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Call something, on any thread, as soon as the message is complete, well or not; it must return at once."""

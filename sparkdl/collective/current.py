@@ -1,19 +1,137 @@
-"""The job and the communicator of this process, for code that was handed none: provided by a launcher, or found."""
+"""The job and the communicator of this process, for code that was handed none: provided by a launcher, or found.
+
+Ranks that ``mpiexec`` started: they find each other through MPI, whatever carries their data then. Runs on ranks.
+
+How a process that was not told finds out which job it is a rank of: by its environment variables.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.discovery import find_job, find_own_job
-from sparkdl.collective.membership import enter_job
+import numpy as np
+
+from sparkdl.collective.job import Job, enter_job, find_all, host_job, is_torchruns, join_job
+from sparkdl.collective.mpi.library import library_name, load_mpi
+from sparkdl.errors import CommunicatorTimeoutError, LaunchError
+from sparkdl.rendezvous.addresses import LOOPBACK
+from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
-    from sparkdl.collective.job import Job
-    from sparkdl.collective.rendezvous import Rendezvous
+    from sparkdl.rendezvous.store import Rendezvous
+
+
+_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+"""What Open MPI tells its processes, and what MPICH and its relatives do."""
+
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""How many ranks this machine has, in their words."""
+
+_INVITATION_BYTES = 8192
+_MEET_TIMEOUT_S = 300.0
+_NAP_S = 1e-3
+"""Between two questions whether it has come: MPI's own waits have no deadline."""
+
+
+def find_mpi_world(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
+    """What opens the communicator of the ranks that an ``mpiexec`` started together with this one; None without one.
+
+    Raises:
+        LaunchError: if variables are missing that it sets.
+    """
+    for names in _VARIABLES:
+        found = find_all(environ, names, "Start ranks by mpiexec, which sets both.")
+        if found is not None:
+            return partial(_open, int(found[1]), names[1], environ)
+    return None
+
+
+def _open(size: int, variable: str, environ: Mapping[str, str]) -> Communicator:
+    is_open_mpi = variable.startswith("OMPI_")
+    if is_open_mpi != ("Open MPI" in library_name()):
+        # MPICH would end the process here, and Open MPI take it for a world of one.
+        raise LaunchError(_wrong_library(size, variable))
+    world = load_mpi().COMM_WORLD
+    if world.Get_size() != size:
+        raise LaunchError(f"{_wrong_library(size, variable)} It sees a world of {world.Get_size()}.")
+
+    def spread(invitation: bytes) -> bytes:
+        buffer = np.zeros(_INVITATION_BYTES, np.uint8)
+        buffer[: len(invitation)] = np.frombuffer(invitation, np.uint8)
+        request = world.Ibcast(buffer, 0)
+        deadline = Deadline(_MEET_TIMEOUT_S)
+        while not request.Test():
+            if deadline.expired:
+                raise CommunicatorTimeoutError(
+                    f"not all {size} ranks asked for their communicator within {_MEET_TIMEOUT_S:g} s"
+                )
+            time.sleep(_NAP_S)
+        return buffer.tobytes().rstrip(b"\0")
+
+    is_one_machine = any(environ.get(name) == str(size) for name in _LOCAL_SIZES)
+    host = LOOPBACK if is_one_machine else None
+    return host_job(world.Get_rank(), size, spread, environ, host=host)
+
+
+def _wrong_library(size: int, variable: str) -> str:
+    return (
+        f"{variable}={size} comes from another MPI than {library_name()}, which mpi4py has loaded here. Use the"
+        " mpiexec of that library, or name the right one in MPI4PY_LIBMPI."
+    )
+
+
+Finder = Callable[[Mapping[str, str]], "Callable[[], Communicator] | None"]
+"""Reads environment variables; gives what opens the communicator of all ranks, or None if it knows nothing of them."""
+
+_added: list[Finder] = []
+
+
+def add_finder(finder: Finder) -> None:
+    """Have another launcher's variables understood, too. Doing it again changes nothing."""
+    if finder not in _added:
+        _added.append(finder)
+
+
+def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
+    """What opens the communicator of the job that a launcher made this process a rank of; None if none did.
+
+    ``sparkdl run`` comes first, ``mpiexec`` last: what it set is inherited by all that its processes start.
+
+    Raises:
+        LaunchError: if a launcher's variables are there only in part; the message names the missing ones.
+    """
+    for finder in (_find_own, *_added, find_mpi_world):
+        opener = finder(environ)
+        if opener is not None:
+            return opener
+    return None
+
+
+def find_own_job(environ: Mapping[str, str]) -> Job | None:
+    """The job that ``sparkdl run`` made this process a rank of; None if it did not.
+
+    Raises:
+        LaunchError: if some of its variables are missing; the message names them.
+    """
+    if is_torchruns(environ):
+        return None  # inside a rank of ours it has started ranks of its own, which inherit our variables
+    return Job.from_variables(environ)
+
+
+def _find_own(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
+    if not _added and is_torchruns(environ):
+        raise LaunchError(
+            "torchrun started this process: import sparkdl.torch, which knows torchrun's variables."
+        )
+    job = find_own_job(environ)
+    return None if job is None else partial(join_job, job)
+
 
 _sources: list[tuple[Callable[[], Communicator], Callable[[], bool]]] = []
 """Holds what gives the communicator of this process, if there is one, and says whether it is open."""

@@ -27,7 +27,7 @@ class FutureHandle:
         self._blocked = blocked
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See :class:`~sparkdl.collective.handle.Handle`."""
+        """See :class:`~sparkdl.collective.communicator.Handle`."""
         try:
             with nullcontext() if self._future.done() else self._blocked():
                 self._future.result(timeout_s)
@@ -37,7 +37,7 @@ class FutureHandle:
             raise CommunicatorTimeoutError(f"the operation is not complete after {timeout_s:g} s") from error
 
     def done(self) -> bool:
-        """See :class:`~sparkdl.collective.handle.Handle`."""
+        """See :class:`~sparkdl.collective.communicator.Handle`."""
         return self._future.done()
 
     def when_done(self, action: Callable[[], None]) -> None:

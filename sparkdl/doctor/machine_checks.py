@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sparkdl.collective.shared_files import FOLDER
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_facts import MachineFacts
 from sparkdl.launch.launch_spec import COMPARED_PACKAGES, version_conflicts
+from sparkdl.rendezvous.hosts import FOLDER
 
 _OLDEST_PYTHON = (3, 10)
 _JAVA_OF_SPARK = {3: 8, 4: 17}

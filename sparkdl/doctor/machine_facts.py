@@ -18,17 +18,17 @@ from importlib import metadata
 from typing import Any
 
 from sparkdl import __version__
-from sparkdl.collective.addresses import interface_addresses
-from sparkdl.collective.shared_files import FOLDER
 from sparkdl.doctor.programs import ask, ask_python
+from sparkdl.rendezvous.addresses import interface_addresses
+from sparkdl.rendezvous.hosts import FOLDER
 
 PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle", "pyspark", "pyarrow", "petastorm", "pandas", "mlflow")
 """Whose versions are told."""
 
 _NCCL = (
-    "from sparkdl.collective.nccl_library import load_nccl; n = load_nccl(); print(n.version, 'from', n.path)"
+    "from sparkdl.collective.nccl.opening import load_nccl; n = load_nccl(); print(n.version, 'from', n.path)"
 )
-_MPI = "from sparkdl.collective.mpi_library import library_name; print(library_name())"
+_MPI = "from sparkdl.collective.mpi.library import library_name; print(library_name())"
 _NATIVE = "import sparkdl._native; print('loaded')"
 _TORCH_CUDA = "import torch; print(torch.version.cuda or 'none')"
 # Without importing torchvision: that fails where its library cannot be loaded, unless its operators were declared.

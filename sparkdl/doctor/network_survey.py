@@ -19,8 +19,8 @@ from sparkdl.collective import (
     find_hosts,
     open_communicator,
 )
-from sparkdl.collective.addresses import LOOPBACK, interface_addresses, is_local
 from sparkdl.errors import SparkdlError
+from sparkdl.rendezvous.addresses import LOOPBACK, interface_addresses, is_local
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator

@@ -17,16 +17,6 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
-from sparkdl.collective.addresses import (
-    LISTEN,
-    LOOPBACK,
-    Address,
-    hosts_of_name,
-    is_loopback,
-    reachable_hosts,
-)
-from sparkdl.collective.host_groups import Mark, find_hosts, is_marked
-from sparkdl.collective.pmi import PmiServer, pmi_environment
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.failure_board import FailureBoard
 from sparkdl.launch.hang_watch import HangLimits
@@ -38,6 +28,16 @@ from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.rank_environment import are_gpus_assigned, assigned_gpus, rank_environment
 from sparkdl.launch.rank_signs import RankSigns
 from sparkdl.launch.rank_supervisor import RankSupervisor
+from sparkdl.rendezvous.addresses import (
+    LISTEN,
+    LOOPBACK,
+    Address,
+    hosts_of_name,
+    is_loopback,
+    reachable_hosts,
+)
+from sparkdl.rendezvous.hosts import Mark, find_hosts, is_marked
+from sparkdl.rendezvous.pmi import PmiServer, pmi_environment
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext

@@ -19,7 +19,12 @@ from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.addresses import (
+from sparkdl.launch.driver_link import PURPOSE, REACH_TIMEOUT_S
+from sparkdl.launch.messages import MessageConnection
+from sparkdl.launch.outcome import Failure, StopReason
+from sparkdl.launch.preflight import is_connect
+from sparkdl.launch.rank_signs import RankSigns
+from sparkdl.rendezvous.addresses import (
     LISTEN,
     LOOPBACK,
     hosts_of_name,
@@ -28,12 +33,7 @@ from sparkdl.collective.addresses import (
     resolve,
     route_host,
 )
-from sparkdl.collective.listener import AuthenticatedListener
-from sparkdl.launch.driver_link import PURPOSE, REACH_TIMEOUT_S
-from sparkdl.launch.messages import MessageConnection
-from sparkdl.launch.outcome import Failure, StopReason
-from sparkdl.launch.preflight import is_connect
-from sparkdl.launch.rank_signs import RankSigns
+from sparkdl.rendezvous.listener import AuthenticatedListener
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +98,7 @@ class DriverChannel:
         secret: of the job.
         num_ranks: how many tasks are to meet.
         host: address or addresses to bind, as :func:`driver_hosts` finds them; what
-            :func:`~sparkdl.collective.addresses.reachable_hosts` chooses when None.
+            :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses when None.
     """
 
     def __init__(self, secret: bytes, num_ranks: int, *, host: str | Sequence[str] | None = None) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any
 
-from sparkdl.collective.addresses import Address
-from sparkdl.collective.dialing import connect_authenticated
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.launch.outcome import Failure, OnStop, StopReason
 from sparkdl.launch.rank_signs import RankSigns
+from sparkdl.rendezvous.addresses import Address
+from sparkdl.rendezvous.dialing import connect_authenticated
 
 PURPOSE = b"sparkdl driver"
 REACH_TIMEOUT_S = 10.0

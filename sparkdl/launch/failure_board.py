@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from sparkdl.collective import PrefixRendezvous
-from sparkdl.collective.deadline import Deadline
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.launch.outcome import Failure, OnStop, StopReason
+from sparkdl.rendezvous.deadline import Deadline
 
 CULPRIT_PATIENCE_S = 3.0
 """How long a rank that failed because of another one waits for that one's task to post first."""

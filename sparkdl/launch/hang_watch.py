@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sparkdl.collective.waits import Wait
+from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
 from sparkdl.launch.rank_pulse import PULSE_S
 from sparkdl.launch.rank_signs import RankSigns

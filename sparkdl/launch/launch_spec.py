@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 
 from sparkdl import __version__
-from sparkdl.collective.addresses import Address
+from sparkdl.rendezvous.addresses import Address
 
 COMPARED_PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle")
 """Packages whose objects travel between driver and ranks, so that their versions have to agree."""

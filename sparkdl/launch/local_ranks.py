@@ -31,8 +31,7 @@ from sparkdl.collective import (
     pmi_environment,
     uses_mpi,
 )
-from sparkdl.collective.job import Job
-from sparkdl.collective.membership import FAILURE_KEY
+from sparkdl.collective.job import FAILURE_KEY, Job
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.arrow_memory import ARROW_VARIABLES
 from sparkdl.launch.guarded_process import GuardedProcess, how_it_ended

@@ -11,7 +11,7 @@ import struct
 import threading
 from typing import Any
 
-from sparkdl.collective.frames import receive_frame, send_frame
+from sparkdl.rendezvous.channel import receive_frame, send_frame
 
 MAX_MESSAGE_BYTES = 64 << 20
 """No single message is larger; what is, travels in chunks."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from sparkdl.collective.membership import Origin
+from sparkdl.collective.job import Origin
 from sparkdl.launch.rank_signs import RankSigns
 
 
@@ -48,7 +48,7 @@ class Failure:
     """Whether another rank's failure, or a cancelled fit, is behind this one."""
 
     origin: str = ""
-    """Where an error that the rank raised began: the value of an :class:`~sparkdl.collective.membership.Origin`."""
+    """Where an error that the rank raised began: the value of an :class:`~sparkdl.collective.job.Origin`."""
 
     is_loss: bool = False
     """Whether the rank's process was killed, or went with its executor, and no code of it raised anything."""

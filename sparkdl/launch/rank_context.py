@@ -6,7 +6,7 @@ from typing import Any
 
 from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
 from sparkdl.collective.job import Job
-from sparkdl.collective.waits import NotedWait
+from sparkdl.collective.telemetry.stalls import NotedWait
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.launch.rank_pulse import RankPulse
 from sparkdl.topology import Topology

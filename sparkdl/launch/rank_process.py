@@ -21,15 +21,14 @@ from typing import Any, NoReturn, TypeAlias
 import cloudpickle
 
 from sparkdl.collective import RendezvousClient, provide_communicator
-from sparkdl.collective.addresses import Address
 from sparkdl.collective.current import provide_job
-from sparkdl.collective.job import Job
-from sparkdl.collective.membership import Origin, origin_of
+from sparkdl.collective.job import Job, Origin, origin_of
 from sparkdl.errors import CommunicatorError
 from sparkdl.launch.messages import CHUNK_BYTES, MessageConnection
 from sparkdl.launch.packed_error import error_text, pack_error
 from sparkdl.launch.rank_context import RankContext
 from sparkdl.launch.rank_pulse import RankPulse
+from sparkdl.rendezvous.addresses import Address
 
 CONNECT_TIMEOUT_S = 60.0
 MAX_ERROR_CHARS = 1 << 20

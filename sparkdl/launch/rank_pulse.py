@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 
-from sparkdl.collective.waits import pending_waits
+from sparkdl.collective.telemetry.stalls import pending_waits
 from sparkdl.launch.messages import MessageConnection
 
 PULSE_S = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkdl.collective.waits import Wait
+from sparkdl.collective.telemetry.stalls import Wait
 
 
 @dataclass(frozen=True, kw_only=True)

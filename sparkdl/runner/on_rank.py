@@ -132,7 +132,7 @@ def _has_met(context: RankContext) -> bool:
     """Whether this rank has the communicator, or has looked for the others by torch.distributed or MPI."""
     import torch.distributed as dist
 
-    from sparkdl.torch.torchrun import has_met
+    from sparkdl.torch.registration import has_met
 
     mpi = sys.modules.get("mpi4py.MPI")
     is_in_mpi = mpi is not None and mpi.Is_initialized()

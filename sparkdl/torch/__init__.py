@@ -8,14 +8,19 @@ starts no process and knows no training loop.
 
 from __future__ import annotations
 
-from sparkdl.collective.discovery import add_finder
+from sparkdl.collective.current import add_finder
 from sparkdl.torch.data_parallel import DataParallel
-from sparkdl.torch.failures import collective_errors
-from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
-from sparkdl.torch.registration import destroy_process_group, init_process_group, register
-from sparkdl.torch.store import RendezvousStore, StoreRendezvous
+from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup, collective_errors
+from sparkdl.torch.registration import (
+    RendezvousStore,
+    StoreRendezvous,
+    destroy_process_group,
+    find_torchrun,
+    init_process_group,
+    register,
+    register_rendezvous,
+)
 from sparkdl.torch.sync_batch_norm import SyncBatchNorm, synchronized_batch_norms
-from sparkdl.torch.torchrun import find_torchrun, register_rendezvous
 
 __all__ = [
     "BACKEND_NAME",

@@ -1,8 +1,12 @@
 """The c10d process group of the backend ``"sparkdl"``: its name, its devices and its life.
 
 Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.reductions`, :mod:`sparkdl.torch.movements`,
-:mod:`sparkdl.torch.exchanges` and :mod:`sparkdl.torch.messages`, how a group comes into being in
+:mod:`sparkdl.torch.movements` and :mod:`sparkdl.torch.movements`, how a group comes into being in
 :mod:`sparkdl.torch.registration`.
+
+Errors of collectives, in our own classes also where c10d lets only their text through.
+
+Runs on the *rank*.
 """
 
 from __future__ import annotations
@@ -11,26 +15,27 @@ import atexit
 import contextlib
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
-from sparkdl.collective.deadline import to_seconds
 from sparkdl.errors import CommunicatorError
-from sparkdl.torch.exchanges import Exchanges
-from sparkdl.torch.messages import Messages
-from sparkdl.torch.movements import Movements
+from sparkdl.rendezvous.deadline import to_seconds
+from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
 from sparkdl.torch.work import CollectiveWork, FutureCompleter, joined
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import timedelta
 
     from torch._C._distributed_c10d import Store
 
     from sparkdl.collective import Communicator, Rendezvous
+
 
 BACKEND_NAME = "sparkdl"
 
@@ -54,7 +59,7 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         timeout_s: deadline of a collective that names none.
         owns_communicator: ``shutdown`` closes the communicator.
         base_store: the store below ``store``, to be kept as long as the group, or None.
-        accelerator: what serves tensors on the GPU (see :mod:`sparkdl.torch.accelerator`), or None to refuse them.
+        accelerator: what serves tensors on the GPU (see :mod:`sparkdl.torch.gpu.accelerator`), or None to refuse them.
     """
 
     def __init__(
@@ -224,3 +229,27 @@ def _leave_groups() -> None:
     for group in sorted(_open_groups, key=lambda group: not group._owns_communicator):
         with contextlib.suppress(CommunicatorError):
             group.leave(failure)
+
+
+@contextmanager
+def collective_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Raise the error of a failed collective itself, where torch raises a ``RuntimeError`` that quotes it.
+
+    ``DistributedDataParallel`` waits on c10d futures in C++, which keep only the text of an error. Around
+    ``loss.backward()`` this gives, say, the ``RankLostError`` that the allreduce raised. Other errors pass.
+
+    Args:
+        group: the process group; the default group if None.
+
+    Raises:
+        CommunicatorError: if a collective of the group failed; the subclass says how.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        failure = group.failure if isinstance(group, SparkdlProcessGroup) else None
+        if failure is None or failure is error:
+            raise
+        raise failure from error

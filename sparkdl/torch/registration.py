@@ -3,18 +3,46 @@
 Runs on the *rank*. Importing :mod:`sparkdl.torch` registers the backend, so that
 ``init_process_group("sparkdl", ...)`` and ``new_group(backend="sparkdl")`` work as with any other; in ranks of our
 launchers :mod:`sparkdl.autoload` registers it as soon as torch is imported.
+
+The two bridges between c10d's ``Store`` and the rendezvous of :mod:`sparkdl.collective`.
+
+Runs on the *rank*. ``RendezvousStore`` lets torch.distributed keep its keys at our coordinator, which
+authenticates its clients, so that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a
+store that torch already has: that of a process set, or what ``init_process_group("sparkdl", ...)`` was given.
+
+Ranks that find each other by the variables of ``torchrun``: those that it started itself, and ours.
+
+Runs on the *rank*. Ranks of ``torchrun``, or of anything else that sets its variables, exchange the job's secret
+through torch's store: it is as safe as that store. Ranks of ours have the same variables, and torch's ``env://`` leads
+them, as does ``tcp://`` with the same address, to a store whose keys lie at our coordinator, which serves holders of
+the job's secret alone.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlparse
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import (
+    _env_rendezvous_handler,
+    _file_rendezvous_handler,
+    _rendezvous_handlers,
+    _tcp_rendezvous_handler,
+    rendezvous,
+)
 
 from sparkdl.collective import (
     Communicator,
+    Deadline,
     PrefixRendezvous,
     Rendezvous,
     current_communicator,
@@ -22,12 +50,312 @@ from sparkdl.collective import (
     open_communicator,
     provided_communicator,
 )
-from sparkdl.collective.deadline import to_seconds
-from sparkdl.errors import ParamError
-from sparkdl.torch.accelerator import CUDA_ROADS, open_accelerator
+from sparkdl.collective.current import current_job, find_mpi_world, job_rendezvous
+from sparkdl.collective.job import find_all, host_job, is_own_run, is_torchruns
+from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
+from sparkdl.rendezvous.addresses import (
+    LOOPBACK,
+    hosts_of_name,
+    is_loopback,
+    reachable_hosts,
+    resolve,
+    route_host,
+)
+from sparkdl.rendezvous.deadline import to_seconds
+from sparkdl.torch.gpu.accelerator import CUDA_ROADS, open_accelerator
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
-from sparkdl.torch.store import RendezvousStore, StoreRendezvous
-from sparkdl.torch.torchrun import job_of
+
+if TYPE_CHECKING:
+    from sparkdl.collective.job import Job
+
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+"""Between two questions whether a key is set: soon at first, as most are, then ever less often."""
+
+
+class RendezvousStore(Store):
+    """A c10d store whose keys lie in a rendezvous. Values are bytes; ``str`` values are encoded as UTF-8.
+
+    C++ keeps only its half of a store: whoever hands one to torch keeps the object too.
+
+    Args:
+        rendezvous: where the keys lie.
+        timeout_s: how long ``get`` and ``wait`` wait for a key, unless told otherwise.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+        # Kept in the C++ half, where stores around this one read and change it.
+        self.set_timeout(timedelta(seconds=timeout_s))
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set a key."""
+        self._rendezvous.set(key, _encode(value))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, waiting until it is set."""
+        return self._rendezvous.get(key, to_seconds(self.timeout))  # type: ignore[attr-defined]  # not in the stub
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a counter, which begins at zero, and return its new value."""
+        return self._rendezvous.add(key, value)
+
+    def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
+        """Set a key if it holds ``expected_value``, or is unset and that is empty; return its value."""
+        return self._rendezvous.compare_set(key, _encode(expected_value), _encode(desired_value))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; True if there was one."""
+        return self._rendezvous.delete(key)
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return self._rendezvous.num_keys()
+
+    def check(self, keys: list[str]) -> bool:
+        """All of the keys are set."""
+        return self._rendezvous.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all of the keys are set."""
+        timeout_s = to_seconds(timeout or self.timeout)  # type: ignore[attr-defined]  # likewise
+        for key in keys:
+            self._rendezvous.get(key, timeout_s)
+
+    def has_extended_api(self) -> bool:
+        """``append``, ``multi_get`` and ``multi_set`` are not offered; torch does without them."""
+        return False
+
+    def clone(self) -> RendezvousStore:
+        """A store over the same keys that another thread may use: this one, as a rendezvous serves any thread."""
+        return self
+
+    # The names by which C++ looks for two of them.
+    deleteKey = delete_key  # noqa: N815 - C++ names
+    getNumKeys = num_keys  # noqa: N815 - likewise
+
+
+class StoreRendezvous:
+    """A rendezvous whose keys lie in a c10d store, all of them below one prefix."""
+
+    def __init__(self, store: Store, prefix: str = "") -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a key."""
+        self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # bytes are welcome
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """The value of a key, waiting until it is set.
+
+        Raises:
+            CommunicatorTimeoutError: if it is still unset after ``timeout_s``.
+        """
+        # Asked again and again rather than by the store's own `wait`: a TCPStore serves one caller at a time, and
+        # communicators wait on a thread of theirs while others set keys.
+        deadline = Deadline(timeout_s)
+        pause_s = _FIRST_PAUSE_S
+        while not self._store.check([self._prefix + key]):
+            if deadline.remaining_s() <= 0:
+                raise CommunicatorTimeoutError(
+                    f"no rank set {self._prefix + key!r} in the c10d store within {timeout_s:g} s"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return bytes(self._store.get(self._prefix + key))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which begins at zero, and return its new value."""
+        return int(self._store.add(self._prefix + key, amount))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set a key if it holds ``expected``, or is unset and that is empty; return its value."""
+        return bytes(self._store.compare_set(self._prefix + key, expected, desired))  # type: ignore[arg-type]  # likewise
+
+    def delete(self, key: str) -> bool:
+        """Delete a key; True if there was one."""
+        return bool(self._store.delete_key(self._prefix + key))
+
+    def num_keys(self, prefix: str = "") -> int:
+        """Not available: c10d cannot count the keys below a prefix.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("A c10d store cannot count keys below a prefix; ask for keys by name.")
+
+    def hosts_here(self) -> tuple[str, ...]:
+        """See :class:`~sparkdl.rendezvous.store.Located`: known of a ``TCPStore``, whose host all ranks reach."""
+        store = self._store
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        if not isinstance(store, TCPStore):
+            return ()
+        if found := hosts_of_name(store.host):
+            return found
+        return tuple(
+            host
+            for there in resolve(store.host)
+            if not is_loopback(there) and (host := route_host(there)) is not None
+        )
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """All of the keys are set."""
+        return bool(self._store.check([self._prefix + key for key in keys]))
+
+
+def _encode(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MEET_TIMEOUT = timedelta(seconds=300)
+_KEY = "sparkdl/invitation"
+
+# The store of rank 0 serves the others as long as it lives.
+_stores: list[Store] = []
+
+_met = [False]
+"""Whether this rank was asked for a store."""
+
+
+class JobStore(RendezvousStore):
+    """The store that ``env://``, or ``tcp://`` and the coordinator's address, gives in a rank of ours.
+
+    Attributes:
+        job: the job at whose coordinator its keys lie.
+    """
+
+    def __init__(self, job: Job, rank: int, world_size: int, *, timeout_s: float) -> None:
+        everyones = job_rendezvous(job)
+        # torch numbers its groups from zero again after destroy_process_group; the ranks initialize equally often.
+        count = everyones.add(f"torchrun/stores/{rank}/{world_size}", 1)
+        super().__init__(PrefixRendezvous(everyones, f"torchrun/{world_size}/{count}"), timeout_s=timeout_s)
+        self.job = job
+
+
+def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
+    """What opens the communicator of the ranks that ``torchrun`` started together with this one; None without it.
+
+    Raises:
+        LaunchError: if variables are missing that it sets.
+    """
+    if is_own_run(environ):
+        return None  # a rank of ours finds its own job; what a rank of a Runner has started is no rank
+    if not is_torchruns(environ) and find_mpi_world(environ) is not None:
+        return None  # scripts for mpiexec set some of these for torch
+    found = find_all(environ, _VARIABLES, "Start ranks by torchrun, which sets all of them.")
+    return None if found is None else partial(_open_for_job, environ)
+
+
+def register_rendezvous() -> None:
+    """Have torch's rendezvous ask the functions below. Doing it again changes nothing."""
+    # torch refuses to register a second handler of a scheme.
+    _rendezvous_handlers.update(HANDLERS)
+
+
+def rendezvous_by_environment(
+    url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """Handle torch's ``env://``: a :class:`JobStore` in a rank whose ``MASTER_ADDR`` and ``MASTER_PORT`` are ours.
+
+    Elsewhere, and where a program has set another address, torch's own handler does its work.
+    """
+    job = current_job()
+    if job is None or not job.is_named_by(os.environ):
+        if job is not None:
+            _note_elsewhere(job)
+        yield from _env_rendezvous_handler(url, timeout=timeout, **kwargs)
+        return
+    given = dict(parse_qsl(urlparse(url).query))
+    rank = int(given.get("rank") or os.environ.get("RANK") or job.rank)
+    world_size = int(given.get("world_size") or os.environ.get("WORLD_SIZE") or job.world_size)
+    yield _job_store(job, rank, world_size, timeout), rank, world_size
+
+
+def rendezvous_by_address(
+    url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """Handle torch's ``tcp://``: a :class:`JobStore` where the address is that of ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Elsewhere torch's own handler does its work.
+    """
+    job, parts = current_job(), urlparse(url)
+    given = dict(parse_qsl(parts.query))
+    if job is None or not job.is_at(parts.hostname, parts.port) or not {"rank", "world_size"} <= given.keys():
+        if job is not None:
+            _note_elsewhere(job)
+        yield from _tcp_rendezvous_handler(url, timeout=timeout, **kwargs)
+        return
+    rank, world_size = int(given["rank"]), int(given["world_size"])
+    yield _job_store(job, rank, world_size, timeout), rank, world_size
+
+
+def rendezvous_by_file(url: str, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
+    """Handle torch's ``file://``, as its own handler does."""
+    job = current_job()
+    if job is not None:
+        _note_elsewhere(job)
+    yield from _file_rendezvous_handler(url, **kwargs)
+
+
+HANDLERS = {
+    "env": rendezvous_by_environment,
+    "tcp": rendezvous_by_address,
+    "file": rendezvous_by_file,
+}
+"""By the schemes of torch's URLs."""
+
+
+def _job_store(job: Job, rank: int, world_size: int, timeout: timedelta) -> JobStore:
+    _met[0] = True
+    store = JobStore(job, rank, world_size, timeout_s=to_seconds(timeout))
+    _stores.append(store)  # C++ keeps only its half
+    return store
+
+
+def has_met() -> bool:
+    """Whether torch.distributed of this rank has looked for the others."""
+    return _met[0]
+
+
+def job_of(store: Any) -> Job | None:
+    """The job at whose coordinator the keys of a store lie; None if it is none of ours."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store.job if isinstance(store, JobStore) else None
+
+
+def _note_elsewhere(job: Job) -> None:
+    """Have the launcher know that the ranks meet at an address of the program's own."""
+    _met[0] = True
+    if is_own_run(os.environ):
+        with suppress(SparkdlError, ConnectionError):  # what comes now goes without our coordinator
+            job_rendezvous(job)
+
+
+def _open_for_job(environ: Mapping[str, str]) -> Communicator:
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=_MEET_TIMEOUT)))
+    _stores.append(store)
+
+    def spread(invitation: bytes) -> bytes:
+        if rank == 0:
+            store.set(_KEY, invitation)
+        return bytes(store.get(_KEY))
+
+    return host_job(rank, world_size, spread, environ, host=_where_rank_0_is_reached(environ, world_size))
+
+
+def _where_rank_0_is_reached(environ: Mapping[str, str], world_size: int) -> Sequence[str]:
+    """On rank 0: the addresses of this machine at which the other ranks find its coordinator."""
+    if environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+        return [LOOPBACK]
+    # The others reach the store there, too.
+    return reachable_hosts(hosts_of_name(environ["MASTER_ADDR"]))
+
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -63,9 +391,9 @@ def init_process_group(
             a rank of, as ``sparkdl run``, ``mpiexec`` or ``torchrun`` started it.
         timeout_s: deadline of a collective that names none, 300 s by default.
         cuda: whether CUDA tensors are to travel, too, or by what: ``"auto"``, which True stands for, ``"torch"``,
-            ``"sparkdl"``, ``"hierarchical"`` or ``"host"``; see :mod:`sparkdl.torch.accelerator`. Finding out a rank's
-            GPU initializes CUDA there and takes hundreds of MiB of its memory; False leaves the GPUs alone. The same on
-            every rank.
+            ``"sparkdl"``, ``"hierarchical"`` or ``"host"``; see :mod:`sparkdl.torch.gpu.accelerator`. Finding out a
+            rank's GPU initializes CUDA there and takes hundreds of MiB of its memory; False leaves the GPUs alone. The
+            same on every rank.
 
     Raises:
         ParamError: if torch.distributed is initialized already, ``cuda`` cannot be had, or no communicator is given
@@ -120,7 +448,7 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
         communicator, rendezvous = of_job, _fresh_keys(of_job)
     else:
         rendezvous, owns_communicator = _group_rendezvous(options), True
-        communicator = _open(options, rendezvous, timeout_s)
+        communicator = _open_for_group(options, rendezvous, timeout_s)
     road = _cuda_road(communicator)
     accelerator = (
         None if road is None else open_accelerator(road, communicator, rendezvous, options.store, timeout_s)
@@ -156,7 +484,7 @@ def _group_rendezvous(options: Any) -> Rendezvous:
     return PrefixRendezvous(world.rendezvous, f"group/{options.group_id}/{ranks}")
 
 
-def _open(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicator:
+def _open_for_group(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicator:
     world = _world()
     parent = world.communicator if world is not None else provided_communicator()
     rank = options.group_rank

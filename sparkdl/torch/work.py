@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from sparkdl.collective.deadline import Deadline, to_seconds
+from sparkdl.rendezvous.deadline import Deadline, to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from sparkdl.collective.membership import is_consequence
+from sparkdl.collective.job import is_consequence
 from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
 from sparkdl.torch import collective_errors
 from sparkdl.training.columns import dtype_name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective.monitor import OperationTotals
+from sparkdl.collective.telemetry.monitor import OperationTotals
 from sparkdl.errors import MismatchError, ParamError
 from tests.collective.references import inputs, wrap
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.collective import all_gather_bytes
-from sparkdl.collective.mpi_communicator import MpiCommunicator
-from sparkdl.collective.mpi_library import load_mpi
+from sparkdl.collective.mpi.communicator import MpiCommunicator
+from sparkdl.collective.mpi.library import load_mpi
 from tests.collective.failure_scenes import Outcome, error_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.nccl_group import NcclGroup
-from sparkdl.collective.nccl_opening import open_nccl_group
+from sparkdl.collective.nccl.group import NcclGroup
+from sparkdl.collective.nccl.opening import open_nccl_group
 from tests.nccl_stand_in.gpu_memory import GpuArray
 from tests.run_ranks import RankEnvironment
 

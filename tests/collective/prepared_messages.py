@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdl.collective import Communicator
-    from sparkdl.collective.handle import Handle
+    from sparkdl.collective.communicator import Handle
     from tests.collective.programs import Operation, Step
 
 

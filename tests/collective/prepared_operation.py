@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdl.collective import Communicator
-    from sparkdl.collective.handle import Handle
+    from sparkdl.collective.communicator import Handle
     from tests.collective.programs import Operation
 
 _UNTOUCHED = 0xA5

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdl.collective import Communicator
-    from sparkdl.collective.handle import Handle
+    from sparkdl.collective.communicator import Handle
     from tests.collective.element_types import Array
     from tests.collective.programs import Operation, Program, Step, Strand
 

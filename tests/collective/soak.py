@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective.rendezvous import all_gather_bytes
 from sparkdl.errors import CommunicatorAbortedError, CommunicatorTimeoutError
+from sparkdl.rendezvous.store import all_gather_bytes
 from tests.collective.census import Census
 from tests.collective.eventually import eventually
 from tests.collective.program_runner import run_program

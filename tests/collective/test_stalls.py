@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparkdl.collective import StallCheck
-from sparkdl.collective.stalls import StallTimer
+from sparkdl.collective.telemetry.stalls import StallTimer
 from sparkdl.errors import ParamError
 from tests.collective import stall_scenes
 from tests.collective.stall_scenes import ABORT_S, WARN_S

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective import StallCheck
-from sparkdl.collective.clock_offset import measure_offset
+from sparkdl.collective.telemetry.clock_offset import measure_offset
 from sparkdl.errors import CommunicatorError, ParamError
 from tests.collective.eventually import eventually
 from tests.collective.logged import logged_warnings

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import sparkdl.torch
 from sparkdl.errors import ParamError
-from sparkdl.torch.gpu_lane import GpuLane
+from sparkdl.torch.gpu.staged import GpuLane
 from tests.torch.accelerator_claims import run_claims
 
 if TYPE_CHECKING:

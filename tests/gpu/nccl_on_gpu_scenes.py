@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from sparkdl.collective.nccl_group import NcclGroup
-from sparkdl.collective.nccl_opening import open_nccl_group
+from sparkdl.collective.nccl.group import NcclGroup
+from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.errors import CommunicatorError, SparkdlError
 from tests.gpu.gpu_scenes import own_device
 from tests.run_ranks import RankEnvironment
@@ -68,7 +68,7 @@ def operations(environment: RankEnvironment) -> dict[str, bool]:
 def library(environment: RankEnvironment) -> tuple[str, str]:
     """Version and path of the library."""
     device = own_device(environment)
-    from sparkdl.collective.nccl_library import load_nccl
+    from sparkdl.collective.nccl.opening import load_nccl
 
     loaded = load_nccl()
     assert str(torch.cuda.get_device_properties(device).uuid) in loaded.gpu_id(device.index)[0]
@@ -160,7 +160,7 @@ def host_array(environment: RankEnvironment) -> str:
     device = own_device(environment)
     with environment.open() as communicator, open_nccl_group(communicator, gpu=device.index) as group:
         wrong = torch.ones(4)
-        from sparkdl.collective.device_array import DeviceArray
+        from sparkdl.collective.buffers import DeviceArray
 
         array = DeviceArray(pointer=wrong.data_ptr(), count=4, dtype="float32")
         try:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.collective import all_gather_bytes, open_communicator
-from sparkdl.collective.connections import connect_rings
-from sparkdl.collective.rendezvous import PrefixRendezvous
+from sparkdl.collective.native.rings import connect_rings
+from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import Topology
 from tests.collective.eventually import eventually
 from tests.collective.failure_scenes import Outcome, error_of

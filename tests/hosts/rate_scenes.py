@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective import Address
-from sparkdl.collective.addresses import listen
-from sparkdl.collective.dialing import connect_any
+from sparkdl.rendezvous.addresses import listen
+from sparkdl.rendezvous.dialing import connect_any
 
 if TYPE_CHECKING:
     import socket

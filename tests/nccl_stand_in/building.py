@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from sparkdl.collective.mpi_library import load_mpi
+from sparkdl.collective.mpi.library import load_mpi
 
 SOURCES = Path(__file__).parent
 BUILD = SOURCES.parent.parent / "build"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.collective.dialing import connect_authenticated
 from sparkdl.errors import LaunchError
 from sparkdl.launch import run, run_on_ranks
 from sparkdl.launch.bounded_job import collect_within
 from sparkdl.launch.driver_channel import DriverChannel, RankMessage
 from sparkdl.launch.driver_link import PURPOSE
 from sparkdl.launch.tagged_call import TaggedCall
+from sparkdl.rendezvous.dialing import connect_authenticated
 from tests.collective.eventually import eventually
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.collective import new_secret
-from sparkdl.collective.addresses import Address
 from sparkdl.data.spark_jobs import spark_job
 from sparkdl.errors import (
     CommunicatorError,
@@ -31,6 +30,7 @@ from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.launch_spec import installed_versions
 from sparkdl.launch.meeting import Meeting, Peer
+from sparkdl.rendezvous.addresses import Address
 from tests.collective.eventually import eventually
 from tests.flood import flooded
 from tests.launchers import ROOT

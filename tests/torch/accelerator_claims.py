@@ -20,12 +20,12 @@ from torch._C._distributed_c10d import (
 )
 
 from sparkdl.collective import Communicator
-from sparkdl.collective.nccl_opening import open_nccl_group
+from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.errors import CommunicatorAbortedError, ParamError
 from sparkdl.torch import RendezvousStore
-from sparkdl.torch.accelerator import divide, stage
-from sparkdl.torch.gpu_lane import Lane
-from sparkdl.torch.nccl_tensors import NcclTensors
+from sparkdl.torch.gpu.accelerator import divide, stage
+from sparkdl.torch.gpu.nccl_tensors import NcclTensors
+from sparkdl.torch.gpu.staged import Lane
 from tests.run_ranks import RankEnvironment
 
 TIMEOUT_S = 20.0

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from sparkdl.collective import Communicator
-from sparkdl.collective.device_array import DeviceArray
+from sparkdl.collective.buffers import DeviceArray
 from sparkdl.torch import RendezvousStore
-from sparkdl.torch.accelerator import divide
-from sparkdl.torch.hierarchical_tensors import HierarchicalTensors
+from sparkdl.torch.gpu.accelerator import divide
+from sparkdl.torch.gpu.hierarchical import HierarchicalTensors
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support
 from tests.run_ranks import RankEnvironment
 from tests.torch.host_lane import HostLane

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sparkdl.errors import ParamError
-from sparkdl.torch.accelerator import choose_road, warn_of_wire
+from sparkdl.torch.gpu.accelerator import choose_road, warn_of_wire
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.torch.accelerator_claims import CLAIMS, run_claims

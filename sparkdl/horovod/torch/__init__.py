@@ -13,31 +13,30 @@ from __future__ import annotations
 
 from sparkdl.horovod.torch import elastic
 from sparkdl.horovod.torch.basics import (
+    ccl_built,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
-    rank,
-    shutdown,
-    size,
-)
-from sparkdl.horovod.torch.capabilities import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
+    rank,
     rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
 )
 from sparkdl.horovod.torch.compression import Compression
-from sparkdl.horovod.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from sparkdl.horovod.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -45,17 +44,32 @@ from sparkdl.horovod.torch.functions import (
     broadcast_parameters,
 )
 from sparkdl.horovod.torch.handles import poll, synchronize
+from sparkdl.horovod.torch.names import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    Max,
+    Min,
+    Product,
+    Sum,
+)
 from sparkdl.horovod.torch.operations.allgather import (
     allgather,
     allgather_async,
     grouped_allgather,
     grouped_allgather_async,
+    sparse_allreduce_async,
 )
 from sparkdl.horovod.torch.operations.allreduce import (
     allreduce,
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
 from sparkdl.horovod.torch.operations.alltoall import alltoall, alltoall_async
 from sparkdl.horovod.torch.operations.broadcast import (
@@ -64,12 +78,6 @@ from sparkdl.horovod.torch.operations.broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from sparkdl.horovod.torch.operations.grouped_allreduce import (
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
 from sparkdl.horovod.torch.operations.meeting import barrier, join
 from sparkdl.horovod.torch.operations.reducescatter import (
     grouped_reducescatter,
@@ -77,7 +85,6 @@ from sparkdl.horovod.torch.operations.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
-from sparkdl.horovod.torch.operations.sparse_allreduce import sparse_allreduce_async
 from sparkdl.horovod.torch.optimizer import DistributedOptimizer
 from sparkdl.horovod.torch.process_sets import (
     ProcessSet,
@@ -85,9 +92,7 @@ from sparkdl.horovod.torch.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from sparkdl.horovod.torch.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from sparkdl.horovod.torch.sync_batch_norm import SyncBatchNorm
-from sparkdl.horovod.torch.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",

@@ -1,27 +1,83 @@
 """This process among the ranks, as Horovod names it: init, shutdown, rank, size and their local and cross forms.
 
 Runs on the *rank*. The communicator that the launcher opened stays the launcher's; ``init`` opens others for itself.
+
+Horovod's timeline. Runs on ranks; see :meth:`sparkdl.collective.Communicator.start_timeline`.
+
+Horovod's questions about how it was built, answered by what stands in its place here.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
 from sparkdl.collective import Communicator, StallCheck, current_communicator
-from sparkdl.collective.byte_exchange import allgather_bytes
+from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
 from sparkdl.horovod.torch.process_sets import ProcessSet, bind, global_process_set, ranks_of_comm
 from sparkdl.horovod.torch.session import Session, problem_with
-from sparkdl.horovod.torch.timeline import start_timeline_of
 from sparkdl.topology import name_ranks
+
+logger = logging.getLogger(__name__)
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write down what the ranks communicate; all ranks call it. A timeline that runs already is ended.
+
+    The file, on rank 0's machine, has what rank 0 sees while the timeline runs, and what all ranks saw after
+    :func:`stop_timeline` or ``shutdown``.
+
+    Args:
+        file_path: the file; rank 0's counts.
+        mark_cycles: show as ``CYCLE_START`` where a rank begins to run what was asked of it; idle cycles, which
+            Horovod shows too, do not exist here.
+
+    Raises:
+        ValueError: if ``init`` has not been called, or the file cannot be written.
+    """
+    world = session().world
+    if world.has_timeline:
+        world.stop_timeline()
+    session().mark_cycles(mark_cycles)
+    world.start_timeline(file_path, is_live=True)
+
+
+def stop_timeline() -> None:
+    """End the timeline, if one runs, and write its file; all ranks call it.
+
+    Raises:
+        ValueError: if ``init`` has not been called, or the file cannot be written.
+    """
+    world = session().world
+    if world.has_timeline:
+        world.stop_timeline()
+    else:
+        logger.info("There is no timeline to stop.")
+
+
+def start_timeline_of(environment: Mapping[str, str]) -> None:
+    """Begin the timeline that rank 0's ``HOROVOD_TIMELINE`` asks for, if it does; all ranks call it.
+
+    Each rank marks its cycles if its own ``HOROVOD_TIMELINE_MARK_CYCLES`` is 1.
+    """
+    path = environment.get("HOROVOD_TIMELINE", "")
+    own = b"" if path == "DYNAMIC" else path.encode()
+    chosen = broadcast_bytes(session().world, own, root=0, name="HOROVOD_TIMELINE").decode()
+    if chosen:
+        start_timeline(chosen, mark_cycles=environment.get("HOROVOD_TIMELINE_MARK_CYCLES") == "1")
+
 
 _members: list[int] = []
 """The ranks of the launcher that the present world was opened with."""
@@ -273,3 +329,59 @@ def _problem_among(process_sets: Sequence[ProcessSet], world_size: int) -> str |
             return f"process_sets entry number {number} cannot have ranks {ranks}: {problem}"
         seen.append(ranks)
     return None
+
+
+def mpi_built() -> bool:
+    """``transport="mpi"`` can be had: mpi4py is installed."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def mpi_enabled() -> bool:
+    """The ranks communicate over MPI."""
+    return has_session() and session().world.transport == "mpi"
+
+
+def mpi_threads_supported() -> bool:
+    """MPI may be used by several threads; sparkdl starts it so.
+
+    Raises:
+        ValueError: if the ranks do not communicate over MPI.
+    """
+    if not mpi_enabled():
+        raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
+    return True
+
+
+def gloo_built() -> bool:
+    """True: the native core is there, which stands where Horovod has Gloo."""
+    return True
+
+
+def gloo_enabled() -> bool:
+    """The ranks communicate over the native core, which stands where Horovod has Gloo."""
+    return has_session() and not mpi_enabled()
+
+
+def nccl_built() -> int:
+    """0: CUDA tensors go through host memory."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: IBM's library is not used."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: Intel's library is not used."""
+    return False
+
+
+def cuda_built() -> bool:
+    """CUDA tensors can be given: torch has CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """ROCm tensors can be given: torch has ROCm."""
+    return torch.version.hip is not None

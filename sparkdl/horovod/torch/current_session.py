@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.horovod.torch.names import HorovodInternalError
 
 if TYPE_CHECKING:
     from sparkdl.horovod.torch.session import Session

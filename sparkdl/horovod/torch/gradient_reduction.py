@@ -9,11 +9,10 @@ import torch
 
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.handles import synchronize
-from sparkdl.horovod.torch.operations.allreduce import allreduce_async_
-from sparkdl.horovod.torch.operations.grouped_allreduce import grouped_allreduce_async_
-from sparkdl.horovod.torch.operations.sparse_allreduce import sparse_allreduce_async
+from sparkdl.horovod.torch.names import Average
+from sparkdl.horovod.torch.operations.allgather import sparse_allreduce_async
+from sparkdl.horovod.torch.operations.allreduce import allreduce_async_, grouped_allreduce_async_
 from sparkdl.horovod.torch.process_sets import ProcessSet
-from sparkdl.horovod.torch.reduce_ops import Average
 
 Finish = Callable[[], None]
 """Waits for a reduction and makes its result the gradient."""

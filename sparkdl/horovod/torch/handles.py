@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Request, Result
-from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.horovod.torch.names import HorovodInternalError
 
 _handles: dict[int, tuple[Engine, Request[Any]]] = {}
 _numbers = itertools.count(1)

@@ -1,28 +1,293 @@
 """``hvd.DistributedOptimizer``: an optimizer that steps with gradients reduced over the ranks.
 
 Runs on the *rank*. Hooks start the allreduce of a gradient while the backward pass still runs.
+
+What every optimizer of ``hvd.DistributedOptimizer`` does: it counts backward passes and is told of each gradient.
+
+Runs on the *rank*. How gradients are reduced is the affair of the subclasses.
+
+Which gradients ``hvd.DistributedOptimizer`` reduces as one operation.
+
+What Horovod requires of ``named_parameters``, and what it calls parameters that have no name.
+
+``hvd.DistributedOptimizer`` with ``op=Adasum``: each rank steps by itself, and the changes are combined.
+
+Runs on the *rank*. As soon as a gradient is complete, the wrapped optimizer steps with this one parameter, and the
+Adasum of the change is started while the backward pass goes on.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from sparkdl.horovod.torch.adasum_optimizer import AdasumStep
 from sparkdl.horovod.torch.basics import size
 from sparkdl.horovod.torch.compression import Compression, Compressor
+from sparkdl.horovod.torch.functions import broadcast_object, kept_containers
 from sparkdl.horovod.torch.gradient_reduction import GradientReduction
-from sparkdl.horovod.torch.hooked_step import HookedStep
-from sparkdl.horovod.torch.objects import broadcast_object
+from sparkdl.horovod.torch.handles import synchronize
+from sparkdl.horovod.torch.names import Adasum, Average, choose
+from sparkdl.horovod.torch.operations.allreduce import allreduce_async_
 from sparkdl.horovod.torch.operations.target import refuse_subclasses
-from sparkdl.horovod.torch.parameter_groups import Groups, check_groups, form_groups
-from sparkdl.horovod.torch.parameter_names import name_parameters
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
-from sparkdl.horovod.torch.reduce_ops import Adasum, Average, choose
+
+
+class HookedStep(torch.optim.Optimizer):
+    """Stands before the wrapped optimizer's own class.
+
+    Attributes:
+        backward_passes_per_step: how many backward passes add up to one step.
+        op: number of the reduction.
+        gradient_predivide_factor: what averages are divided by before the sum.
+        sparse_as_dense: whether sparse gradients are reduced as dense ones.
+        process_set: the ranks that take part.
+    """
+
+    backward_passes_per_step: int
+    op: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    _passes_left: dict[torch.nn.Parameter, int]
+
+    def _count_passes(self, parameters: Iterable[torch.nn.Parameter], backward_passes_per_step: int) -> None:
+        self._passes_left = {parameter: 0 for parameter in parameters if parameter.requires_grad}
+        self.set_backward_passes_per_step(backward_passes_per_step)
+
+    def _hook_gradients(self) -> None:
+        """Have autograd tell of every gradient, as long as there is this optimizer."""
+        # Autograd keeps hooks where the garbage collector does not look: one that held this object would keep it, and
+        # with it the parameters, for good.
+        on_gradient = partial(_call, weakref.WeakMethod(self._on_gradient))
+        hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in self._passes_left]
+        weakref.finalize(self, _remove, hooks).atexit = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes add up to one step; between steps."""
+        self.backward_passes_per_step = passes
+        self._passes_left = dict.fromkeys(self._passes_left, passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients.
+
+        Raises:
+            AssertionError: if a backward pass has begun a step, and nothing has ended it.
+        """
+        if any(left < self.backward_passes_per_step for left in self._passes_left.values()):
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load state as the wrapped optimizer does, and begin a new step."""
+        self._forget()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
+        with kept_containers(self):
+            super().load_state_dict(state_dict)
+
+    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if self._passes_left[parameter] <= 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        self._passes_left[parameter] -= 1
+        if self._passes_left[parameter] == 0:
+            self._take(parameter)
+
+    def _take(self, parameter: torch.nn.Parameter) -> None:
+        """All backward passes of a step have given their gradients of a parameter."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Drop what the step has begun."""
+        raise NotImplementedError
+
+
+def _call(method: weakref.WeakMethod[Any], parameter: torch.nn.Parameter) -> None:
+    on_gradient = method()
+    if on_gradient is not None:
+        on_gradient(parameter)
+
+
+def _remove(hooks: list[torch.utils.hooks.RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+Groups = int | Sequence[Sequence[torch.Tensor]] | None
+
+
+def check_groups(groups: Groups) -> None:
+    """Check what was given as ``groups``.
+
+    Raises:
+        ValueError: in Horovod's words, if it is neither a positive number nor lists of distinct tensors.
+    """
+    if groups is None:
+        return
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+        return
+    if not isinstance(groups, (list, tuple)):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    entries = [entry for group in groups for entry in group]
+    if any(not isinstance(entry, torch.Tensor) for entry in entries):
+        raise ValueError("groups must consist of torch.Tensor.")
+    if len({id(entry) for entry in entries}) < len(entries):
+        raise ValueError("A parameter can only appear once in groups.")
+
+
+def form_groups(
+    parameters: Sequence[torch.nn.Parameter], groups: Groups
+) -> list[tuple[torch.nn.Parameter, ...]]:
+    """Divide parameters into groups.
+
+    Args:
+        parameters: in the same order on all ranks.
+        groups: None for groups of one; a number of groups of about equally many parameters; or lists, where
+            parameters that are in none form groups of one.
+    """
+    if groups is None:
+        return [(parameter,) for parameter in parameters]
+    if isinstance(groups, int):
+        least, remaining = divmod(len(parameters), groups)
+        starts = [number * least + min(number, remaining) for number in range(groups + 1)]
+        parts = [tuple(parameters[start:end]) for start, end in itertools.pairwise(starts)]
+        return [part for part in parts if part]
+    by_id = {id(parameter): parameter for parameter in parameters}
+    listed = [tuple(by_id.pop(id(entry)) for entry in group if id(entry) in by_id) for group in groups]
+    return [group for group in listed if group] + [(parameter,) for parameter in by_id.values()]
+
+
+def name_parameters(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+) -> dict[torch.nn.Parameter, str]:
+    """Give every parameter of an optimizer a name, the same on all ranks.
+
+    Args:
+        optimizer: whose parameters.
+        named_parameters: the names, as ``model.named_parameters()`` gives them, also of parameters that the optimizer
+            does not have; by position if None.
+
+    Raises:
+        ValueError: if names occur twice, or a parameter has none, in Horovod's words.
+    """
+    if named_parameters is None:
+        return {
+            parameter: f"allreduce.noname.{group_number}.{number}"
+            for group_number, group in enumerate(optimizer.param_groups)
+            for number, parameter in enumerate(group["params"])
+        }
+    named = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    duplicates = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if duplicates:
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: " + ", ".join(duplicates)
+        )
+    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    names = {parameter: name for name, parameter in named if parameter in own}
+    unnamed = [str(id(parameter)) for parameter in own if parameter not in names]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. "
+            "Python object ids: " + ", ".join(unnamed)
+        )
+    return names
+
+
+class AdasumStep(HookedStep):
+    """Steps with each parameter as soon as its gradient is complete, and combines the changes."""
+
+    _parameter_names: Mapping[torch.nn.Parameter, str]
+    _compression: type[Compressor]
+
+    def _begin(
+        self,
+        names: Mapping[torch.nn.Parameter, str],
+        compression: type[Compressor],
+        backward_passes_per_step: int,
+    ) -> None:
+        self._compression = compression
+        self._under_way: dict[torch.nn.Parameter, tuple[int, torch.Tensor, Any]] = {}
+        """Handle, value before the step, and the compressor's context, by parameter."""
+        self._count_passes(names, backward_passes_per_step)
+        self._hook_gradients()
+
+    def _take(self, parameter: torch.nn.Parameter) -> None:
+        self._start(parameter)
+
+    def _forget(self) -> None:
+        self._under_way.clear()
+
+    @torch.no_grad()
+    def _start(self, parameter: torch.nn.Parameter) -> None:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        before = parameter.detach().clone()
+        with self._only(parameter):
+            super().step()
+        change, context = self._compression.compress(parameter.detach() - before)
+        parameter.copy_(before)
+        handle = allreduce_async_(change, name=self._parameter_names[parameter], op=Adasum)
+        self._under_way[parameter] = (handle, before, context)
+
+    @contextmanager
+    def _only(self, parameter: torch.nn.Parameter) -> Iterator[None]:
+        """Have the wrapped optimizer see one parameter alone."""
+        stashed = [group["params"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["params"] = [entry for entry in group["params"] if entry is parameter]
+        try:
+            yield
+        finally:
+            for group, parameters in zip(self.param_groups, stashed, strict=True):
+                group["params"] = parameters
+
+    def synchronize(self) -> None:
+        """Nothing; ``step`` waits."""
+
+    def skip_synchronize(self) -> None:
+        """Not to be had: the changes are combined, not the gradients.
+
+        Raises:
+            AssertionError: in any case.
+        """
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Combine the changes of all parameters and apply them; a ``closure`` is called before."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for parameter in self._passes_left:
+            if parameter not in self._under_way:
+                self._start(parameter)
+        for parameter, (handle, before, context) in self._under_way.items():
+            change = self._compression.decompress(synchronize(handle), context)
+            parameter.copy_(before + change)
+        self._under_way.clear()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
+        return loss
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from sparkdl.horovod.torch.basics import size
+from sparkdl.horovod.torch.names import Sum
 from sparkdl.horovod.torch.operations.allreduce import allreduce
-from sparkdl.horovod.torch.reduce_ops import Sum
 from sparkdl.torch.sync_batch_norm import SyncBatchNorm as _SyncBatchNorm
 
 

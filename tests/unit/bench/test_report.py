@@ -15,7 +15,7 @@ from sparkdl.bench.plot import plot_bandwidth, plot_steps
 from sparkdl.bench.report import format_time, percentile, write_report
 from sparkdl.bench.sizes import format_size, parse_size
 from sparkdl.bench.traffic import bytes_moved
-from sparkdl.collective.report import format_columns
+from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
 CASES = allreduce.make_cases("1KiB,1MiB", "", 2)

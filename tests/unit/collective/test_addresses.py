@@ -7,7 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from sparkdl.collective import Address, connect_any, listen, local_addresses
-from sparkdl.collective.addresses import (
+from sparkdl.errors import ParamError
+from sparkdl.rendezvous.addresses import (
     LISTEN,
     hosts_of_name,
     interface_addresses,
@@ -15,7 +16,6 @@ from sparkdl.collective.addresses import (
     reachable_hosts,
     resolve,
 )
-from sparkdl.errors import ParamError
 
 OTHERS = "198.51.100.77"
 """An address that no machine has (RFC 5737)."""

@@ -15,8 +15,8 @@ from sparkdl.collective import (
     connect_any,
     new_secret,
 )
-from sparkdl.collective.authentication import ClientHandshake, HandshakeCutError
 from sparkdl.errors import AuthenticationError, ParamError
+from sparkdl.rendezvous.channel import ClientHandshake, HandshakeCutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.collective.claims import JOIN, Claim, agree, last_joined
+from sparkdl.collective.mpi.operations import JOIN, Claim, agree, last_joined
 from sparkdl.errors import MismatchError
 
 GRAD = Claim(kind="allreduce", name="grad", dtype="float32", size=10, op="sum")

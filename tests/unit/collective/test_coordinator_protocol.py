@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.collective.coordinator_protocol import Operation, pack, unpack
+from sparkdl.rendezvous.protocol import Operation, pack, unpack
 
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from(list(Operation)), st.lists(st.binary(), max_size=20))

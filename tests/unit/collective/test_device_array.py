@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.collective.device_array import DeviceArray, device_array
+from sparkdl.collective.buffers import DeviceArray, device_array
 from sparkdl.errors import ParamError
 
 

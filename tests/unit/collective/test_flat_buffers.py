@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.collective.flat_buffers import flatten
-from sparkdl.collective.mpi_operations import for_mpi, written_by_mpi
+from sparkdl.collective.buffers import flatten
+from sparkdl.collective.mpi.operations import for_mpi, written_by_mpi
 from sparkdl.errors import ParamError
 
 

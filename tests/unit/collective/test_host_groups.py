@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.collective import Coordinator, RendezvousClient, new_secret
-from sparkdl.collective.host_groups import find_hosts, group_by_sight
+from sparkdl.rendezvous.hosts import find_hosts, group_by_sight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

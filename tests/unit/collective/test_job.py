@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.collective import Address
-from sparkdl.collective.discovery import find_own_job
+from sparkdl.collective.current import find_own_job
 from sparkdl.collective.job import TORCHRUN_VARIABLES, Job
 from sparkdl.topology import Topology
 

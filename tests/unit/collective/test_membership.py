@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 
 from sparkdl.collective import Coordinator, RendezvousClient, StallCheck, new_secret, open_communicator
-from sparkdl.collective.job import Job
-from sparkdl.collective.membership import _DEPARTURES, Origin, _Membership, is_consequence, origin_of
+from sparkdl.collective.job import _DEPARTURES, Job, Origin, _Membership, is_consequence, origin_of
 from sparkdl.errors import (
     CommunicatorAbortedError,
     CommunicatorError,

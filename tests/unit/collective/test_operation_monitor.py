@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from sparkdl.collective.monitor import Lateness, OperationTotals
-from sparkdl.collective.operation_monitor import OperationMonitor
+from sparkdl.collective.telemetry.monitor import Lateness, OperationMonitor, OperationTotals
 
 
 def totals_of(monitor: OperationMonitor) -> dict[str, OperationTotals]:

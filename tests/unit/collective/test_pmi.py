@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdl.collective import Coordinator, PmiServer, RendezvousClient, new_secret, pmi_environment
-from sparkdl.collective.pmi import process_mapping
+from sparkdl.rendezvous.pmi import process_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.collective.flat_buffers import DTYPES, flatten
-from sparkdl.collective.reductions import check_op, narrow_into, widen
+from sparkdl.collective.buffers import DTYPES, flatten
+from sparkdl.collective.mpi.reductions import check_op, narrow_into, widen
 from sparkdl.errors import ParamError
 from tests.collective.bfloat16_array import Bfloat16Array
 from tests.collective.element_types import decode

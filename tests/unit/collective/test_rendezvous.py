@@ -20,11 +20,11 @@ from sparkdl.collective import (
     connect_authenticated,
     new_secret,
 )
-from sparkdl.collective.coordinator import PURPOSE
-from sparkdl.collective.coordinator_protocol import MAX_VALUE_BYTES, Operation, pack
-from sparkdl.collective.frames import HEADER
-from sparkdl.collective.rendezvous import post
 from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError
+from sparkdl.rendezvous.channel import HEADER
+from sparkdl.rendezvous.coordinator import PURPOSE
+from sparkdl.rendezvous.protocol import MAX_VALUE_BYTES, Operation, pack
+from sparkdl.rendezvous.store import post
 from sparkdl.topology import name_ranks
 from tests.collective.eventually import eventually
 
@@ -170,7 +170,7 @@ def test_close_between_another_threads_request_and_its_sending_is_the_same_error
             assert closed.wait(10.0)
         return pack(number, operation, fields)
 
-    monkeypatch.setattr("sparkdl.collective.rendezvous_client.pack", pack_slowly)
+    monkeypatch.setattr("sparkdl.rendezvous.client.pack", pack_slowly)
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(client.get, "never", 30.0)
         assert requested.wait(10.0)
@@ -211,7 +211,7 @@ def test_coordinator_drops_a_client_that_breaks_the_protocol_and_serves_the_othe
     connect: Connect,
 ) -> None:
     from sparkdl.collective import connect_authenticated
-    from sparkdl.collective.coordinator import PURPOSE
+    from sparkdl.rendezvous.coordinator import PURPOSE
 
     client = connect()
     for damaged in (
@@ -373,8 +373,8 @@ def test_client_that_is_lost_in_an_exchange_is_waited_for_no_more(connect: Conne
 
 
 def test_coordinator_that_takes_nothing_any_more_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkdl.collective.rendezvous_client._ANSWER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("sparkdl.collective.rendezvous_client._GOODBYE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sparkdl.rendezvous.client._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sparkdl.rendezvous.client._GOODBYE_TIMEOUT_S", 0.2)
     ours, theirs = socket.socketpair()
     with theirs, RendezvousClient(ours, Address(hosts=("127.0.0.1",), port=1)) as client:
         with pytest.raises(CommunicatorError, match="took nothing for"):

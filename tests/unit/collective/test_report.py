@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from sparkdl.collective.monitor import Lateness, OperationTotals
-from sparkdl.collective.report import OperationReport, make_report
-from sparkdl.collective.telemetry import Measured, Place
+from sparkdl.collective.telemetry.monitor import Lateness, Measured, OperationTotals, Place
+from sparkdl.collective.telemetry.report import OperationReport, make_report
 
 
 def row(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdl.collective import PrefixRendezvous
-from sparkdl.collective.shared_files import FOLDER, folder_identity, nameless_file
+from sparkdl.rendezvous.hosts import FOLDER, folder_identity, nameless_file
 from tests.collective.eventually import eventually
 from tests.run_ranks import run_ranks
 
@@ -67,7 +67,7 @@ def test_file_has_no_name_and_is_for_this_user_alone() -> None:
 def test_file_loses_its_name_where_the_file_system_gives_it_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sparkdl.collective.shared_files.FOLDER", tmp_path)
+    monkeypatch.setattr("sparkdl.rendezvous.hosts.FOLDER", tmp_path)
     monkeypatch.setattr(
         os, "O_TMPFILE", os.O_DIRECTORY
     )  # which is what it is to a kernel that does not know it
@@ -78,7 +78,7 @@ def test_file_loses_its_name_where_the_file_system_gives_it_one(
 
 
 def test_folder_that_is_missing_has_no_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sparkdl.collective.shared_files.FOLDER", tmp_path / "missing")
+    monkeypatch.setattr("sparkdl.rendezvous.hosts.FOLDER", tmp_path / "missing")
     assert folder_identity() is None
-    monkeypatch.setattr("sparkdl.collective.shared_files.FOLDER", tmp_path)
+    monkeypatch.setattr("sparkdl.rendezvous.hosts.FOLDER", tmp_path)
     assert folder_identity() is not None

@@ -4,8 +4,7 @@ import gc
 from collections import deque
 from dataclasses import dataclass, field
 
-from sparkdl.collective.operation_monitor import OperationMonitor
-from sparkdl.collective.telemetry import Place, Telemetry, label_places
+from sparkdl.collective.telemetry.monitor import OperationMonitor, Place, Telemetry, label_places
 
 
 @dataclass(eq=False)

@@ -4,10 +4,9 @@ from collections import deque
 
 import pytest
 
-from sparkdl.collective.clock_offset import ClockOffset, SharedClock
-from sparkdl.collective.monitor import OperationRecord
-from sparkdl.collective.telemetry import Place, Recorded
-from sparkdl.collective.trace_events import describe_rank, operation_events
+from sparkdl.collective.telemetry.clock_offset import ClockOffset, SharedClock
+from sparkdl.collective.telemetry.monitor import OperationRecord, Place, Recorded
+from sparkdl.collective.telemetry.timeline import describe_rank, operation_events
 
 WORLD = Place("world", (0, 1, 2, 3))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sparkdl.collective.deadline import MAX_TIMEOUT_S
-from sparkdl.collective.mpi_library import load_mpi
-from sparkdl.collective.waits import NotedWait, Wait, pending_waits
+from sparkdl.collective.mpi.library import load_mpi
+from sparkdl.collective.telemetry.stalls import NotedWait, Wait, pending_waits
+from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S
 from tests.collective.eventually import eventually
 from tests.run_ranks import run_ranks
 

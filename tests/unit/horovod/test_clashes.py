@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sparkdl.horovod.torch.engine.clashes import find_clashes
-from sparkdl.horovod.torch.engine.description import Description, Kind
-from sparkdl.horovod.torch.engine.report import Report, parse_report
+from sparkdl.horovod.torch.engine.plan import Report, find_clashes, parse_report
+from sparkdl.horovod.torch.engine.request import Description, Kind
 
 JOIN = Description(kind=Kind.JOIN, name="join")
 BARRIER = Description(kind=Kind.BARRIER, name="barrier")

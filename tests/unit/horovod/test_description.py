@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkdl.horovod.torch.engine.description import Description, Kind, parse_description
-from sparkdl.horovod.torch.engine.mismatches import find_mismatch
+from sparkdl.horovod.torch.engine.request import Description, Kind, find_mismatch, parse_description
 
 REDUCTION = Description(
     kind=Kind.ALLREDUCE, name="allreduce.w", dtypes=("float32",), shapes=((2, 3),), op=0, prescale=0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from sparkdl.horovod.torch.engine.description import Description, Kind
 from sparkdl.horovod.torch.engine.plan import missing_ranks, plan_steps
+from sparkdl.horovod.torch.engine.request import Description, Kind
 
 JOIN = Description(kind=Kind.JOIN, name="join")
 

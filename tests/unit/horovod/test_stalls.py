@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sparkdl.horovod.torch.engine.report import Report
+from sparkdl.horovod.torch.engine.plan import Report
 from sparkdl.horovod.torch.engine.stalls import StallWatch, find_stall
 
 

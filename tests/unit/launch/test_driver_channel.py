@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collective.addresses import reachable_hosts
-from sparkdl.collective.authentication import new_secret
-from sparkdl.collective.dialing import connect_authenticated
-from sparkdl.collective.waits import Wait
+from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import AuthenticationError
 from sparkdl.launch.driver_channel import MAX_WAITING_MESSAGES, DriverChannel, driver_hosts
 from sparkdl.launch.driver_link import PURPOSE, DriverLink
 from sparkdl.launch.messages import MessageConnection
 from sparkdl.launch.outcome import StopReason
 from sparkdl.launch.rank_signs import RankSigns
+from sparkdl.rendezvous.addresses import reachable_hosts
+from sparkdl.rendezvous.channel import new_secret
+from sparkdl.rendezvous.dialing import connect_authenticated
 from tests.collective.eventually import eventually
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sparkdl.collective import Coordinator, RendezvousClient
-from sparkdl.collective.authentication import new_secret
 from sparkdl.launch.failure_board import FailureBoard
 from sparkdl.launch.outcome import Failure
+from sparkdl.rendezvous.channel import new_secret
 
 CAUSE = Failure(rank=1, host="b", error="LookupError: none", traceback="")
 CONSEQUENCE = Failure(rank=0, host="a", error="RankLostError: rank 1", traceback="", is_consequence=True)

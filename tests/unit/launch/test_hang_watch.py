@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.collective.waits import Wait
+from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
 from sparkdl.launch.hang_watch import Hang, HangLimits, HangWatch, check_hang_timeout, find_hang
 from sparkdl.launch.rank_signs import RankSigns

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pickle
 
-from sparkdl.collective.addresses import Address
 from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_conflicts
+from sparkdl.rendezvous.addresses import Address
 
 DRIVER = {
     "python": "3.11",

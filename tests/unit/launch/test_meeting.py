@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collective.addresses import reachable_hosts
-from sparkdl.collective.authentication import new_secret
 from sparkdl.errors import LaunchError
 from sparkdl.launch import driver_channel
 from sparkdl.launch.barrier_task import hosts_for_tasks, task_hosts
@@ -21,6 +19,8 @@ from sparkdl.launch.driver_channel import DriverChannel
 from sparkdl.launch.driver_link import DriverLink
 from sparkdl.launch.meeting import Meeting, Peer
 from sparkdl.launch.outcome import StopReason
+from sparkdl.rendezvous.addresses import reachable_hosts
+from sparkdl.rendezvous.channel import new_secret
 from tests.collective.eventually import eventually
 
 PEERS = [

@@ -18,13 +18,13 @@ import cloudpickle
 import pytest
 
 from sparkdl.collective import Coordinator
-from sparkdl.collective.authentication import new_secret
 from sparkdl.launch import kept_nurseries, rank_nursery, rank_supervisor
 from sparkdl.launch.nursery_start import reach_nursery
 from sparkdl.launch.outcome import Failure, StopReason
 from sparkdl.launch.preparation import prepare_in_task
 from sparkdl.launch.rank_environment import rank_environment
 from sparkdl.launch.rank_supervisor import RankSupervisor
+from sparkdl.rendezvous.channel import new_secret
 from tests.processes import wait_until_gone
 from tests.unit.launch.orders import order_of_one
 from tests.unkillable import unseen_end

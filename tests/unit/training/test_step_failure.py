@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkdl.collective.membership import is_consequence
+from sparkdl.collective.job import is_consequence
 from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostError, TrainingError
 from sparkdl.training.step_failure import told_with_place
 

@@ -7,8 +7,7 @@ last commit.
 
 from __future__ import annotations
 
-from sparkdl.horovod.torch.elastic.commits import CommitKeeper, provide_commit_keeper
-from sparkdl.horovod.torch.elastic.object_state import ObjectState, State
+from sparkdl.horovod.torch.elastic.commits import CommitKeeper, ObjectState, State, provide_commit_keeper
 from sparkdl.horovod.torch.elastic.run import run
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
 from sparkdl.horovod.torch.elastic.state import TorchState

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
-from sparkdl.collective.membership import Origin, origin_of
+from sparkdl.collective.job import Origin, origin_of
 from sparkdl.horovod.torch.basics import begin_again
-from sparkdl.horovod.torch.elastic.commits import take_up_commit
-from sparkdl.horovod.torch.elastic.object_state import State
-from sparkdl.horovod.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from sparkdl.horovod.torch.elastic.commits import State, take_up_commit
+from sparkdl.horovod.torch.names import HorovodInternalError, HostsUpdatedInterrupt
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,18 +1,193 @@
-"""``hvd.elastic.TorchState``: models, optimizers, samplers and Python objects that are committed together."""
+"""``hvd.elastic.TorchState``: models, optimizers, samplers and Python objects that are committed together.
+
+States made of DTensors, as FSDP2 and tensor parallelism have them: each rank keeps its own part. Runs on the *rank*.
+
+A copy of such a state holds the local tensors of this rank with the layout that they are part of. It can be loaded by
+the same rank of a world that is laid out alike, and by no other one: nothing is exchanged, and nothing is cut anew.
+"""
 
 from __future__ import annotations
 
+import copy
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from sparkdl.errors import CheckpointError, ParamError
 from sparkdl.horovod.torch.basics import rank
-from sparkdl.horovod.torch.elastic.object_state import ObjectState
+from sparkdl.horovod.torch.elastic.commits import ObjectState
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
-from sparkdl.horovod.torch.elastic.shards import copy_state, holds_shards, load_state, refuse_other_shards
-from sparkdl.horovod.torch.objects import broadcast_object
-from sparkdl.horovod.torch.optimizer_state import broadcast_optimizer_state
-from sparkdl.horovod.torch.parameter_values import broadcast_parameters
+from sparkdl.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+_LAYOUT = "sparkdl.layout"
+"""The key by which the dict that stands for a DTensor is known."""
+
+
+def holds_shards(value: Any) -> bool:
+    """Whether a module or an optimizer has DTensors among its parameters and buffers."""
+    return any(True for _ in _dtensors_of(value))
+
+
+def refuse_other_shards(value: Any) -> None:
+    """Refuse what is sharded in a way of its own, so that rank 0's state is not that of the other ranks.
+
+    Raises:
+        ParamError: if it is FSDP1, or an optimizer of its parameters.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    is_fsdp1 = isinstance(value, torch.nn.Module) and any(
+        isinstance(module, fsdp.FullyShardedDataParallel) for module in value.modules()
+    )
+    if is_fsdp1 or any(isinstance(tensor, fsdp.FlatParameter) for _, tensor in _tensors_of(value)):
+        raise ParamError(
+            f"A {type(value).__name__} sharded by FullyShardedDataParallel (FSDP1) cannot be kept in a state: no rank "
+            "has all of it, and its parts do not say what they are. Shard it by torch.distributed.fsdp.fully_shard."
+        )
+
+
+def copy_state(value: Any) -> Any:
+    """Copy the ``state_dict`` of a module or an optimizer; plain dicts stand for its DTensors, as a file can hold them.
+
+    Raises:
+        ParamError: if an optimizer lays out its state in other ways than the parameters.
+    """
+    state = value.state_dict()
+    if not holds_shards(value):
+        return copy.deepcopy(state)
+    layouts = _layouts_of(value)
+
+    def copied(tensor: torch.Tensor, name: str) -> Any:
+        if not _is_dtensor(tensor):
+            return tensor.detach().clone()
+        layout = _layout_of(tensor)
+        if layout not in layouts:
+            raise ParamError(
+                f"The {type(value).__name__}'s {name} is a DTensor of {layout}, which no parameter is; such a state "
+                "cannot be committed. Use an optimizer whose state is sharded like the parameters, as Adam's is."
+            )
+        dtensor: Any = tensor
+        return {
+            _LAYOUT: layout,
+            "local": dtensor.to_local().detach().clone(),
+            "shape": list(dtensor.shape),
+            "stride": list(dtensor.stride()),
+        }
+
+    return _map_tensors(state, copied)
+
+
+def load_state(value: Any, saved: Any) -> None:
+    """Load what :func:`copy_state` gave, which stays as it is.
+
+    Raises:
+        CheckpointError: if it was laid out over the ranks in another way.
+    """
+    if not holds_shards(value):
+        if _find_layout(saved) is not None:
+            raise CheckpointError(
+                f"The commit of the {type(value).__name__} is of DTensors of {_find_layout(saved)}, and it has none "
+                "now. Shard it as before, or begin anew with another checkpoint_dir."
+            )
+        # What is loaded may become part of the value, which then changes.
+        value.load_state_dict(copy.deepcopy(saved))
+        return
+    layouts = _layouts_of(value)
+    loaded: Any = _map_tensors(
+        saved, lambda tensor, _: tensor.detach().clone(), _make_dtensors(value, layouts)
+    )
+    if isinstance(value, torch.nn.Module):
+        loaded = OrderedDict(loaded)
+        loaded._metadata = getattr(value.state_dict(), "_metadata", None)
+    value.load_state_dict(loaded)
+
+
+def _make_dtensors(value: Any, layouts: dict[str, tuple[Any, Any]]) -> Callable[[dict[str, Any], str], Any]:
+    from torch.distributed.tensor import DTensor
+
+    def make(entry: dict[str, Any], name: str) -> Any:
+        if entry[_LAYOUT] not in layouts:
+            raise CheckpointError(
+                f"The {type(value).__name__}'s {name} was committed as a DTensor of {entry[_LAYOUT]}, and now there "
+                f"are DTensors of {'; '.join(layouts)}. Lay it out over as many ranks in the same way as before, or "
+                "begin anew with another checkpoint_dir."
+            )
+        mesh, placements = layouts[entry[_LAYOUT]]
+        return DTensor.from_local(
+            entry["local"].detach().clone().to(mesh.device_type),
+            mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(entry["shape"]),
+            stride=tuple(entry["stride"]),
+        )
+
+    return make
+
+
+def _map_tensors(
+    value: Any,
+    of_tensor: Callable[[torch.Tensor, str], Any],
+    of_entry: Callable[[dict[str, Any], str], Any] | None = None,
+    name: str = "",
+) -> Any:
+    """Copy nested dicts, lists and tuples with other values for the tensors and for what stands for DTensors."""
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value, name)
+    if isinstance(value, dict):
+        if of_entry is not None and _LAYOUT in value:
+            return of_entry(value, name)
+        return {
+            key: _map_tensors(each, of_tensor, of_entry, f"{name}.{key}".strip("."))
+            for key, each in value.items()
+        }
+    if type(value) in (list, tuple):
+        return type(value)(_map_tensors(each, of_tensor, of_entry, name) for each in value)
+    return copy.deepcopy(value)
+
+
+def _find_layout(saved: Any) -> str | None:
+    if isinstance(saved, dict):
+        if _LAYOUT in saved:
+            return str(saved[_LAYOUT])
+        return next(filter(None, map(_find_layout, saved.values())), None)
+    return None
+
+
+def _tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.nn.Module):
+        yield from value.named_parameters()
+        yield from value.named_buffers()
+    elif isinstance(value, torch.optim.Optimizer):
+        for group in value.param_groups:
+            for number, parameter in enumerate(group["params"]):
+                yield str(number), parameter
+
+
+def _dtensors_of(value: Any) -> Iterator[Any]:
+    if "torch.distributed.tensor" in sys.modules:
+        yield from (tensor for _, tensor in _tensors_of(value) if _is_dtensor(tensor))
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _layouts_of(value: Any) -> dict[str, tuple[Any, Any]]:
+    """The meshes and placements of a value's DTensors, by what :func:`_layout_of` calls them."""
+    return {_layout_of(tensor): (tensor.device_mesh, tensor.placements) for tensor in _dtensors_of(value)}
+
+
+def _layout_of(dtensor: Any) -> str:
+    mesh = dtensor.device_mesh
+    names = f" {mesh.mesh_dim_names}" if mesh.mesh_dim_names else ""
+    position = None if mesh.get_coordinate() is None else tuple(mesh.get_coordinate())
+    return f"{tuple(dtensor.placements)} over ranks {mesh.mesh.tolist()}{names} at {position}"
 
 
 class TorchState(ObjectState):

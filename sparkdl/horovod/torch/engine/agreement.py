@@ -3,28 +3,147 @@
 Every rank runs its oldest request, under a name that says all that the ranks must agree on. Where they do agree,
 which is nearly always, that is all. Where they do not, the communicator tells all of them so and has done nothing;
 they then exchange lists of what they have, and run what all of them have in the order of the first rank.
+
+How the ranks of a process set tell each other which requests they have.
+
+The requests that this rank has made and that have not run.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sparkdl.collective import Communicator, Deadline
-from sparkdl.collective.stalls import numbered
-from sparkdl.collective.waits import NotedWait
+from sparkdl.collective.telemetry.stalls import NotedWait, numbered
 from sparkdl.errors import CommunicatorTimeoutError, MismatchError
-from sparkdl.horovod.torch.engine.ages import Ages
-from sparkdl.horovod.torch.engine.clashes import find_clashes
-from sparkdl.horovod.torch.engine.description import Description, Kind
-from sparkdl.horovod.torch.engine.exchange import exchange_reports
-from sparkdl.horovod.torch.engine.outstanding import Outstanding
-from sparkdl.horovod.torch.engine.plan import Step, missing_ranks, plan_steps
-from sparkdl.horovod.torch.engine.report import Report
-from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.engine.stalls import ADVICE, StallWatch, find_stall
-from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.horovod.torch.engine.plan import (
+    Report,
+    Step,
+    find_clashes,
+    missing_ranks,
+    parse_report,
+    plan_steps,
+)
+from sparkdl.horovod.torch.engine.request import Description, Kind, Request
+from sparkdl.horovod.torch.engine.stalls import ADVICE, Ages, StallWatch, find_stall
+from sparkdl.horovod.torch.names import HorovodInternalError
+
+
+def exchange_reports(communicator: Communicator, report: Callable[[], Report]) -> list[Report | None]:
+    """Gather the reports of all ranks; None for a rank that has joined.
+
+    A rank may begin this while others are still at an operation of their own: that one then fails as a mismatch on
+    all ranks, which brings them here too.
+
+    Args:
+        communicator: of the process set; a rank that has joined gives zeros, so says that it sends nothing.
+        report: gives what this rank has to say.
+    """
+    while True:
+        sent = report().text.encode()
+        sizes = np.zeros(communicator.world_size, np.int64)
+        try:
+            communicator.allgather(np.array([len(sent)]), sizes, name="sizes of the lists of requests")
+            break
+        except MismatchError:
+            continue
+    padded = np.zeros(max(sizes), np.uint8)
+    padded[: len(sent)] = np.frombuffer(sent, np.uint8)
+    received = np.zeros((communicator.world_size, padded.size), np.uint8)
+    communicator.allgather(padded, received, name="lists of requests")
+    return [
+        parse_report(row[:size].tobytes().decode()) if size else None
+        for row, size in zip(received, sizes.tolist(), strict=True)
+    ]
+
+
+_DUPLICATE_NAME = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+    "being processed.  If you want to request another tensor, use a different tensor name."
+)
+
+
+class Outstanding:
+    """Requests by name, in the order of submission; for any number of threads."""
+
+    def __init__(self, completed: threading.Condition) -> None:
+        """Begin without any.
+
+        Args:
+            completed: told when a request is done that a thread sleeps for; its lock is that of the requests.
+        """
+        self._completed = completed
+        self._requests: dict[str, Request[Any]] = {}
+        self._numbers: Counter[str] = Counter()
+        self._failure: HorovodInternalError | None = None
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def next_number(self, prefix: str) -> int:
+        """Count the requests without a name, so that they are matched in the order of submission."""
+        with self._completed:
+            self._numbers[prefix] += 1
+            return self._numbers[prefix]
+
+    def add(self, request: Request[Any]) -> None:
+        """Take a request, behind those that are here.
+
+        Raises:
+            ValueError: if a request of this name is outstanding.
+            HorovodInternalError: if no requests are taken any more.
+        """
+        with self._completed:
+            if self._failure is not None:
+                raise HorovodInternalError(str(self._failure)) from self._failure
+            if request.description.name in self._requests:
+                raise ValueError(_DUPLICATE_NAME)
+            self._requests[request.description.name] = request
+
+    def refuse_more(self, failure: HorovodInternalError) -> None:
+        """Take no more requests, for this reason or the one that there was before."""
+        with self._completed:
+            self._failure = self._failure or failure
+
+    def oldest(self) -> Request[Any] | None:
+        """The request that has been here for longest, if there is any."""
+        with self._completed:
+            return next(iter(self._requests.values()), None)
+
+    def find(self, name: str) -> Request[Any] | None:
+        """The request of this name, if it is here."""
+        with self._completed:
+            return self._requests.get(name)
+
+    def requests(self) -> list[Request[Any]]:
+        """All requests, in the order of submission."""
+        with self._completed:
+            return list(self._requests.values())
+
+    def finish(self, request: Request[Any], error: BaseException | None = None) -> None:
+        """Take note that a request is done, or has failed."""
+        with self._completed:
+            del self._requests[request.description.name]
+            if request.description.kind is Kind.JOIN:
+                # Ranks that had joined have not counted what the others ran without them.
+                self._numbers.clear()
+            request.error = error
+            request.done = True
+            if request.is_awaited:
+                self._completed.notify_all()
+
+    def fail(self, failure: HorovodInternalError) -> None:
+        """Fail all requests, and refuse more."""
+        self.refuse_more(failure)
+        while (request := self.oldest()) is not None:
+            self.finish(request, failure)
+
 
 _PAUSE_S = 0.001
 """Between two looks at what the ranks have, when nothing can run."""

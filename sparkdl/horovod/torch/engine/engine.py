@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.collective import Communicator
-from sparkdl.horovod.torch.engine.agreement import Agreement
-from sparkdl.horovod.torch.engine.description import Description
-from sparkdl.horovod.torch.engine.outstanding import Outstanding
-from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.exceptions import HorovodInternalError
+from sparkdl.horovod.torch.engine.agreement import Agreement, Outstanding
+from sparkdl.horovod.torch.engine.request import Description, Request
+from sparkdl.horovod.torch.names import HorovodInternalError
 
 # How long the engine's thread leaves new requests to whoever may come to wait for them; Horovod's cycle time.
 _CYCLE_S = 0.001

@@ -1,12 +1,27 @@
-"""What ranks whose requests are in different order run next: pure, so that all ranks decide alike."""
+"""What ranks whose requests are in different order run next: pure, so that all ranks decide alike.
+
+What a rank tells the others while they look for something that all of them can run.
+
+Finds where ranks wait for different operations under one name: pure, so that all ranks find the same.
+
+The name by which a request is matched begins with its operation, so that ``allreduce(name="m")`` and
+``allgather(name="m")`` may be outstanding at once, on any thread. Where a thread of every rank waits for one of them
+and none can run, some rank has called the wrong one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from sparkdl.horovod.torch.engine.description import Description, Kind
-from sparkdl.horovod.torch.engine.mismatches import find_mismatch, refuse_join
+from sparkdl.horovod.torch.engine.request import (
+    Description,
+    Kind,
+    find_mismatch,
+    parse_description,
+    refuse_join,
+)
 
 Outstanding = Sequence[Description]
 """The requests of one rank that have not run, in its order of submission."""
@@ -73,3 +88,74 @@ def missing_ranks(outstanding: Sequence[Outstanding | None]) -> dict[str, list[i
 def joins(requests: Outstanding) -> bool:
     """Whether a rank with these requests has asked to join."""
     return any(request.kind is Kind.JOIN for request in requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One rank's requests, and what its clock says of those of all ranks.
+
+    Clocks differ: what all ranks must decide alike goes by what was reported, never by a rank's own clock.
+
+    Attributes:
+        requests: that have not run, in the order of submission.
+        awaited: the names of those for which a thread waits.
+        stalled: the names of those that other ranks lack for too long, with the seconds that this rank allows.
+        clashing: what callers gave as names of different operations, for longer than a rank is given to submit more.
+    """
+
+    requests: tuple[Description, ...]
+    awaited: frozenset[str] = frozenset()
+    stalled: Mapping[str, float] = field(default_factory=dict)
+    clashing: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str:
+        """The attributes in lines, for :func:`parse_report`; never empty."""
+        notes = [sorted(self.awaited), dict(self.stalled), sorted(self.clashing)]
+        return "\n".join([json.dumps(notes), *(request.text for request in self.requests)])
+
+
+def parse_report(text: str) -> Report:
+    """The report that a rank sent as its ``text``."""
+    notes, *requests = text.split("\n")
+    awaited, stalled, clashing = json.loads(notes)
+    return Report(
+        requests=tuple(parse_description(request) for request in requests),
+        awaited=frozenset(awaited),
+        stalled=stalled,
+        clashing=frozenset(clashing),
+    )
+
+
+def find_clashes(reports: Sequence[Report | None]) -> dict[str, list[Step]]:
+    """The requests that wait for each other under one name, as steps in which they fail.
+
+    Args:
+        reports: of the ranks; None for one that has joined.
+
+    Returns:
+        The steps by what callers gave as the name, of which every rank that has not joined waits for a request.
+    """
+    awaited = {
+        rank: _awaited_by_given_name(report)
+        for rank, report in enumerate(reports)
+        if report is not None and not joins(report.requests)
+    }
+    common = set.intersection(*(set(named) for named in awaited.values())) if awaited else set()
+    clashes = {}
+    for given in sorted(common):
+        requests = {rank: named[given] for rank, named in awaited.items()}
+        by_name = {request.name: request for request in requests.values()}
+        if len(by_name) > 1:
+            error = find_mismatch(requests)
+            clashes[given] = [Step(request, error) for request in by_name.values()]
+    return clashes
+
+
+def _awaited_by_given_name(report: Report) -> dict[str, Description]:
+    """The oldest request that a thread of this rank waits for, by what its caller called it."""
+    named: dict[str, Description] = {}
+    for request in report.requests:
+        if request.name in report.awaited and request.given_name is not None:
+            named.setdefault(request.given_name, request)
+    return named

@@ -1,12 +1,120 @@
-"""What an engine runs: the contract of every request."""
+"""What an engine runs: the contract of every request.
+
+What the ranks must agree on before a request may run.
+
+What is said when ranks asked for different things under one name: Horovod's sentence, and who said what.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from functools import cached_property, lru_cache
+from typing import Any, Generic, TypeVar
 
 from sparkdl.collective import Communicator
-from sparkdl.horovod.torch.engine.description import Description
+
+_LONGEST_SHAPES = 120
+
+
+class Kind(str, Enum):
+    """What a request does, by the names that Horovod's messages have for it."""
+
+    ALLREDUCE = "ALLREDUCE"
+    ADASUM = "ADASUM"
+    ALLGATHER = "ALLGATHER"
+    BROADCAST = "BROADCAST"
+    ALLTOALL = "ALLTOALL"
+    REDUCESCATTER = "REDUCESCATTER"
+    BARRIER = "BARRIER"
+    JOIN = "JOIN"
+    PROCESS_SETS = "PROCESS_SETS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """One rank's request, without its data.
+
+    Attributes:
+        kind: what it does.
+        name: by which it is matched with the requests of the other ranks, such as ``"allreduce.weight"``.
+        dtypes: of its tensors, as NumPy spells them; several when the request is for a group of tensors.
+        shapes: of its tensors.
+        op: number of the reduction; -1 where there is none.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        root: rank in the process set that data come from; -1 where there is none.
+        root_rank: the same rank by its number among all ranks.
+        about: what else the ranks must agree on, in words, such as ``"add process set [0, 1]"``.
+    """
+
+    kind: Kind
+    name: str
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    op: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    root_rank: int = -1
+    about: str = ""
+
+    @cached_property
+    def label(self) -> str:
+        """One line that is the same for two requests exactly if they can run together."""
+        terms = [
+            f"{dtype}{list(shape)}" for dtype, shape in zip(self.dtypes, self._fixed_shapes, strict=True)
+        ]
+        shapes = "+".join(terms)
+        if len(shapes) > _LONGEST_SHAPES:
+            digest = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
+            shapes = f"{len(terms)} tensors #{digest}"
+        options = []
+        if self.op >= 0:
+            options.append(f"op={self.op}")
+        if (self.prescale, self.postscale) != (1.0, 1.0):
+            options.append(f"scales={float(self.prescale)!r},{float(self.postscale)!r}")
+        if self.root >= 0:
+            options.append(f"root={self.root}")
+        if self.about:
+            options.append(self.about)
+        return " ".join([self.name, self.kind.value, *([shapes] if shapes else []), *options])
+
+    @property
+    def operation(self) -> str:
+        """What was called, as the name has it: ``"grouped_allreduce"``, of which there is no kind."""
+        return self.name.partition(".")[0]
+
+    @property
+    def given_name(self) -> str | None:
+        """What the caller called it; None if it was numbered, or goes without a name."""
+        given = self.name.partition(".")[2]
+        return given if given and not given.startswith("noname.") else None
+
+    @property
+    def _fixed_shapes(self) -> list[list[Any]]:
+        if self.kind not in (Kind.ALLGATHER, Kind.ALLTOALL):
+            return [list(shape) for shape in self.shapes]
+        return [["*", *shape[1:]] if shape else [] for shape in self.shapes]
+
+    @cached_property
+    def text(self) -> str:
+        """The attributes in one line, for :func:`parse_description`."""
+        return json.dumps(asdict(self))
+
+
+@lru_cache(maxsize=4096)
+def parse_description(text: str) -> Description:
+    """The description that a rank sent as its ``text``; what comes again in every step is parsed once."""
+    entries = json.loads(text)
+    shapes = tuple(tuple(shape) for shape in entries["shapes"])
+    kind, dtypes = Kind(entries["kind"]), tuple(entries["dtypes"])
+    return Description(**{**entries, "kind": kind, "dtypes": dtypes, "shapes": shapes})
+
 
 Result = TypeVar("Result")
 
@@ -49,3 +157,141 @@ class Request(ABC, Generic[Result]):
     @abstractmethod
     def result(self) -> Result:
         """What the request gave; only once it is done."""
+
+
+_OF_ONE_SHAPE = (Kind.ALLREDUCE, Kind.ADASUM, Kind.BROADCAST, Kind.REDUCESCATTER)
+
+_WITHOUT_JOIN = {
+    Kind.ALLGATHER: "Allgather is not supported with Join at this time. "
+    "Specify sparse_to_dense=True if using DistributedOptimizer",
+    Kind.ALLTOALL: "Alltoall is not supported with Join at this time.",
+    Kind.BROADCAST: "Broadcast is not supported with Join at this time.",
+    Kind.REDUCESCATTER: "Reducescatter is not supported with Join at this time.",
+    Kind.PROCESS_SETS: "Adding and removing process sets is not supported with Join at this time.",
+}
+
+
+def find_mismatch(requests: Mapping[int, Description]) -> str | None:
+    """Say how the requests that ranks made under one name differ; None if they can run together.
+
+    Args:
+        requests: the description by rank.
+    """
+    (_, first), *others = sorted(requests.items())
+    for _, other in others:
+        if first.label != other.label:
+            said = "; ".join(f"rank {rank}: {request.label}" for rank, request in sorted(requests.items()))
+            return f"{_describe(first, other)} ({said})"
+    return None
+
+
+def refuse_join(kind: Kind, joined: list[int]) -> str | None:
+    """Say that a kind of request cannot run while ranks have joined; None if it can."""
+    if not joined or kind not in _WITHOUT_JOIN:
+        return None
+    return f"{_WITHOUT_JOIN[kind]} (joined: {', '.join(f'rank {rank}' for rank in joined)})"
+
+
+def _describe(one: Description, another: Description) -> str:
+    kind = one.kind.value
+    if one.name != another.name:
+        return _operations(one, another)
+    for say in (_dtypes, _kinds, _abouts, _counts, _shapes, _scales, _ops, _roots):
+        sentence = say(one, another)
+        if sentence is not None:
+            return sentence
+    return f"Mismatched {kind} requests."
+
+
+def _dtypes(one: Description, another: Description) -> str | None:
+    for mine, other in zip(one.dtypes, another.dtypes, strict=False):
+        if mine != other:
+            return f"Mismatched data types: One rank had type {mine}, but another rank had type {other}."
+    return None
+
+
+def _operations(one: Description, another: Description) -> str:
+    by_kind = _kinds(one, another)
+    if by_kind is not None:
+        return by_kind
+    return _did(one.operation.upper(), another.operation.upper())
+
+
+def _kinds(one: Description, another: Description) -> str | None:
+    if one.kind == another.kind:
+        return None
+    return _did(one.kind.value, another.kind.value)
+
+
+def _did(mine: str, other: str) -> str:
+    return f"Mismatched operations: One rank did an {mine}, but another rank did an {other}."
+
+
+def _abouts(one: Description, another: Description) -> str | None:
+    if one.about == another.about:
+        return None
+    return f"Mismatched calls: One rank asked to {one.about}, but another rank asked to {another.about}."
+
+
+def _counts(one: Description, another: Description) -> str | None:
+    if len(one.shapes) == len(another.shapes):
+        return None
+    return (
+        f"Mismatched {one.kind.value} groups: One rank sent {len(one.shapes)} tensors,"
+        f" but another rank sent {len(another.shapes)} tensors."
+    )
+
+
+def _shapes(one: Description, another: Description) -> str | None:
+    say = _whole_shape if one.kind in _OF_ONE_SHAPE else _shape_of_rows
+    for mine, other in zip(one.shapes, another.shapes, strict=False):
+        sentence = say(mine, other)
+        if sentence is not None:
+            return f"Mismatched {one.kind.value} tensor shapes: {sentence}"
+    return None
+
+
+def _whole_shape(mine: tuple[int, ...], other: tuple[int, ...]) -> str | None:
+    if mine == other:
+        return None
+    return f"One rank sent a tensor of shape {list(mine)}, but another rank sent a tensor of shape {list(other)}."
+
+
+def _shape_of_rows(mine: tuple[int, ...], other: tuple[int, ...]) -> str | None:
+    if len(mine) != len(other):
+        return f"One rank sent a tensor of rank {len(mine)}, but another rank sent a tensor of rank {len(other)}."
+    for dimension in range(1, len(mine)):
+        if mine[dimension] != other[dimension]:
+            return (
+                f"One rank sent a tensor with dimension {dimension} equal to {mine[dimension]}, but another rank"
+                f" sent a tensor with dimension {dimension} equal to {other[dimension]}."
+            )
+    return None
+
+
+def _scales(one: Description, another: Description) -> str | None:
+    if (one.prescale, one.postscale) == (another.prescale, another.postscale):
+        return None
+    return (
+        "Mismatched prescale and/or postscale factors: One rank sent factors "
+        f"({one.prescale:g}, {one.postscale:g}), but another rank sent factors "
+        f"({another.prescale:g}, {another.postscale:g})."
+    )
+
+
+def _ops(one: Description, another: Description) -> str | None:
+    if one.op == another.op:
+        return None
+    return (
+        f"Mismatched reduction operation: One rank sent reduction op {one.op}, "
+        f"but another rank sent reduction op {another.op}."
+    )
+
+
+def _roots(one: Description, another: Description) -> str | None:
+    if one.root == another.root:
+        return None
+    return (
+        f"Mismatched {one.kind.value} root ranks: One rank specified root rank {one.root_rank}, "
+        f"but another rank specified root rank {another.root_rank}."
+    )

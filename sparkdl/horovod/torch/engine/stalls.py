@@ -1,14 +1,44 @@
-"""Warns of requests that some ranks have made and others have not, and says which of them are to be given up."""
+"""Warns of requests that some ranks have made and others have not, and says which of them are to be given up.
+
+For how long something has gone on, by this rank's clock.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 
-from sparkdl.horovod.torch.engine.ages import Ages
-from sparkdl.horovod.torch.engine.report import Report
+from sparkdl.horovod.torch.engine.plan import Report
 from sparkdl.topology import name_ranks
+
+
+class Ages:
+    """Since when each of some names has been there without a break."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._since: dict[str, float] = {}
+
+    def note(self, names: Collection[str]) -> None:
+        """Take note of what is there now; whatever is not begins anew when it comes again."""
+        now = time.monotonic()
+        self._since = {name: self._since.get(name, now) for name in names}
+
+    def forget(self, name: str) -> None:
+        """Have a name begin anew when it comes again, if it is there."""
+        self._since.pop(name, None)
+
+    def tell(self) -> dict[str, float]:
+        """The seconds for which each name has been there."""
+        now = time.monotonic()
+        return {name: now - since for name, since in self._since.items()}
+
+    def older_than(self, age_s: float) -> list[str]:
+        """The names that have been there for so long."""
+        return [name for name, seconds in self.tell().items() if seconds >= age_s]
+
 
 logger = logging.getLogger(__name__)
 

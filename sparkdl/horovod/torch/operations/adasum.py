@@ -1,15 +1,143 @@
-"""Where Adasum can be asked for."""
+"""Where Adasum can be asked for.
+
+Adasum: a sum of gradients that counts what they have in common once.
+
+Two gradients a and b become ``(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: their sum where they are orthogonal, their
+average where they are parallel. Ranks 0 and 1 are combined, 2 and 3, ..., then the results in the same way
+(Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
+from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.current_session import session
-from sparkdl.horovod.torch.operations.target import check_tensors
+from sparkdl.horovod.torch.engine.request import Kind, Request, Result
+from sparkdl.horovod.torch.names import Adasum
+from sparkdl.horovod.torch.operations.target import (
+    Arrival,
+    as_buffer,
+    check_tensors,
+    copy_back,
+    describe,
+    split_rows,
+)
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
-from sparkdl.horovod.torch.requests.adasum import ADASUM_DTYPES
+from sparkdl.torch.buffers import export
+
+ADASUM_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+# Below this a squared norm divides nothing; Horovod's bound.
+_LEAST_SQUARED_NORM = math.sqrt(sys.float_info.min)
+
+
+class AdasumRequest(Request[Result]):
+    """Combines tensors, each by itself, into outputs of the same shapes, which may be the same tensors.
+
+    Every rank combines one slice of all ranks' tensors; only the scalar products go over all ranks. While ranks have
+    joined, which cannot combine anything, all others combine whole tensors, with zeros of those that joined.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        *,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            describe(Kind.ADASUM, name, tensors, op=Adasum, prescale=prescale, postscale=postscale)
+        )
+        self._tensors = tensors
+        self._outputs = outputs
+        self._arrival = Arrival(tensors)
+        self._given = np.zeros((0, 0), np.int64)
+
+    def match(self, communicator: Communicator) -> None:
+        """Exchange a one, which a rank that has joined does not give."""
+        self._given = np.zeros((communicator.world_size, 1), np.int64)
+        communicator.allgather(np.array([1]), self._given, name=self.label)
+
+    def complete(self, communicator: Communicator) -> None:
+        """Combine the tensors."""
+        self._arrival.wait()
+        combine = self._combine_slices if self._given.all() else self._combine_whole
+        for tensor, output in zip(self._tensors, self._outputs, strict=True):
+            if tensor.numel():
+                buffer = as_buffer(output)
+                combine(communicator, tensor, buffer)
+                copy_back(buffer, output)
+
+    def _combine_slices(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        counts = split_rows(tensor.numel(), communicator.world_size)
+        own = counts[communicator.rank]
+        received = torch.empty((communicator.world_size, own), dtype=tensor.dtype)
+        communicator.alltoall(
+            export(as_buffer(tensor)),
+            export(received),
+            send_counts=counts,
+            receive_counts=[own] * communicator.world_size,
+            name=self.label,
+        )
+
+        def add_up(products: torch.Tensor) -> None:
+            communicator.allreduce(products.numpy(), name=self.label)
+
+        combined = self._combine(received, add_up)
+        communicator.allgather(export(combined), export(output), counts=counts, name=self.label)
+
+    def _combine_whole(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        received = torch.empty((communicator.world_size, tensor.numel()), dtype=tensor.dtype)
+        communicator.allgather(export(as_buffer(tensor)), export(received), name=self.label)
+        output.copy_(self._combine(received, lambda _: None).view(output.shape))
+
+    def _combine(self, received: torch.Tensor, add_up: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        """Combine the rows, one of each rank; ``add_up`` makes the products of parts those of whole tensors."""
+        wide = torch.float64 if received.dtype == torch.float64 else torch.float32
+        rows = list(received.to(wide).mul_(self.description.prescale))
+        while len(rows) > 1:
+            pairs = list(zip(rows[::2], rows[1::2], strict=True))
+            products = torch.tensor([_products(a, b) for a, b in pairs], dtype=torch.float64)
+            add_up(products)
+            rows = [
+                a * _weight(dot, a_squared) + b * _weight(dot, b_squared)
+                for (a, b), (dot, a_squared, b_squared) in zip(pairs, products.tolist(), strict=True)
+            ]
+        combined: torch.Tensor = rows[0].mul_(self.description.postscale)
+        return combined.to(received.dtype)
+
+
+class SingleAdasumRequest(AdasumRequest[torch.Tensor]):
+    """Combines one tensor."""
+
+    def result(self) -> torch.Tensor:
+        """The output."""
+        return self._outputs[0]
+
+
+class GroupedAdasumRequest(AdasumRequest[tuple[torch.Tensor, ...]]):
+    """Combines several tensors."""
+
+    def result(self) -> tuple[torch.Tensor, ...]:
+        """The outputs."""
+        return tuple(self._outputs)
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float, float]:
+    a, b = a.double(), b.double()
+    return float(a @ b), float(a @ a), float(b @ b)
+
+
+def _weight(dot: float, squared_norm: float) -> float:
+    return 1.0 - 0.5 * dot / squared_norm if squared_norm >= _LEAST_SQUARED_NORM else 1.0
 
 
 def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:

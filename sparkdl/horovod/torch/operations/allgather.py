@@ -1,20 +1,93 @@
-"""``hvd.allgather`` and ``hvd.grouped_allgather``."""
+"""``hvd.allgather`` and ``hvd.grouped_allgather``.
+
+Joining the ranks' tensors along their first dimension, in which alone they may differ.
+
+``hvd.sparse_allreduce_async``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Request
-from sparkdl.horovod.torch.handles import run_later, run_now
-from sparkdl.horovod.torch.operations.grouped_allreduce import grouped_allreduce
-from sparkdl.horovod.torch.operations.target import check_tensors, find_target
+from sparkdl.horovod.torch.engine.request import Kind, Request, Result
+from sparkdl.horovod.torch.handles import run_later, run_now, synchronize
+from sparkdl.horovod.torch.names import Average
+from sparkdl.horovod.torch.operations.allreduce import grouped_allreduce
+from sparkdl.horovod.torch.operations.target import (
+    Arrival,
+    as_buffer,
+    as_bytes,
+    bytes_per_row,
+    check_tensors,
+    describe,
+    find_target,
+    refuse_ranks_that_joined,
+    refuse_scalars,
+)
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
-from sparkdl.horovod.torch.reduce_ops import Average
-from sparkdl.horovod.torch.requests.allgather import GroupedAllgatherRequest, SingleAllgatherRequest
+
+
+class AllgatherRequest(Request[Result]):
+    """Gathers tensors into new ones. First the ranks tell each other their numbers of rows."""
+
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(describe(Kind.ALLGATHER, name, tensors))
+        self._tensors = tensors
+        self._arrival = Arrival(tensors)
+        self._rows = np.zeros((0, 0), np.int64)
+        self._outputs: list[torch.Tensor] = []
+
+    def match(self, communicator: Communicator) -> None:
+        """Exchange the numbers of rows, after a one, which a rank that has joined does not give."""
+        own = np.array([1, *(tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors)])
+        self._rows = np.zeros((communicator.world_size, own.size), np.int64)
+        communicator.allgather(own, self._rows, name=self.label)
+
+    def complete(self, communicator: Communicator) -> None:
+        """Gather the rows."""
+        refuse_ranks_that_joined(Kind.ALLGATHER, self._rows)
+        refuse_scalars("ALLGATHER", self._tensors)
+        self._arrival.wait()
+        gathered = [
+            torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype)
+            for tensor, rows in zip(self._tensors, self._rows[:, 1:].T, strict=True)
+        ]
+        some = [position for position, whole in enumerate(gathered) if whole.numel()]
+        arrays = [as_bytes(as_buffer(self._tensors[position])) for position in some]
+        outs = [as_bytes(gathered[position]) for position in some]
+        counts = [
+            (self._rows[:, 1 + position] * bytes_per_row(self._tensors[position])).tolist()
+            for position in some
+        ]
+        if len(some) == 1:
+            communicator.allgather(arrays[0], outs[0], counts=counts[0], name=self.label)
+        elif some:
+            communicator.allgather_group(arrays, outs, counts=counts, name=self.label)
+        self._outputs = [
+            whole.to(tensor.device) for whole, tensor in zip(gathered, self._tensors, strict=True)
+        ]
+
+
+class SingleAllgatherRequest(AllgatherRequest[torch.Tensor]):
+    """Gathers one tensor."""
+
+    def result(self) -> torch.Tensor:
+        """The gathered tensor."""
+        return self._outputs[0]
+
+
+class GroupedAllgatherRequest(AllgatherRequest[tuple[torch.Tensor, ...]]):
+    """Gathers several tensors."""
+
+    def result(self) -> tuple[torch.Tensor, ...]:
+        """The gathered tensors."""
+        return tuple(self._outputs)
 
 
 def allgather(
@@ -100,3 +173,33 @@ def _grouped_request(
     check_tensors(tensors)
     engine, full_name = find_target(process_set, "Grouped_allgather", name)
     return engine, GroupedAllgatherRequest(full_name, list(tensors))
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str,
+    op: int,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Start to add up a sparse tensor over the ranks, by gathering the entries of all.
+
+    Args:
+        tensor: sparse (COO), of the same shape and dtype on every rank; the number of entries may differ.
+        name: by which the ranks match it.
+        op: ``Average``; otherwise the sum is taken.
+        process_set: the ranks that take part.
+
+    Returns:
+        What to call for the result, a new sparse tensor that is not coalesced. It raises
+        ``HorovodInternalError`` if the operation failed.
+    """
+    entries = [tensor._indices().t().contiguous(), tensor._values()]
+    handle = grouped_allgather_async(entries, name=f"{name}.sparse", process_set=process_set)
+
+    def wait() -> torch.Tensor:
+        indices, values = synchronize(handle)
+        if op == Average:
+            values = values / process_set.size()
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
+
+    return wait

@@ -1,10 +1,89 @@
-"""``hvd.barrier`` and ``hvd.join``."""
+"""``hvd.barrier`` and ``hvd.join``.
+
+Requests without tensors: to meet the other ranks, and to join.
+
+What a rank that has asked to join, but still has other requests, runs when the others run one of theirs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.collective import Communicator
+from sparkdl.horovod.torch.engine.request import Description, Kind, Request
 from sparkdl.horovod.torch.handles import run_now
+from sparkdl.horovod.torch.operations.adasum import GroupedAdasumRequest
+from sparkdl.horovod.torch.operations.allreduce import GroupedAllreduceRequest
+from sparkdl.horovod.torch.operations.target import refuse_ranks_that_joined
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
-from sparkdl.horovod.torch.requests.meeting import BarrierRequest, JoinRequest
+
+
+class BarrierRequest(Request[None]):
+    """Is done when all ranks have come to it."""
+
+    def __init__(self, name: str) -> None:
+        """Make the request.
+
+        Args:
+            name: by which it is matched.
+        """
+        super().__init__(Description(kind=Kind.BARRIER, name=name))
+
+    def match(self, communicator: Communicator) -> None:
+        """Meet the other ranks."""
+        communicator.barrier(name=self.label)
+
+    def result(self) -> None:
+        """Nothing."""
+
+
+class ProcessSetsRequest(Request[None]):
+    """Meets all ranks for a change of the process sets. None may have joined: it would not know of the change."""
+
+    def __init__(self, about: str, when_met: Callable[[], None]) -> None:
+        """Make the request.
+
+        Args:
+            about: the change, on which the ranks must agree, in words.
+            when_met: called when all ranks are here, in the same place among the other requests on all of them.
+        """
+        # One name for whatever is about to change, so that ranks that want different changes are told so.
+        super().__init__(Description(kind=Kind.PROCESS_SETS, name="process_set", about=about))
+        self._when_met = when_met
+        self._given = np.zeros((0, 0), np.int64)
+
+    def match(self, communicator: Communicator) -> None:
+        """Exchange a one, which a rank that has joined does not give."""
+        self._given = np.zeros((communicator.world_size, 1), np.int64)
+        communicator.allgather(np.array([1]), self._given, name=self.label)
+
+    def complete(self, communicator: Communicator) -> None:  # noqa: ARG002  # the contract's
+        """Make the change."""
+        refuse_ranks_that_joined(Kind.PROCESS_SETS, self._given)
+        self._when_met()
+
+    def result(self) -> None:
+        """Nothing."""
+
+
+class JoinRequest(Request[int]):
+    """Takes part, with zeros, in what the others run, until all have asked to join."""
+
+    def __init__(self) -> None:
+        super().__init__(Description(kind=Kind.JOIN, name="join"))
+        self._last = -1
+
+    def match(self, communicator: Communicator) -> None:
+        """Join."""
+        self._last = communicator.join()
+
+    def result(self) -> int:
+        """The rank that joined last."""
+        return self._last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -25,3 +104,26 @@ def join(device: int = -1) -> int:
         The rank that joined last.
     """
     return run_now(engine_of(global_process_set, "Join"), JoinRequest())
+
+
+def make_stand_in(description: Description) -> Request[Any]:
+    """The same request with zeros for tensors; of the kinds that can run while ranks have joined."""
+    zeros = [
+        torch.zeros(shape, dtype=getattr(torch, dtype))
+        for shape, dtype in zip(description.shapes, description.dtypes, strict=True)
+    ]
+    if description.kind is Kind.ALLREDUCE:
+        return GroupedAllreduceRequest(
+            description.name,
+            zeros,
+            zeros,
+            op=description.op,
+            prescale=description.prescale,
+            postscale=description.postscale,
+        )
+    if description.kind is Kind.ADASUM:
+        return GroupedAdasumRequest(
+            description.name, zeros, zeros, prescale=description.prescale, postscale=description.postscale
+        )
+    assert description.kind is Kind.BARRIER
+    return BarrierRequest(description.name)

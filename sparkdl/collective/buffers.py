@@ -1,0 +1,324 @@
+"""Seeing any CPU buffer as a flat NumPy array, of its memory where that is contiguous, without knowing whose it is.
+
+NumPy arrays are taken as they are; everything else through DLPack (https://dmlc.github.io/dlpack), which,
+unlike the buffer protocol, knows bfloat16. NumPy has no such type: those elements are seen as uint16. Bools are seen
+as the bytes 0 and 1.
+
+Arrays in GPU memory, by what they say of themselves: DLPack or ``__cuda_array_interface__``. Runs on ranks.
+
+No array library is needed: torch tensors, CuPy and Numba arrays are all described this way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl import _native
+from sparkdl.errors import ParamError
+
+DTYPES = (
+    *("float32", "float64", "bfloat16", "float16"),
+    *("int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+    "bool",
+)
+
+_CPU_DEVICES = (1, 3)
+"""``kDLCPU`` and ``kDLCUDAHost`` (pinned host memory)."""
+
+_NAMES = {
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
+    (4, 16): "bfloat16",
+    (6, 8): "bool",
+}
+"""Type code and bits of DLPack to dtype name."""
+
+_STORAGE = {"bfloat16": "uint16", "bool": "uint8"}
+"""What elements are seen as, where that is not their dtype."""
+
+
+_NUMPY_NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
+"""NumPy takes microseconds to tell the name of a dtype."""
+
+
+class _Tensor(ctypes.Structure):
+    """``DLTensor`` of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def item_bytes(dtype: str) -> int:
+    """Size of an element of one of :data:`DTYPES`."""
+    return np.dtype(_STORAGE.get(dtype, dtype)).itemsize
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """A buffer's memory.
+
+    Attributes:
+        dtype: one of :data:`DTYPES`.
+        data: its elements, shape ``(n,)``; uint16 for bfloat16, uint8 for bool.
+        owner: what keeps the memory alive.
+        shape: of the array that it was seen in.
+        strided: the array that ``data`` stands for, where that is not C-contiguous.
+        is_read: whether what it holds before matters.
+        is_written: whether ``data`` gets a result.
+    """
+
+    dtype: str
+    data: np.ndarray[Any, Any]
+    owner: object = None
+    shape: tuple[int, ...] = ()
+    strided: np.ndarray[Any, Any] | None = None
+    is_read: bool = True
+    is_written: bool = False
+
+    def pack(self) -> None:
+        """Take the elements of an array that is not C-contiguous; to be called before ``data`` is read."""
+        if self.strided is not None and self.is_read:
+            self._as_strided()[...] = self.strided
+
+    def unpack(self) -> None:
+        """Put the elements where they belong; to be called once ``data`` was written."""
+        if self.strided is not None and self.is_written:
+            self.strided[...] = self._as_strided()
+
+    def _as_strided(self) -> np.ndarray[Any, Any]:
+        assert self.strided is not None
+        elements: np.ndarray[Any, Any] = self.data.view(self.strided.dtype)
+        return elements.reshape(self.strided.shape)
+
+    @property
+    def unread(self) -> np.ndarray[Any, Any]:
+        """The elements as unsigned integers of their width: what a library moves without knowing their type."""
+        return self.data.view(f"u{self.data.itemsize}")
+
+
+def zeros(count: int, dtype: str) -> FlatBuffer:
+    """A new buffer of ``count`` zeros."""
+    return FlatBuffer(dtype=dtype, data=np.zeros(count, storage_of(dtype)))
+
+
+def storage_of(dtype: str) -> np.dtype[Any]:
+    """NumPy's type of the elements in ``FlatBuffer.data``."""
+    storage: np.dtype[Any] = np.dtype(_STORAGE.get(dtype, dtype))
+    return storage
+
+
+def flatten(array: Any, *, reads: bool = True, writes: bool = False) -> FlatBuffer:
+    """See a CPU buffer of one of :data:`DTYPES` as a flat array of the same memory.
+
+    One that is not C-contiguous gets memory that stands for it, between ``pack()`` and ``unpack()``.
+
+    Args:
+        array: the buffer.
+        reads: whether what it holds matters.
+        writes: whether it will be written to.
+
+    Raises:
+        ParamError: if it is not in CPU memory, of another dtype, or read-only or with elements that share memory
+            where it will be written to.
+    """
+    if isinstance(array, np.ndarray):
+        name = _NUMPY_NAMES.get(array.dtype)
+        if name is None:
+            raise _unknown(array.dtype.name if array.dtype.isnative else f"{array.dtype.str} (byte-swapped)")
+        if writes and not array.flags.writeable:
+            raise ParamError(f"array of shape {array.shape} is read-only; pass a writable array")
+        if not array.flags.c_contiguous:
+            return _stand_in(name, array, array, reads=reads, writes=writes)
+        data = array.reshape(-1)
+        elements = data.view(np.uint8) if name == "bool" else data
+        return FlatBuffer(dtype=name, data=elements, owner=array, shape=array.shape)
+    if not hasattr(array, "__dlpack__"):
+        raise ParamError(f"{type(array).__name__} is neither a NumPy array nor has it __dlpack__")
+    if getattr(array, "is_neg", bool)():  # torch exports such a tensor as if it were not
+        raise ParamError(f"{type(array).__name__} is yet to be negated; pass tensor.resolve_neg()")
+    try:
+        is_here = array.__dlpack_device__()[0] in _CPU_DEVICES
+        capsule = array.__dlpack__() if is_here else None
+    except (BufferError, RuntimeError, ValueError) as error:
+        # BufferError is what the standard asks for; torch 2.4 and before raised RuntimeError, and of devices that
+        # DLPack does not know ValueError.
+        raise ParamError(f"{type(array).__name__} cannot be used: {error}") from error
+    if capsule is None:
+        raise ParamError(f"{type(array).__name__} is not in CPU memory")
+    return _flatten_capsule(array, capsule, reads=reads, writes=writes)
+
+
+def _stand_in(
+    name: str, array: np.ndarray[Any, Any], owner: object, *, reads: bool, writes: bool
+) -> FlatBuffer:
+    if writes and _may_overlap(array):
+        raise ParamError(
+            f"array of shape {array.shape} has elements that share memory and cannot all be written; pass a copy"
+        )
+    data = np.empty(array.size, storage_of(name))
+    return FlatBuffer(
+        dtype=name, data=data, owner=owner, shape=array.shape, strided=array, is_read=reads, is_written=writes
+    )
+
+
+def _may_overlap(array: np.ndarray[Any, Any]) -> bool:
+    """Whether elements may share memory, as in no array that is made by slicing and permuting."""
+    reach = array.itemsize - 1
+    for stride, extent in sorted(zip(map(abs, array.strides), array.shape, strict=True)):
+        if extent > 1 and stride <= reach:
+            return True
+        reach += stride * (extent - 1) if extent > 1 else 0
+    return False
+
+
+def _flatten_capsule(array: Any, capsule: object, *, reads: bool, writes: bool) -> FlatBuffer:
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+    name = _NAMES.get((tensor.type_code, tensor.type_bits)) if tensor.type_lanes == 1 else None
+    if name is None:
+        raise _unknown(f"DLPack type {tensor.type_code} of {tensor.type_bits} bits")
+    shape = tuple(tensor.shape[: tensor.ndim])
+    storage = storage_of(name)
+    if 0 in shape:  # whatever its strides are
+        return FlatBuffer(dtype=name, data=np.empty(0, storage), owner=array, shape=shape)
+    if tensor.data is None:
+        raise ParamError(
+            f"{type(array).__name__} has no memory, as tensors have that only stand for others; pass a plain tensor"
+        )
+    num_elements, is_contiguous = 1, True
+    for position in reversed(range(tensor.ndim)):
+        if tensor.strides and shape[position] > 1:
+            is_contiguous = is_contiguous and tensor.strides[position] == num_elements
+        num_elements *= shape[position]
+    address, owner = tensor.data + tensor.byte_offset, (array, capsule)
+    if is_contiguous:
+        memory = (ctypes.c_char * (num_elements * storage.itemsize)).from_address(address)
+        elements = np.frombuffer(memoryview(memory), storage)
+        return FlatBuffer(dtype=name, data=elements, owner=owner, shape=shape)
+    strides = [stride * storage.itemsize for stride in tensor.strides[: tensor.ndim]]
+    # The lowest and the highest of the elements, from the first one on.
+    lowest, highest = (
+        sum(pick(0, stride * (extent - 1)) for stride, extent in zip(strides, shape, strict=True))
+        for pick in (min, max)
+    )
+    memory = (ctypes.c_char * (highest - lowest + storage.itemsize)).from_address(address + lowest)
+    strided: np.ndarray[Any, Any] = np.ndarray(shape, storage, memoryview(memory), -lowest, strides)
+    return _stand_in(name, strided, owner, reads=reads, writes=writes)
+
+
+def _unknown(dtype: str) -> ParamError:
+    return ParamError(f"dtype {dtype} cannot be communicated; it may be one of {', '.join(DTYPES)}")
+
+
+_DLPACK_ON_GPU = {2: "CUDA", 13: "CUDA managed"}
+_NO_SYNCHRONIZATION = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceArray:
+    """A C-contiguous array in GPU memory.
+
+    Attributes:
+        pointer: address of its first element.
+        count: how many elements it has.
+        dtype: NumPy's name of their type, or ``"bfloat16"``.
+        gpu: number of the GPU in this process, if the array says it.
+        is_writable: whether it may be written to.
+        owner: what keeps the memory.
+    """
+
+    pointer: int
+    count: int
+    dtype: str
+    gpu: int | None = None
+    is_writable: bool = True
+    owner: object = None
+
+    def elements(self, start: int, count: int, item_bytes: int) -> int:
+        """Address of the elements from ``start`` on, which must be ``count`` and inside the array."""
+        if not 0 <= start <= start + count <= self.count:
+            raise ParamError(f"elements {start} to {start + count} are outside an array of {self.count}")
+        return self.pointer + start * item_bytes
+
+
+def device_array(array: Any) -> DeviceArray:
+    """Describe an array in GPU memory. Its stream is not waited for: order is the caller's.
+
+    Args:
+        array: a :class:`DeviceArray`, or whatever has ``__dlpack__`` or ``__cuda_array_interface__``.
+
+    Raises:
+        ParamError: if the array does not say where it lies, is not in GPU memory or not C-contiguous.
+    """
+    if isinstance(array, DeviceArray):
+        return array
+    if hasattr(array, "__dlpack_device__"):
+        return _from_dlpack(array)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _from_interface(array)
+    raise ParamError(
+        f"NCCL takes arrays in GPU memory, with __dlpack__ or __cuda_array_interface__; got {type(array).__name__}"
+    )
+
+
+def _from_dlpack(array: Any) -> DeviceArray:
+    kind, gpu = array.__dlpack_device__()
+    if int(kind) not in _DLPACK_ON_GPU:
+        raise ParamError(
+            f"NCCL takes arrays in GPU memory, got a {type(array).__name__} on a device of DLPack type {int(kind)};"
+            " the communicator itself takes those in CPU memory"
+        )
+    capsule = array.__dlpack__(stream=_NO_SYNCHRONIZATION)
+    pointer, count, dtype, is_contiguous, _, _ = _native.describe_dlpack(capsule)
+    if not is_contiguous:
+        raise _not_contiguous(array)
+    return DeviceArray(pointer=pointer, count=count, dtype=dtype, gpu=int(gpu), owner=array)
+
+
+def _from_interface(array: Any) -> DeviceArray:
+    described = array.__cuda_array_interface__
+    shape, dtype = described["shape"], np.dtype(described["typestr"])
+    pointer, is_read_only = described["data"]
+    count, strides = math.prod(shape), described.get("strides")
+    if count and strides is not None and not _is_contiguous(shape, strides, dtype.itemsize):
+        raise _not_contiguous(array)
+    return DeviceArray(
+        pointer=int(pointer or 0),
+        count=count,
+        dtype=dtype.name,
+        is_writable=not is_read_only,
+        owner=array,
+    )
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:
+    expected = item_bytes
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _not_contiguous(array: Any) -> ParamError:
+    return ParamError(
+        f"a {type(array).__name__} is not C-contiguous; pass a contiguous copy and copy the result back"
+    )

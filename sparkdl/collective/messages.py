@@ -1,0 +1,357 @@
+"""A message on its way, at one of its ends: its deadline, and when to say that it stalls. Runs on ranks.
+
+What the two ends of a message say of it, so that they find out whether they mean the same.
+
+Why a message failed, in the words of the communicator that it belongs to. Runs on ranks.
+
+What can be told of messages, beside a communicator's operations. Runs on ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.buffers import DTYPES
+from sparkdl.collective.telemetry.monitor import Arrival, OperationMonitor, OperationRecord
+from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
+from sparkdl.collective.turns import MessageHandle
+from sparkdl.errors import (
+    CommunicatorAbortedError,
+    CommunicatorError,
+    CommunicatorTimeoutError,
+    MismatchError,
+    ParamError,
+    RankLostError,
+)
+from sparkdl.rendezvous.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.collective.buffers import FlatBuffer
+    from sparkdl.collective.communicator import Array, Communicator
+    from sparkdl.collective.mpi.messages import DeviceBuffer
+    from sparkdl.collective.telemetry.monitor import Monitor
+    from sparkdl.collective.telemetry.stalls import StallCheck
+
+
+class PendingMessage:
+    """One end of a message.
+
+    Its time runs from when it is the first of those with its direction and tag.
+
+    Args:
+        what: the call, in words.
+        kind: ``"send"`` or ``"recv"``.
+        peer: rank of the other end; -1 for any, until :meth:`comes_from` says which.
+        tag: the message's.
+        array: what is sent, or where it is received.
+        envelope: what this end says of it.
+        dtype: of the elements.
+        num_bytes: the array's size.
+        timeout_s: its deadline.
+        monitor: what is told of it.
+
+    Attributes:
+        handle: for the caller.
+    """
+
+    def __init__(
+        self,
+        *,
+        what: str,
+        kind: str,
+        peer: int,
+        tag: int,
+        array: Array,
+        envelope: Envelope,
+        dtype: str,
+        num_bytes: int,
+        timeout_s: float,
+        monitor: MessageMonitor,
+    ) -> None:
+        self.what, self.kind, self.peer, self.tag = what, kind, peer, tag
+        self.array, self.envelope = array, envelope
+        self.timeout_s = timeout_s
+        self._timing = monitor.begin(kind, tag=tag, num_bytes=num_bytes, dtype=dtype)
+        self._future: Future[None] = Future()
+        self.handle = MessageHandle(self._future, monitor.blocked, peer)
+        self._deadline: Deadline | None = None
+        self._stall: StallTimer | None = None
+        self._wait: NotedWait | None = None
+
+    def comes_from(self, peer: int) -> None:
+        """Say which rank sends what may come from any."""
+        self.peer = self.handle.source = peer
+
+    def matched(self) -> None:
+        """Say that the other end has called, too."""
+        self._timing.both_here()
+        self._end_wait()
+
+    def complete(self) -> None:
+        """Say that it has arrived."""
+        self._timing.end(is_ok=True)
+        self._future.set_result(None)
+        self._end_wait()
+
+    def fail(self, error: Exception) -> None:
+        """Say that it never will."""
+        self._timing.end(is_ok=False)
+        self._future.set_exception(error)
+        self._end_wait()
+
+    def late(self, name: str) -> CommunicatorTimeoutError:
+        """The error of its deadline on the communicator of that name."""
+        why = "no rank has sent one" if self.peer < 0 else f"rank {self.peer} has not answered"
+        return CommunicatorTimeoutError(
+            f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: {why}"
+        )
+
+    def look_at_the_clock(self, parent: Communicator) -> None:
+        """Warn of a stall if it is time for that.
+
+        Raises:
+            CommunicatorTimeoutError: if its deadline has passed, or it has stalled for too long.
+        """
+        if self._deadline is None or self._stall is None:
+            self._deadline, self._stall = Deadline(self.timeout_s), StallTimer(parent.stall_check)
+            ranks = range(parent.world_size) if self.peer < 0 else (parent.rank, self.peer)
+            both = [parent.world_ranks[rank] for rank in ranks]
+            self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
+            if self._timing.is_ready or self._future.done():
+                self._wait.end()  # it has gone on meanwhile, in another thread
+        if self._deadline.expired:
+            raise self.late(parent.name)
+        if self._timing.is_ready:
+            return  # it is under way
+        called = numbered(parent.name, parent.world_ranks)
+        check_stall(self._stall, parent.stall_check, called, self.what, rank=parent.rank, peer=self.peer)
+
+    def _end_wait(self) -> None:
+        if self._wait is not None:
+            self._wait.end()
+
+
+def check_stall(
+    stall: StallTimer, check: StallCheck, communicator: str, what: str, *, rank: int, peer: int
+) -> None:
+    """Warn of a message that its other end does not join, if it is time for that.
+
+    Args:
+        stall: of the message.
+        check: when to warn, and when to give up.
+        communicator: what to call it.
+        what: the call, in words.
+        rank: of this end.
+        peer: of the other end; -1 for any.
+
+    Raises:
+        CommunicatorTimeoutError: if it is to be given up.
+    """
+    missing = "no rank had sent one" if peer < 0 else f"rank {peer} had not joined"
+    if stall.is_over:
+        raise CommunicatorTimeoutError(
+            f"{what} on {communicator} stalled for {check.abort_after_s:g} s: {missing}"
+        )
+    if stall.warning_is_due:
+        warn_of_stall(communicator, rank, what, stall.waited_s, missing)
+
+
+Envelope = np.ndarray[Any, np.dtype[np.int64]]
+"""Two numbers: the dtype's place in :data:`DTYPES`, and the elements."""
+
+
+def envelope_of(buffer: FlatBuffer | DeviceBuffer) -> Envelope:
+    """What is sent, or what there is room for."""
+    return np.array([DTYPES.index(buffer.dtype), buffer.data.size], np.int64)
+
+
+def check_peer(peer: int, rank: int, world_size: int) -> None:
+    """Check that a rank can exchange messages with another.
+
+    Raises:
+        ParamError: if there is no such rank, or it is this one.
+    """
+    if not 0 <= peer < world_size or peer == rank:
+        raise ParamError(f"rank {rank} of {world_size} cannot exchange messages with rank {peer}")
+
+
+def compare(sent: Envelope, expected: Envelope, *, source: int, to: int, tag: int) -> None:
+    """Compare what both ends of a message say.
+
+    Raises:
+        MismatchError: if they disagree; the same on both.
+    """
+    if sent.tolist() != expected.tolist():
+        raise MismatchError(
+            f"the ranks disagree about a message with tag {tag}: rank {source} said send of {_describe(sent)}"
+            f" to rank {to}; rank {to} said recv of {_describe(expected)} from rank {source}"
+        )
+
+
+def _describe(envelope: Envelope) -> str:
+    dtype, count = envelope.tolist()
+    return f"{count} {DTYPES[dtype]}"
+
+
+NEWS_S = 3.0
+"""How long the communicator may take to learn by itself why a link failed."""
+
+_LOOK_S = 0.02
+"""Between two looks at whether it has learned: a communicator tells only those who wait in an operation of it."""
+
+
+def explain(
+    message: PendingMessage, error: Exception, parent: Communicator | None, parent_name: str
+) -> CommunicatorError:
+    """Say what went wrong with a message; its communicator can be used no further either.
+
+    Args:
+        message: which failed.
+        error: of the link that it should have travelled on.
+        parent: the communicator, if it is still there.
+        parent_name: its name.
+    """
+    what = f"{message.what} on {parent_name!r}"
+    late = isinstance(error, CommunicatorTimeoutError)
+    if late:
+        error = message.late(parent_name)
+    if parent is None:
+        return CommunicatorError(f"{what} failed: {error}")
+    is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
+    if _failed_by_itself(parent, NEWS_S if is_news else 0.0):
+        try:
+            parent.barrier()  # refused with what the parent failed with
+        except CommunicatorError as failure:
+            return type(failure)(f"{message.what}: {failure}")
+    reason = str(error) if late else f"{what} failed: {error}"
+    parent.abort(reason)
+    if late:
+        return CommunicatorTimeoutError(reason)
+    return RankLostError(reason) if isinstance(error, RankLostError) else CommunicatorError(reason)
+
+
+def _failed_by_itself(communicator: Communicator, timeout_s: float) -> bool:
+    deadline = Deadline(timeout_s)
+    pause = threading.Event()
+    while communicator.failure is None and not deadline.expired:
+        pause.wait(_LOOK_S)
+    return communicator.failure is not None
+
+
+class MessageMonitor(OperationMonitor):
+    """Counts and records messages, many of which may be on their way at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count()
+
+    def begin(self, kind: str, *, tag: int, num_bytes: int, dtype: str) -> MessageTiming:
+        """Time a message from now on.
+
+        Args:
+            kind: ``"send"`` or ``"recv"``.
+            tag: the message's.
+            num_bytes: its size.
+            dtype: of its elements.
+        """
+        return MessageTiming(self, kind, f"tag {tag}", num_bytes, dtype)
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """Nothing: ranks do not come to the same messages."""
+        return []
+
+    def exposed_ns(self, now_ns: int) -> int:
+        """For how long some thread has waited for messages until now."""
+        return self._blocked_until(now_ns)
+
+    def take(self, record: OperationRecord, exposed_ns: int) -> None:
+        """Count a message that has ended; its number is given here."""
+        self._note(record._replace(sequence=next(self._numbers)), exposed_ns)
+
+
+class MessageTiming:
+    """The edges of a message on its way."""
+
+    def __init__(self, monitor: MessageMonitor, kind: str, name: str, num_bytes: int, dtype: str) -> None:
+        self._monitor = monitor
+        self._kind, self._name, self._num_bytes, self._dtype = kind, name, num_bytes, dtype
+        self._begun_ns = time.monotonic_ns()
+        self._blocked_ns = monitor.exposed_ns(self._begun_ns)
+        self._ready_ns = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether both ends are there."""
+        return self._ready_ns > 0
+
+    def both_here(self) -> None:
+        """Say that the other end is there."""
+        self._ready_ns = time.monotonic_ns()
+
+    def end(self, *, is_ok: bool) -> None:
+        """Say that the message has ended."""
+        done_ns = time.monotonic_ns()
+        record = OperationRecord(
+            sequence=0,
+            kind=self._kind,
+            name=self._name,
+            bytes=self._num_bytes,
+            dtype=self._dtype,
+            is_ok=is_ok,
+            queued_ns=0,
+            begun_ns=self._begun_ns,
+            arrived_ns=self._begun_ns if self._ready_ns else 0,
+            ready_ns=self._ready_ns,
+            done_ns=done_ns,
+            last=-1,
+        )
+        exposed_ns = self._monitor.exposed_ns(done_ns) - self._blocked_ns
+        self._monitor.take(record, min(exposed_ns, done_ns - self._begun_ns))
+
+
+class BothMonitors:
+    """The monitor of a communicator's operations and messages together."""
+
+    def __init__(self, operations: Monitor, messages: MessageMonitor) -> None:
+        self._operations, self._messages = operations, messages
+
+    def totals(self) -> Sequence[tuple[str, int, int, int, int, int, int, int]]:
+        """See the contract."""
+        return [*self._operations.totals(), *self._messages.totals()]
+
+    def lateness(self) -> Sequence[tuple[int, int, int]]:
+        """See the contract; of operations alone."""
+        return self._operations.lateness()
+
+    def arrivals(self) -> Sequence[tuple[int, int]]:
+        """See the contract; at operations alone."""
+        return self._operations.arrivals()
+
+    def start_recording(self, max_records: int) -> None:
+        """See the contract."""
+        self._operations.start_recording(max_records)
+        self._messages.start_recording(max_records)
+
+    def stop_recording(self) -> None:
+        """See the contract."""
+        self._operations.stop_recording()
+        self._messages.stop_recording()
+
+    def take_records(
+        self,
+    ) -> tuple[Sequence[tuple[int, str, str, int, str, bool, int, int, int, int, int, int]], int]:
+        """See the contract."""
+        records, num_dropped = self._operations.take_records()
+        messages, num_dropped_messages = self._messages.take_records()
+        if not messages:
+            return records, num_dropped
+        merged = sorted([*map(OperationRecord._make, records), *messages], key=lambda record: record.begun_ns)
+        return merged, num_dropped + num_dropped_messages

@@ -1,0 +1,272 @@
+"""Communicators over MPI: their life, and how each operation is carried out. Runs on ranks.
+
+The ranks must already stand in one MPI world: started by ``mpiexec``, or by sparkdl through PMI (see
+``pmi``). Operations are non-blocking ones that are polled, so that each has a deadline and a death or an
+abort ends it at once. What MPI cannot do: after a rank is lost no communicator of that MPI world is of
+further use, so the processes have to be started again; and the ports that an MPI library opens between hosts
+are not authenticated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+from sparkdl.collective.messages import BothMonitors
+from sparkdl.collective.mpi.library import check_places, create_group, is_cuda_aware, load_mpi, unfinished
+from sparkdl.collective.mpi.messages import MpiMessages
+from sparkdl.collective.mpi.movements import MpiGroups
+from sparkdl.collective.mpi.operations import JOIN, Claim, MpiAgreement, last_joined
+from sparkdl.collective.mpi.peers import PeerWatch
+from sparkdl.collective.telemetry.monitor import OperationMonitor, OperationTiming
+from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
+from sparkdl.collective.turns import Turns
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.store import all_gather_bytes
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sparkdl.collective.communicator import Array, MessageHandle
+    from sparkdl.collective.mpi.operations import Plan, Steps
+    from sparkdl.collective.opening import Opening
+    from sparkdl.topology import Topology
+
+_SPIN_S = 0.05
+_NAP_S = 2e-4
+"""Between two questions whether an operation is done: MPI's own waits have no deadline, and cannot be aborted."""
+
+_NEWS_S = 0.5
+"""How long the news may take that a rank has died, where MPI says no more than that something failed."""
+
+
+class MpiCommunicator(MpiGroups):
+    """See :class:`~sparkdl.collective.communicator.Communicator`; made by :func:`open_mpi_communicator`."""
+
+    def __init__(self, comm: MPI.Intracomm, opening: Opening, topology: Topology) -> None:
+        super().__init__(opening, topology)
+        self._comm = comm
+        self._mpi = load_mpi()
+        self._agreement = MpiAgreement(comm)
+        self._num_joined = 0
+        self._failure: CommunicatorError | None = None
+        self._closed = False
+        self._abandoned: list[object] = []
+        # From here on the MPI world is finalized only after this communicator was closed as it should.
+        unfinished.add(self)
+        self._watch = PeerWatch(
+            opening.own_rendezvous,
+            rank=self.rank,
+            world_size=self.world_size,
+            position=lambda: self._num_joined,
+        )
+        self._operations = OperationMonitor()
+        self._timing = OperationTiming()
+        """Of the operation that has its turn."""
+        self._turns = Turns(opening.name, self._operations.blocked)
+        self._messages = MpiMessages(
+            comm,
+            opening.name,
+            check=self._check,
+            fail=self._fail,
+            stall_check=opening.stall_check,
+            called=numbered(opening.name, opening.world_ranks),
+            world_ranks=opening.world_ranks,
+        )
+        self.monitor = BothMonitors(self._operations, self._messages.monitor)
+
+    @property
+    def transport(self) -> str:
+        """``"mpi"``."""
+        return "mpi"
+
+    @property
+    def takes_device_memory(self) -> bool:
+        """See the contract; where the library says that it is CUDA-aware."""
+        return is_cuda_aware()
+
+    @property
+    def failure(self) -> str | None:
+        """See the contract."""
+        failure = self._failure or self._watch.failure
+        return str(failure) if failure else None
+
+    def join(self, *, timeout_s: float | None = None) -> int:
+        """See the contract; ``timeout_s`` is for each operation of the others, and for their joining."""
+        last: list[int] = []
+
+        def take_part() -> None:
+            claim = Claim(kind=JOIN, joined_at=self._num_joined)
+            while not last:
+                self._drive(self._take_part(claim, last), claim, timeout_s)
+
+        self._turns.run(take_part)
+        return last[0]
+
+    def send_async(
+        self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
+        """See the contract."""
+        return self._messages.send(array, to, tag, self.timeout_s if timeout_s is None else timeout_s)
+
+    def recv_async(
+        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
+        """See the contract."""
+        return self._messages.recv(array, source, tag, self.timeout_s if timeout_s is None else timeout_s)
+
+    def abort(self, reason: str) -> None:
+        """See the contract."""
+        if not self._closed and self.failure is None:
+            self._watch.abort(reason)
+
+    def close(self) -> None:
+        """See the contract."""
+        if self._closed:
+            return
+        self._end_timeline()
+        self._turns.close()
+        self._messages.close()
+        self._closed = True
+        self._watch.leave()
+        if self.failure is None:
+            self._comm.Free()
+            unfinished.discard(self)
+
+    def _carry_out(self, plan: Plan) -> None:
+        self._drive(self._agree_and_move(plan), plan.claim, plan.timeout_s)
+
+    def _agree_and_move(self, plan: Plan) -> Steps:
+        yield from self._agreement.reach(plan.claim, self._num_joined - 1)
+        self._timing.all_here()
+        for buffer in plan.buffers:
+            buffer.pack()
+        yield from plan.steps()
+        for buffer in plan.buffers:
+            buffer.unpack()
+
+    def _take_part(self, claim: Claim, last: list[int]) -> Steps:
+        """One operation of the others, as a rank that has joined; ``last`` is filled when all have."""
+        try:
+            agreed = yield from self._agreement.reach(claim, self._num_joined - 1)
+        except MismatchError:
+            return  # theirs to mend; this rank goes on waiting for them
+        self._timing.all_here()
+        if agreed.kind == JOIN:
+            last.append(last_joined(self._agreement.claims))
+        elif agreed.kind == "allgather":
+            yield from self._gather_zeros(agreed)
+        elif agreed.op:
+            yield from self._reduce_zeros(agreed)
+
+    def _drive(self, steps: Steps, claim: Claim, timeout_s: float | None) -> None:
+        """Take the steps of an operation, each as soon as the one before is complete."""
+        if self._closed:
+            raise CommunicatorError(f"{claim}: communicator {self.name!r} is closed")
+        self._check(claim)
+        deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s)
+        self._num_joined += 1
+        measured = self._operations.operation(
+            claim.kind,
+            name=claim.name,
+            num_bytes=claim.num_bytes(self.world_size),
+            dtype=claim.dtype,
+            queued_ns=self._turns.queued_ns,
+        )
+        try:
+            with measured as self._timing:
+                for request in steps:
+                    self._complete(claim, request, deadline)
+        except MismatchError:
+            raise
+        except self._mpi.Exception as error:
+            if self._watch.hears_of_failure(_NEWS_S):
+                self._abandoned.append(steps)
+                self._check(claim)
+            failure = CommunicatorError(f"{claim} on {self.name!r} failed in MPI: {error}")
+            self._give_up(steps, failure)
+            raise failure from error
+        except CommunicatorError as error:
+            self._give_up(steps, error)
+            raise
+        except BaseException as error:
+            self._give_up(steps, f"{claim} on {self.name!r} was broken off by {type(error).__name__}")
+            raise
+
+    def _give_up(self, steps: Steps, failure: CommunicatorError | str) -> None:
+        # MPI may still write to the buffers of an operation that is not complete: keep them.
+        self._abandoned.append(steps)
+        self._fail(failure if isinstance(failure, CommunicatorError) else CommunicatorError(failure))
+
+    def _fail(self, failure: CommunicatorError) -> None:
+        if self.failure is None:
+            self._failure = failure
+            # MPI itself lets the others wait for this rank until their own deadlines.
+            self._watch.pass_on(failure)
+
+    def _check(self, what: object) -> None:
+        failure = self._failure or self._watch.failure
+        if failure is not None:
+            raise type(failure)(f"{what} on {self.name!r}: {failure}") from failure
+
+    def _complete(self, claim: Claim, request: MPI.Request, deadline: Deadline) -> None:
+        if not request.Test():
+            with NotedWait(self.name, self.world_ranks, str(claim), deadline.timeout_s):
+                self._wait_for(claim, request, deadline)
+
+    def _wait_for(self, claim: Claim, request: MPI.Request, deadline: Deadline) -> None:
+        spin = deadline.at_most(_SPIN_S)
+        stall = StallTimer(self.stall_check)
+        while not request.Test():
+            self._check(claim)
+            if deadline.expired:
+                who = self._who_is_missing(claim)
+                raise CommunicatorTimeoutError(
+                    f"{claim} on {self.name!r} was not complete within {deadline.timeout_s:g} s: {who}"
+                )
+            if stall.is_over:
+                who = self._who_is_missing(claim)
+                reason = f"{claim} on {self.name!r} stalled for {self.stall_check.abort_after_s:g} s: {who}"
+                self._watch.abort(reason)
+                raise CommunicatorTimeoutError(reason)
+            if stall.warning_is_due:
+                waited_s = stall.waited_s
+                called = numbered(self.name, self.world_ranks)
+                warn_of_stall(called, self.rank, str(claim), waited_s, self._who_is_missing(claim))
+            if spin.expired:
+                time.sleep(_NAP_S)
+            else:
+                os.sched_yield()
+
+    def _who_is_missing(self, claim: Claim) -> str:
+        missing = self._watch.roll_call()
+        self._check(claim)
+        return f"{name_ranks(missing)} had not joined" if missing else "all ranks had joined"
+
+
+def open_mpi_communicator(opening: Opening) -> MpiCommunicator:
+    """Open a communicator over MPI; see :func:`~sparkdl.collective.opening.open_communicator`.
+
+    The ranks' numbers in the MPI world may be others, and that world may have more ranks.
+
+    Raises:
+        TransportUnavailableError: if mpi4py or an MPI library is missing.
+        CommunicatorError: if the ranks do not stand in one MPI world.
+        CommunicatorTimeoutError: if some rank does not take part in time.
+    """
+    world = load_mpi().COMM_WORLD
+    places = all_gather_bytes(
+        opening.own_rendezvous,
+        key="mpi/places",
+        rank=opening.rank,
+        world_size=opening.world_size,
+        value=json.dumps([world.Get_rank(), world.Get_size()]).encode(),
+        timeout_s=opening.deadline.remaining_s(),
+    )
+    members = check_places([(place[0], place[1]) for place in map(json.loads, places)])
+    topology = opening.find_topology()
+    return MpiCommunicator(create_group(members, opening.name, opening.deadline), opening, topology)

@@ -1,0 +1,172 @@
+"""The MPI library of this process: the one module that imports mpi4py (others only name its types). Runs on ranks."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+import threading
+import zlib
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, TransportUnavailableError
+from sparkdl.rendezvous.hosts import FOLDER
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from mpi4py import MPI
+
+    from sparkdl.rendezvous.deadline import Deadline
+
+_NUM_TAGS = 32768
+"""How many tags every MPI library allows at least."""
+
+unfinished: set[object] = set()
+"""Communicators that are being made, are open or have failed: while there is one, MPI_Finalize could wait for ever."""
+
+
+def load_mpi() -> ModuleType:
+    """Import mpi4py and initialize MPI, once per process.
+
+    Raises:
+        TransportUnavailableError: if mpi4py or an MPI library is missing.
+        CommunicatorError: if MPI is of no use to several threads, or has been finalized.
+    """
+    MPI = _import_mpi()  # noqa: N806  # as everybody calls it
+    if MPI.Is_finalized():
+        raise CommunicatorError("MPI was finalized in this process and cannot be started again")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalize)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise CommunicatorError(
+            f"{MPI.Get_library_version().splitlines()[0]} was not initialized for several threads"
+            " (MPI_THREAD_MULTIPLE). Let sparkdl initialize it, or use a build that supports it."
+        )
+    return MPI
+
+
+def library_name() -> str:
+    """What the MPI library calls itself; it need not be initialized.
+
+    Raises:
+        TransportUnavailableError: if mpi4py or an MPI library is missing.
+    """
+    # What follows the version is on further lines with MPICH, and after a comma with Open MPI.
+    first_line = _import_mpi().Get_library_version().split("\n")[0]
+    return " ".join(first_line.split(",")[0].replace("Version:", "").split())
+
+
+def is_cuda_aware() -> bool:
+    """Whether the MPI library says that it takes arrays in GPU memory; MPI must be initialized.
+
+    MPI does not define the question; Open MPI, MPICH and what is made of them answer ``MPIX_Query_cuda_support``. A
+    library that does not know it is taken not to be CUDA-aware.
+    """
+    query = getattr(ctypes.CDLL(_import_mpi().__file__), "MPIX_Query_cuda_support", None)
+    return query is not None and query() == 1
+
+
+def check_places(places: list[tuple[int, int]]) -> list[int]:
+    """Check that ranks stand in one MPI world; return the MPI rank of each.
+
+    Args:
+        places: MPI rank and size of the MPI world, as each rank sees them.
+
+    Raises:
+        CommunicatorError: if they do not.
+    """
+    members = [mpi_rank for mpi_rank, _ in places]
+    sizes = sorted({size for _, size in places})
+    if len(sizes) > 1 or len(set(members)) < len(members):
+        raise CommunicatorError(
+            f"{len(places)} ranks do not stand in one MPI world: their MPI ranks are {members},"
+            f" in worlds of {', '.join(map(str, sizes))}."
+            " Start them by sparkdl with transport='mpi', or by mpiexec."
+        )
+    return members
+
+
+def create_group(members: list[int], name: str, deadline: Deadline) -> MPI.Intracomm:
+    """Make the communicator of some ranks of the MPI world; all of them take part.
+
+    MPI has no form of this that can be polled, so it happens on a thread of its own. Should a rank die
+    meanwhile, that thread stays in MPI for as long as the process lives; the caller does not.
+
+    Args:
+        members: their ranks in the MPI world.
+        name: distinguishes communicators that are made at the same time.
+        deadline: until when.
+
+    Raises:
+        CommunicatorTimeoutError: if some rank does not take part in time.
+        CommunicatorError: if MPI refuses.
+    """
+    mpi = load_mpi()
+    world: MPI.Intracomm = mpi.COMM_WORLD
+    tag = zlib.crc32(name.encode()) % _NUM_TAGS
+    created: Future[MPI.Intracomm] = Future()
+
+    def create() -> None:
+        try:
+            everybody = world.Get_group()
+            group = everybody.Incl(members)
+            created.set_result(world.Create_group(group, tag))
+            for used in (group, everybody):
+                used.Free()
+        except BaseException as error:
+            created.set_exception(error)
+
+    unfinished.add(created)
+    threading.Thread(target=create, name="sparkdl-mpi-create", daemon=True).start()
+    try:
+        comm = created.result(deadline.remaining_s())
+    except FutureTimeoutError:
+        raise CommunicatorTimeoutError(
+            f"MPI did not make communicator {name!r} within {deadline.timeout_s:g} s, though all"
+            f" {len(members)} ranks had come: one of them has died or hangs. Look at the ranks' last log lines."
+        ) from None
+    except mpi.Exception as error:
+        raise CommunicatorError(f"MPI cannot make communicator {name!r}: {error}") from error
+    unfinished.discard(created)
+    comm.Set_errhandler(mpi.ERRORS_RETURN)
+    return comm
+
+
+def _import_mpi() -> ModuleType:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
+        raise TransportUnavailableError(
+            f"MPI needs mpi4py and an MPI library ({error}). Run: pip install mpi4py mpich"
+        ) from error
+    return MPI
+
+
+def _finalize() -> None:
+    from mpi4py import MPI
+
+    # Nor after an exception: others may wait for this rank, and mpiexec ends them when it ends like this.
+    has_failed = getattr(sys, "last_value", None) is not None
+    if unfinished or has_failed:
+        _remove_shared_memory()
+    elif not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _remove_shared_memory() -> None:
+    """Remove the names of the memory that MPICH shares between this world's ranks, as only MPI_Finalize would.
+
+    Only what this process has mapped itself; whoever has it mapped keeps it.
+    """
+    mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    for path in {path for path in mapped if path.startswith(f"{FOLDER}/mpich_")}:
+        Path(path).unlink(missing_ok=True)

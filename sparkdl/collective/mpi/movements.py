@@ -1,0 +1,390 @@
+"""The operations of a communicator over MPI that move elements unread. Runs on ranks.
+
+Several arrays with blocks of all ranks as one operation over MPI. Runs on ranks.
+
+MPI takes one array: each rank's blocks of all arrays are laid one after another, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparkdl.collective.buffers import FlatBuffer, flatten, zeros
+from sparkdl.collective.mpi.operations import (
+    Claim,
+    MpiOperations,
+    Plan,
+    both_forms,
+    check_counts,
+    for_mpi,
+    pieces,
+    shape_to_agree_on,
+    written_by_mpi,
+)
+from sparkdl.collective.mpi.reductions import MpiReductions, check_op
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from sparkdl.collective.communicator import Array
+    from sparkdl.collective.mpi.operations import Data, Steps
+if TYPE_CHECKING:
+    from sparkdl.collective.communicator import Array
+    from sparkdl.collective.mpi.operations import Data, Steps
+
+    Blocks = tuple[tuple[int, ...], ...]
+    """Elements of each rank's block of each array."""
+
+
+class MpiMovements(MpiOperations):
+    """allgather, broadcast, gather, scatter, alltoall, and barrier, which moves nothing; see the contract."""
+
+    def _plan_allgather(
+        self,
+        array: Array,
+        out: Array,
+        *,
+        counts: Sequence[int] | None = None,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        source, target = flatten(array), flatten(out, reads=False, writes=True)
+        claim = replace(
+            self._claim("allgather", target, source, counts, name),
+            shape=shape_to_agree_on(name, source, rows=True),
+        )
+        steps = partial(self._allgather, source, target, claim)
+        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+
+    allgather_async, allgather = both_forms(_plan_allgather)
+
+    def _plan_broadcast(
+        self, array: Array, *, root: int, name: str = "", timeout_s: float | None = None
+    ) -> Plan:
+        is_root = self.rank == self._check_root(root)
+        buffer = flatten(array, reads=is_root, writes=not is_root)
+        claim = Claim(
+            kind="broadcast",
+            name=name,
+            dtype=buffer.dtype,
+            size=buffer.data.size,
+            shape=shape_to_agree_on(name, buffer),
+            root=root,
+        )
+        steps = partial(self._broadcast, buffer, claim)
+        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+
+    broadcast_async, broadcast = both_forms(_plan_broadcast)
+
+    def _plan_gather(
+        self,
+        array: Array,
+        out: Array | None,
+        *,
+        root: int,
+        counts: Sequence[int] | None = None,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        source, target = flatten(array), self._flatten_on(root, out, writes=True)
+        claim = self._claim("gather", target, source, counts, name, root)
+        steps = partial(self._gather, source, target, claim)
+        buffers = [source] if target is None else [source, target]
+        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
+
+    gather_async, gather = both_forms(_plan_gather)
+
+    def _plan_scatter(
+        self,
+        array: Array | None,
+        out: Array,
+        *,
+        root: int,
+        counts: Sequence[int] | None = None,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        source, target = self._flatten_on(root, array), flatten(out, reads=False, writes=True)
+        claim = self._claim("scatter", source, target, counts, name, root)
+        steps = partial(self._scatter, source, target, claim)
+        buffers = [target] if source is None else [source, target]
+        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
+
+    scatter_async, scatter = both_forms(_plan_scatter)
+
+    def _plan_alltoall(
+        self,
+        array: Array,
+        out: Array,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        source, target = flatten(array), flatten(out, reads=False, writes=True)
+        if (send_counts is None) != (receive_counts is None):
+            raise ParamError("alltoall takes send_counts and receive_counts, or neither")
+        sends = self._parts(source, send_counts, "send_counts")
+        receives = self._parts(target, receive_counts, "receive_counts")
+        if source.dtype != target.dtype:
+            raise ParamError(f"alltoall cannot put {source.dtype} into {target.dtype}")
+        claim = Claim(kind="alltoall", name=name, dtype=source.dtype, sends=sends, receives=receives)
+        steps = partial(self._alltoall, source, target, claim)
+        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+
+    alltoall_async, alltoall = both_forms(_plan_alltoall)
+
+    def _plan_barrier(self, *, name: str = "", timeout_s: float | None = None) -> Plan:
+        return Plan(claim=Claim(kind="barrier", name=name), steps=_nothing_to_move, timeout_s=timeout_s)
+
+    barrier_async, barrier = both_forms(_plan_barrier)
+
+    def _allgather(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:
+        blocks = self._sizes(claim)
+        with written_by_mpi(target.unread) as whole:
+            _copy(source.unread, _block(whole, blocks, self.rank))
+            if claim.blocks:
+                yield self._comm.Iallgatherv(self._mpi.IN_PLACE, [whole, blocks])
+            elif claim.size:
+                yield self._comm.Iallgather(self._mpi.IN_PLACE, whole)
+
+    def _broadcast(self, buffer: FlatBuffer, claim: Claim) -> Steps:
+        with written_by_mpi(buffer.unread) as whole:
+            for piece in pieces(whole):
+                yield self._comm.Ibcast(piece, claim.root)
+
+    def _gather(self, source: FlatBuffer, target: FlatBuffer | None, claim: Claim) -> Steps:
+        blocks, is_uneven = self._sizes(claim), bool(claim.blocks)
+        if not sum(blocks):
+            return
+        if target is None:
+            gather = self._comm.Igatherv if is_uneven else self._comm.Igather
+            yield gather(for_mpi(source.unread), None, claim.root)
+            return
+        with written_by_mpi(target.unread) as whole:
+            _copy(source.unread, _block(whole, blocks, self.rank))
+            if is_uneven:
+                yield self._comm.Igatherv(self._mpi.IN_PLACE, [whole, blocks], claim.root)
+            else:
+                yield self._comm.Igather(self._mpi.IN_PLACE, whole, claim.root)
+
+    def _scatter(self, source: FlatBuffer | None, target: FlatBuffer, claim: Claim) -> Steps:
+        blocks, is_uneven = self._sizes(claim), bool(claim.blocks)
+        if not sum(blocks):
+            return
+        if source is None:
+            scatter = self._comm.Iscatterv if is_uneven else self._comm.Iscatter
+            with written_by_mpi(target.unread) as block:
+                yield scatter(None, block, claim.root)
+            return
+        whole = for_mpi(source.unread)
+        if is_uneven:
+            yield self._comm.Iscatterv([whole, blocks], self._mpi.IN_PLACE, claim.root)
+        else:
+            yield self._comm.Iscatter(whole, self._mpi.IN_PLACE, claim.root)
+        _copy(_block(whole, blocks, self.rank), target.unread)
+
+    def _alltoall(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:
+        # Also for equal blocks: that they are equal everywhere is more than a rank knows.
+        sent = for_mpi(source.unread)
+        with written_by_mpi(target.unread) as received:
+            yield self._comm.Ialltoallv([sent, list(claim.sends)], [received, list(claim.receives)])
+
+    def _gather_zeros(self, claim: Claim) -> Steps:
+        """Take part in an allgather of equal blocks that others agreed on, with zeros."""
+        whole = zeros(claim.size * self.world_size, claim.dtype)
+        return self._allgather(zeros(claim.size, claim.dtype), whole, claim)
+
+    def _sizes(self, claim: Claim) -> list[int]:
+        return list(claim.blocks) or [claim.size] * self.world_size
+
+    def _claim(
+        self,
+        kind: str,
+        whole: FlatBuffer | None,
+        block: FlatBuffer,
+        counts: Sequence[int] | None,
+        name: str,
+        root: int = -1,
+    ) -> Claim:
+        blocks = self._check_blocks(whole, block, counts)
+        size = 0 if blocks else block.data.size
+        return Claim(kind=kind, name=name, dtype=block.dtype, size=size, blocks=blocks, root=root)
+
+    def _flatten_on(self, root: int, array: Array | None, *, writes: bool = False) -> FlatBuffer | None:
+        """The array of all blocks, which counts on the root alone."""
+        if self.rank != self._check_root(root):
+            return None
+        if array is None:
+            raise ParamError(f"rank {root} is the root and needs an array for the blocks of all ranks")
+        return flatten(array, reads=not writes, writes=writes)
+
+    def _parts(self, buffer: FlatBuffer, counts: Sequence[int] | None, what: str) -> tuple[int, ...]:
+        size, world_size = buffer.data.size, self.world_size
+        parts = (
+            (size // world_size,) * world_size if counts is None else check_counts(counts, world_size, what)
+        )
+        if sum(parts) != size:
+            blocks = f"{world_size} equal blocks" if counts is None else f"blocks of {list(parts)}"
+            raise ParamError(f"{size} elements of {buffer.dtype} are not {blocks}; see {what}")
+        return parts
+
+
+def _block(whole: Data, blocks: Sequence[int], rank: int) -> Data:
+    start = sum(blocks[:rank])
+    return whole[start : start + blocks[rank]]
+
+
+def _copy(source: Data, target: Data) -> None:
+    if source.size and source.ctypes.data != target.ctypes.data:
+        target[:] = source
+
+
+def _nothing_to_move() -> Steps:
+    yield from ()
+
+
+class MpiGroups(MpiMovements, MpiReductions):
+    """reduce_scatter_group and allgather_group; see the contract."""
+
+    def _plan_reduce_scatter_group(
+        self,
+        arrays: Sequence[Array],
+        outs: Sequence[Array],
+        *,
+        counts: Sequence[Sequence[int] | None] | None = None,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        sources, targets = _flatten_pairs(arrays, outs)
+        blocks = self._blocks_of_group(sources, targets, counts)
+        claim = _claim(
+            "reduce_scatter",
+            name,
+            targets[0].dtype,
+            blocks,
+            op=check_op(op, targets[0].dtype),
+            prescale=float(prescale),
+            postscale=float(postscale),
+        )
+        steps = partial(self._reduce_scatter_group, sources, targets, claim)
+        return Plan(claim=claim, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+
+    reduce_scatter_group_async, reduce_scatter_group = both_forms(_plan_reduce_scatter_group)
+
+    def _plan_allgather_group(
+        self,
+        arrays: Sequence[Array],
+        outs: Sequence[Array],
+        *,
+        counts: Sequence[Sequence[int] | None] | None = None,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        sources, targets = _flatten_pairs(arrays, outs)
+        blocks = self._blocks_of_group(targets, sources, counts)
+        claim = _claim("allgather", name, sources[0].dtype, blocks)
+        steps = partial(self._allgather_group, sources, targets, claim)
+        return Plan(claim=claim, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+
+    allgather_group_async, allgather_group = both_forms(_plan_allgather_group)
+
+    def _reduce_scatter_group(
+        self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], claim: Claim
+    ) -> Steps:
+        whole = np.concatenate(list(_by_rank([source.data for source in sources], claim.array_blocks)))
+        block = np.empty(sum(target.data.size for target in targets), whole.dtype)
+        yield from self._reduce_scatter(
+            FlatBuffer(dtype=claim.dtype, data=whole), FlatBuffer(dtype=claim.dtype, data=block), claim
+        )
+        _divide(block, [target.data for target in targets])
+
+    def _allgather_group(
+        self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], claim: Claim
+    ) -> Steps:
+        block = np.concatenate([source.data for source in sources])
+        whole = np.empty(sum(target.data.size for target in targets), block.dtype)
+        yield from self._allgather(
+            FlatBuffer(dtype=claim.dtype, data=block), FlatBuffer(dtype=claim.dtype, data=whole), claim
+        )
+        _divide(whole, list(_by_rank([target.data for target in targets], claim.array_blocks)))
+
+    def _blocks_of_group(
+        self,
+        wholes: Sequence[FlatBuffer],
+        blocks: Sequence[FlatBuffer],
+        counts: Sequence[Sequence[int] | None] | None,
+    ) -> Blocks:
+        if counts is not None and len(counts) != len(wholes):
+            raise ParamError(
+                f"counts must have one entry for each of {len(wholes)} arrays, got {len(counts)}"
+            )
+        each = [None] * len(wholes) if counts is None else counts
+        return tuple(
+            self._check_blocks(whole, block, of_array) or (block.data.size,) * self.world_size
+            for whole, block, of_array in zip(wholes, blocks, each, strict=True)
+        )
+
+
+def _flatten_pairs(
+    arrays: Sequence[Array], outs: Sequence[Array]
+) -> tuple[list[FlatBuffer], list[FlatBuffer]]:
+    sources = [flatten(array) for array in arrays]
+    targets = [flatten(out, reads=False, writes=True) for out in outs]
+    if not sources or len(sources) != len(targets):
+        raise ParamError(
+            f"a group has an out for each array, got {len(sources)} arrays and {len(targets)} outs"
+        )
+    dtypes = sorted({buffer.dtype for buffer in sources + targets})
+    if len(dtypes) != 1:
+        raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes)}")
+    return sources, targets
+
+
+def _claim(
+    kind: str,
+    name: str,
+    dtype: str,
+    array_blocks: Blocks,
+    *,
+    op: str = "",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> Claim:
+    sums = tuple(map(sum, zip(*array_blocks, strict=True)))
+    are_equal = len(set(sums)) == 1
+    return Claim(
+        kind=kind,
+        name=name,
+        dtype=dtype,
+        size=sums[0] if are_equal else 0,
+        blocks=() if are_equal else sums,
+        array_blocks=array_blocks,
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+    )
+
+
+def _by_rank(wholes: Sequence[Data], array_blocks: Blocks) -> Iterator[Data]:
+    """The blocks of the first rank in all arrays, then of the second and so on."""
+    ends = [np.cumsum(blocks) for blocks in array_blocks]
+    for rank in range(len(array_blocks[0])):
+        for whole, blocks, end in zip(wholes, array_blocks, ends, strict=True):
+            yield whole[end[rank] - blocks[rank] : end[rank]]
+
+
+def _divide(packed: Data, parts: Sequence[Data]) -> None:
+    """Write what lies one after another in ``packed`` to the parts."""
+    start = 0
+    for part in parts:
+        part[:] = packed[start : start + part.size]
+        start += part.size

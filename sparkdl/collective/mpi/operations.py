@@ -1,0 +1,404 @@
+"""What the operations of a communicator over MPI have in common: a plan, and its blocking and its queued form.
+
+What a rank says of an operation before it takes part, so that the ranks find out whether they mean the same.
+
+The words are those of the native core. Nothing here communicates.
+
+Has the ranks of an MPI communicator compare what they are about to do, before they do it. Runs on ranks.
+
+Three numbers per rank are added up: that costs one small allreduce, whatever the world's size. Only where the sums
+show that not all ranks say the same are the claims themselves exchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache, partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+import numpy as np
+
+from sparkdl.collective.buffers import item_bytes
+from sparkdl.collective.communicator import Communicator
+from sparkdl.errors import MismatchError, ParamError
+from sparkdl.rendezvous.deadline import check_timeout
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from mpi4py import MPI
+
+    from sparkdl.collective.buffers import FlatBuffer
+    from sparkdl.collective.communicator import Handle
+    from sparkdl.collective.turns import Turns
+
+    Data = np.ndarray[Any, Any]
+
+    Steps = Generator[MPI.Request, None, None]
+    """An operation: each step is a request to be completed before the next is taken. Holds its buffers."""
+
+
+MODULUS = 2**64
+"""Digests and balances are numbers below this, and added modulo this."""
+
+JOIN = "join"
+"""The kind of a rank that has no more data."""
+
+_WITHOUT_JOINED = ("allreduce", "reduce_scatter", "allgather", "barrier")
+"""What ranks can do while others have joined, as far as their blocks are equal."""
+
+_OF_BLOCKS = ("reduce_scatter", "allgather", "gather", "scatter")
+"""Whose size is that of one rank's block."""
+
+_SHOWN = 32
+"""How many sizes of a long list a message shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One operation as one rank means it.
+
+    Attributes:
+        kind: the method's name.
+        name: what the user calls it.
+        dtype: of the elements.
+        size: elements of the array, of all arrays of a group, or of one rank's block.
+        shape: of a named array that has more than one dimension; of rows, where the ranks have blocks.
+        arrays: elements of each array of a group.
+        blocks: elements of each rank's block, where they differ.
+        array_blocks: elements of each rank's block of each array of a group of arrays with blocks.
+        op: how to reduce.
+        prescale: factor of what goes in.
+        postscale: factor of what comes out.
+        root: the rank that gives or gets.
+        sends: elements for each rank, in an alltoall.
+        receives: elements from each rank, in an alltoall.
+        joined_at: number of the operation at which the rank joined, for :data:`JOIN`.
+    """
+
+    kind: str
+    name: str = ""
+    dtype: str = ""
+    size: int = 0
+    shape: tuple[int, ...] = ()
+    arrays: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    array_blocks: tuple[tuple[int, ...], ...] = ()
+    op: str = ""
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    joined_at: int = -1
+
+    def __str__(self) -> str:
+        """The operation in words: ``allreduce 'grad' of 10 float32 by sum``."""
+        text = f"{self.kind} {self.name!r}" if self.name else self.kind
+        if self.arrays:
+            text += f" of {self.size} {self.dtype} in arrays of {_list(self.arrays)}"
+        elif self.sends and len({*self.sends, *self.receives}) > 1:
+            text += f" of {self.dtype} in blocks of {_list(self.sends)} for blocks of {_list(self.receives)}"
+        elif self.array_blocks:
+            size = "" if self.blocks else f"{self.size} "
+            arrays = ", ".join(f"({_list(blocks)})" for blocks in self.array_blocks[:_SHOWN])
+            text += f" of {size}{self.dtype} in arrays of blocks {arrays}"
+        elif self.blocks:
+            text += f" of {self.dtype} in blocks of {_list(self.blocks)}"
+        elif self.dtype:
+            text += f" of {self.size} {self.dtype}"
+        if self.shape:
+            text += f" {'in rows of' if self.kind in _OF_BLOCKS else 'of shape'} ({_list(self.shape)})"
+        if self.op:
+            text += f" by {self.op}"
+        if self.prescale != 1.0:
+            text += f", prescale {self.prescale:g}"
+        if self.postscale != 1.0:
+            text += f", postscale {self.postscale:g}"
+        if self.root >= 0:
+            text += f" {'to' if self.kind in ('reduce', 'gather') else 'from'} rank {self.root}"
+        return text
+
+    @property
+    def digest(self) -> int:
+        """64 bits that differ where ranks disagree. What each rank of an alltoall sends is not part of it."""
+        return _digest(replace(self, sends=(), receives=()) if self.sends else self)
+
+    def num_bytes(self, world_size: int) -> int:
+        """Bytes of the array, or of the blocks of all ranks together."""
+        if not self.dtype:
+            return 0
+        elements = sum(self.sends or self.blocks) or self.size * (
+            world_size if self.kind in _OF_BLOCKS else 1
+        )
+        return elements * item_bytes(self.dtype)
+
+    def balance(self, rank: int) -> int:
+        """64 bits whose sum over all ranks is zero, modulo 2**64, if each receives what the others send to it."""
+        if not self.sends:
+            return 0
+        world_size = len(self.sends)
+        others = np.arange(world_size, dtype=np.uint64)
+        sent = _mix(others + np.uint64(rank * world_size), self.sends)
+        received = _mix(others * np.uint64(world_size) + np.uint64(rank), self.receives)
+        return (int(sent.sum()) - int(received.sum())) % MODULUS
+
+    def to_bytes(self) -> bytes:
+        """Encode for other ranks."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Claim:
+        """Decode what :meth:`to_bytes` made."""
+        values: dict[str, Any] = json.loads(data)
+        for name, value in values.items():
+            if isinstance(value, list):
+                values[name] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
+        return cls(**values)
+
+
+def agree(claims: Sequence[Claim], number: int) -> Claim:
+    """Find what all ranks that have not joined say; a joined rank's own claim if all have.
+
+    Args:
+        claims: of all ranks, in order of rank.
+        number: of the operation, for the message.
+
+    Raises:
+        MismatchError: if they disagree, or say what cannot be done while others have joined.
+    """
+    active = [claim for claim in claims if claim.kind != JOIN]
+    if not active:
+        return claims[0]
+    agreed = active[0]
+    is_possible = len(active) == len(claims) or (agreed.kind in _WITHOUT_JOINED and not agreed.blocks)
+    if not is_possible or any(claim.digest != agreed.digest for claim in active):
+        said: dict[str, list[int]] = {}
+        for rank, claim in enumerate(claims):
+            said.setdefault(str(claim), []).append(rank)
+        who_said_what = "; ".join(f"{name_ranks(ranks)} said {text}" for text, ranks in said.items())
+        raise MismatchError(f"the ranks disagree about operation {number}: {who_said_what}")
+    if agreed.sends:
+        _check_exchange(claims)
+    return agreed
+
+
+def last_joined(claims: Sequence[Claim]) -> int:
+    """The rank that joined last, the highest if there were several."""
+    return max(range(len(claims)), key=lambda rank: (claims[rank].joined_at, rank))
+
+
+def check_counts(counts: Sequence[int], world_size: int, what: str) -> tuple[int, ...]:
+    """The elements of each rank's block as plain numbers.
+
+    Raises:
+        ParamError: if there is not one for each rank, or one is negative.
+    """
+    plain = tuple(int(count) for count in counts)
+    if len(plain) != world_size or min(plain) < 0:
+        raise ParamError(
+            f"{what} [{_list(plain)}] are not the sizes of {world_size} blocks, one for each rank"
+        )
+    return plain
+
+
+def _check_exchange(claims: Sequence[Claim]) -> None:
+    for source, claim in enumerate(claims):
+        for to, sent in enumerate(claim.sends):
+            expected = claims[to].receives[source]
+            if sent != expected:
+                raise MismatchError(
+                    f"the ranks disagree about {claim.kind}{f' {claim.name!r}' * bool(claim.name)}: rank {source}"
+                    f" sends {sent} elements to rank {to}, which expects {expected}"
+                )
+
+
+def _list(counts: Sequence[int]) -> str:
+    shown = ", ".join(map(str, counts[:_SHOWN]))
+    return (
+        shown if len(counts) <= _SHOWN else f"{shown}, and {len(counts) - _SHOWN} more, {sum(counts)} in all"
+    )
+
+
+# Training repeats a few operations for ever.
+@lru_cache(maxsize=4096)
+def _digest(claim: Claim) -> int:
+    said = repr([getattr(claim, field.name) for field in fields(claim)])
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(keys: np.ndarray[Any, Any], counts: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Spread pairs of key and count over 64 bits, by splitmix64 (https://doi.org/10.1145/2660193.2660195)."""
+    bits = keys * np.uint64(0x9E3779B97F4A7C15) + np.array(counts, np.uint64) * np.uint64(0xD1342543DE82EF95)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
+
+
+P = ParamSpec("P")
+
+_PIECE = 1 << 28
+"""Elements in one call of MPI: libraries without MPI-4 count in 32 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An operation that a rank was asked for.
+
+    Attributes:
+        claim: what the ranks have to agree on.
+        steps: begins it, once they have.
+        buffers: the arrays that it works on.
+        timeout_s: its deadline; the communicator's own when None.
+
+    Raises:
+        ParamError: if that is no time to wait.
+    """
+
+    claim: Claim
+    steps: Callable[[], Steps]
+    buffers: Sequence[FlatBuffer] = ()
+    timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+
+
+class MpiOperations(Communicator):
+    """What the groups of operations build on."""
+
+    _comm: MPI.Intracomm
+    _mpi: ModuleType
+    _turns: Turns
+
+    @abstractmethod
+    def _carry_out(self, plan: Plan) -> None:
+        """Agree with the other ranks, and take the steps."""
+
+    def _check_blocks(
+        self, whole: FlatBuffer | None, block: FlatBuffer, counts: Sequence[int] | None
+    ) -> tuple[int, ...]:
+        """Check that an array holds blocks of all ranks, and another one is this rank's.
+
+        Returns:
+            The elements of each block if they differ, none if all are like this rank's.
+
+        Raises:
+            ParamError: if the arrays' elements differ, or they do not hold as many as they should.
+        """
+        size, world_size = block.data.size, self.world_size
+        blocks = (size,) * world_size if counts is None else check_counts(counts, world_size, "counts")
+        if blocks[self.rank] != size:
+            raise ParamError(f"rank {self.rank} has {size} elements, but counts say {blocks[self.rank]}")
+        if whole is not None and (whole.dtype, whole.data.size) != (block.dtype, sum(blocks)):
+            raise ParamError(
+                f"{whole.data.size} elements of {whole.dtype} are not {world_size} blocks of"
+                f" {sum(blocks)} elements of {block.dtype} together"
+            )
+        # Equal blocks are the same operation however they were said.
+        return blocks if len(set(blocks)) > 1 else ()
+
+    def _check_root(self, root: int) -> int:
+        if not 0 <= root < self.world_size:
+            raise ParamError(f"root {root} is outside a world of {self.world_size} ranks")
+        return root
+
+
+def both_forms(
+    plan: Callable[Concatenate[Any, P], Plan],
+) -> tuple[Callable[Concatenate[Any, P], Handle], Callable[Concatenate[Any, P], None]]:
+    """The method that queues what ``plan`` plans, and the one that carries it out on the caller's thread."""
+
+    @wraps(plan)
+    def queue(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        handle: Handle = self._turns.submit(partial(self._carry_out, plan(self, *args, **kwargs)))
+        return handle
+
+    @wraps(plan)
+    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self._turns.run(partial(self._carry_out, plan(self, *args, **kwargs)))
+
+    return queue, run
+
+
+def shape_to_agree_on(name: str, buffer: FlatBuffer, *, rows: bool = False) -> tuple[int, ...]:
+    """The dimensions that a named array must have on all ranks: all but the first where each has its own rows."""
+    if not name or len(buffer.shape) < 2:
+        return ()
+    return buffer.shape[1:] if rows else buffer.shape
+
+
+def for_mpi(data: Data) -> Data:
+    """The array as MPI takes it: a copy if its elements are not at multiples of their size."""
+    if not data.size:
+        # Empty arrays may share an address with others, which MPI takes for one buffer given twice.
+        return np.empty(0, data.dtype)
+    return data if data.flags.aligned else data.copy()
+
+
+@contextmanager
+def written_by_mpi(data: Data) -> Iterator[Data]:
+    """As :func:`for_mpi`, for an array that MPI writes; a copy is written back at the end."""
+    taken = for_mpi(data)
+    yield taken
+    if taken is not data:
+        data[:] = taken
+
+
+def pieces(data: Any) -> list[Any]:
+    """The array, or whatever has a size and slices, cut for MPI; nothing of an empty one."""
+    return [data[start : start + _PIECE] for start in range(0, data.size, _PIECE)]
+
+
+class MpiAgreement:
+    """See :meth:`reach`; the buffers are used again by every operation, as there is one at a time.
+
+    Args:
+        comm: over all ranks.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._rank, self._world_size = comm.Get_rank(), comm.Get_size()
+        self._mine = np.zeros(3, np.uint64)
+        self._sums = np.zeros(3, np.uint64)
+        self.claims: list[Claim] = []
+
+    def reach(self, claim: Claim, number: int) -> Generator[MPI.Request, None, Claim]:
+        """The steps to what all ranks that have not joined will do; the own claim if all have joined.
+
+        Each step is a request to be completed before the next is taken. After the last one ``claims`` has what each
+        rank said, where the ranks did not say the same.
+
+        Raises:
+            MismatchError: on every rank, if they disagree.
+        """
+        if self._world_size == 1:
+            self.claims = [claim]
+            return claim
+        self._mine[:] = claim.digest, claim.balance(self._rank), claim.kind == JOIN
+        yield self._comm.Iallreduce(self._mine, self._sums)
+        # Equal digests add up to a multiple; others do so once in 2**64 mismatches.
+        if self._sums.tolist() == [claim.digest * self._world_size % MODULUS, 0, 0]:
+            return claim
+        self.claims = yield from self._exchange(claim)
+        return agree(self.claims, number)
+
+    def _exchange(self, claim: Claim) -> Generator[MPI.Request, None, list[Claim]]:
+        mine = np.frombuffer(claim.to_bytes(), np.uint8)
+        lengths = np.empty(self._world_size, np.int64)
+        yield self._comm.Iallgather(np.array([mine.size]), lengths)
+        joined = np.empty(lengths.sum(), np.uint8)
+        yield self._comm.Iallgatherv(mine, [joined, lengths.tolist()])
+        ends = np.cumsum(lengths)
+        parts = zip(ends - lengths, ends, strict=True)
+        return [Claim.from_bytes(joined[start:end].tobytes()) for start, end in parts]

@@ -1,0 +1,355 @@
+"""Reducing in a type that is wide enough: what to hand another library, and what comes back.
+
+Floats as integers of the same order, for libraries whose minimum and maximum of floats leave NaN open.
+
+MPI's depend on which operand comes first: of a number and NaN, and of 0.0 and -0.0, one rank may get the one and
+another rank the other. Integers have no such pairs.
+
+The reductions of a communicator over MPI. Runs on ranks.
+
+What MPI cannot add up, or not exactly enough, is reduced in a wider copy; see ``reductions``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.buffers import FlatBuffer, flatten, zeros
+from sparkdl.collective.mpi.operations import (
+    Claim,
+    MpiOperations,
+    Plan,
+    both_forms,
+    for_mpi,
+    pieces,
+    shape_to_agree_on,
+)
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from sparkdl.collective.communicator import Array
+    from sparkdl.collective.mpi.operations import Steps
+
+
+Data = np.ndarray[Any, Any]
+
+
+def to_ordered(values: Data, op: str) -> Data:
+    """New signed integers of the width of the floats and in their order, -0.0 below 0.0.
+
+    Args:
+        values: float16, float32 or float64.
+        op: ``"min"`` or ``"max"``; NaN becomes the integer that wins it against all numbers.
+    """
+    ordered = _turn(values.view(f"i{values.itemsize}"))
+    ends = np.iinfo(ordered.dtype)
+    ordered[np.isnan(values)] = ends.min if op == "min" else ends.max
+    return ordered
+
+
+def from_ordered(ordered: Data) -> Data:
+    """The floats, in new memory, that :func:`to_ordered` made integers of; every NaN is quiet."""
+    return _turn(ordered).view(f"f{ordered.itemsize}")
+
+
+def _turn(integers: Data) -> Data:
+    """Floats are a sign and a magnitude: those below zero are in order when their magnitude is complemented.
+
+    It is its own inverse, and takes the least and the greatest integer to a NaN.
+    """
+    turned = integers >> (8 * integers.itemsize - 1)
+    turned &= np.iinfo(integers.dtype).max
+    turned ^= integers
+    return turned
+
+
+OPS = ("sum", "avg", "min", "max", "product")
+
+
+_EXTREMES = ("min", "max")
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+_OF_BOOLS = {"sum": "max", "min": "min", "max": "max", "product": "min"}
+"""How the numbers 0 and 1 are reduced that stand for bools."""
+
+_SATURATED = ("int8", "uint8", "int16", "uint16")
+"""Whose sums end at the limits of their type in Open MPI, where it adds with AVX, and wrap around everywhere else."""
+
+
+def check_op(op: str, dtype: str) -> str:
+    """Return ``op``.
+
+    Raises:
+        ParamError: if it is not one of :data:`OPS`, or elements of this dtype cannot be reduced by it.
+    """
+    if op == "avg" and dtype == "bool":
+        raise ParamError("bools have no average; convert them to a number first")
+    if op not in OPS:
+        raise ParamError(f"op={op!r} is unknown; it may be one of {', '.join(OPS)}")
+    return op
+
+
+def elementary_op(op: str, dtype: str) -> str:
+    """What to reduce the arrays of :func:`widen` by: ``"sum"``, ``"min"``, ``"max"`` or ``"product"``."""
+    if dtype == "bool":
+        return _OF_BOOLS[op]
+    # An average is a sum that is divided afterwards.
+    return "sum" if op == "avg" else op
+
+
+def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
+    """The array in which to reduce ``data``: itself, or a wider or scaled copy.
+
+    bfloat16 (given as uint16) and float16 are reduced in float32; averages of integers in 64 bits, lest the sum
+    of narrower ones overflows; sums of integers of 8 and 16 bits in 32 bits; the least and the greatest of floats
+    as integers of their order, among which NaN and the sign of zero count, too (see ``ordered_bits``).
+    """
+    wide = data
+    if dtype == "bfloat16":
+        wide = (data.astype(np.uint32) << 16).view(np.float32)
+    elif dtype == "float16":
+        wide = data.astype(np.float32)
+    if prescale != 1.0:
+        wide = _scale(wide, dtype, prescale)
+    if op == "avg" and wide.dtype.kind in "iu":
+        wide = wide.astype(np.uint64 if dtype == "uint64" else np.int64)
+    elif op == "sum" and dtype in _SATURATED:
+        wide = wide.astype(np.int32)
+    elif op in _EXTREMES and wide.dtype.kind == "f":
+        wide = to_ordered(wide, op)
+    return wide
+
+
+def narrow_into(
+    out: Data, reduced: Data, dtype: str, op: str, world_size: int, postscale: float = 1.0
+) -> None:
+    """Write the reduced array of :func:`widen` to ``out``: divided by ``world_size`` for an average, then scaled."""
+    if op == "avg":
+        reduced = _divide(reduced, world_size)
+    elif op in _EXTREMES and dtype in _FLOATS:
+        reduced = from_ordered(reduced)
+    elif dtype in _SATURATED:
+        # Sums wrap around before they are scaled, as those of wider integers do.
+        reduced = reduced.astype(out.dtype, copy=False)
+    if postscale != 1.0:
+        reduced = _scale(reduced, dtype, postscale, out=reduced)
+    if dtype == "bfloat16":
+        out[:] = _round_to_bfloat16(reduced)
+    elif reduced is not out:
+        out[:] = reduced.astype(out.dtype)
+
+
+def _divide(values: Data, divisor: int) -> Data:
+    if values.dtype.kind == "u":
+        return values // np.uint64(divisor)
+    if values.dtype.kind == "i":
+        # Toward zero, where // rounds toward minus infinity. The lowest number has no absolute value.
+        quotients = values // divisor
+        quotients += (values < 0) & (values % divisor != 0)
+        return np.asarray(quotients)
+    return np.divide(values, divisor, out=values)
+
+
+def _scale(values: Data, dtype: str, factor: float, out: Data | None = None) -> Data:
+    if values.dtype.kind == "f":
+        return np.asarray(np.multiply(values, values.dtype.type(factor), out=out))
+    scaled = np.trunc(values.astype(np.float64) * factor)
+    if dtype == "bool":
+        # 0 and 1 are all that fits.
+        return np.asarray(scaled >= 1, values.dtype)
+    ends = np.iinfo(dtype)
+    # The upper end of 64 bits is no float64: the next one is just beyond.
+    within = np.where(scaled < float(ends.max), np.maximum(scaled, float(ends.min)), 0.0)
+    limited = np.asarray(within.astype(values.dtype))
+    limited[scaled >= float(ends.max)] = ends.max
+    return limited
+
+
+def _round_to_bfloat16(values: Data) -> Data:
+    bits = values.view(np.uint32)
+    # To nearest, ties to even: add just under half of the last place that stays, and one more if that place
+    # is odd.
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+
+
+class MpiReductions(MpiOperations):
+    """allreduce, allreduce_group, reduce_scatter and reduce; see the contract."""
+
+    def _plan_allreduce(
+        self,
+        array: Array,
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        buffer = flatten(array, writes=True)
+        shape = shape_to_agree_on(name, buffer)
+        claim = _claim(
+            "allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name, shape=shape
+        )
+        steps = partial(self._allreduce, [buffer], claim)
+        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+
+    allreduce_async, allreduce = both_forms(_plan_allreduce)
+
+    def _plan_allreduce_group(
+        self,
+        arrays: Sequence[Array],
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        buffers = [flatten(array, writes=True) for array in arrays]
+        dtypes = sorted({buffer.dtype for buffer in buffers})
+        if len(dtypes) != 1:
+            raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes) or 'no arrays'}")
+        sizes = tuple(buffer.data.size for buffer in buffers)
+        claim = _claim("allreduce", dtypes[0], sum(sizes), op, prescale, postscale, name, arrays=sizes)
+        steps = partial(self._allreduce, buffers, claim)
+        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
+
+    allreduce_group_async, allreduce_group = both_forms(_plan_allreduce_group)
+
+    def _plan_reduce_scatter(
+        self,
+        array: Array,
+        out: Array,
+        *,
+        counts: Sequence[int] | None = None,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        source, target = flatten(array), flatten(out, reads=False, writes=True)
+        blocks = self._check_blocks(source, target, counts)
+        size = 0 if blocks else target.data.size
+        shape = shape_to_agree_on(name, source, rows=True)
+        claim = _claim(
+            "reduce_scatter", source.dtype, size, op, prescale, postscale, name, shape=shape, blocks=blocks
+        )
+        steps = partial(self._reduce_scatter, source, target, claim)
+        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+
+    reduce_scatter_async, reduce_scatter = both_forms(_plan_reduce_scatter)
+
+    def _plan_reduce(
+        self,
+        array: Array,
+        *,
+        root: int,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> Plan:
+        buffer = flatten(array, writes=True)
+        size, root = buffer.data.size, self._check_root(root)
+        shape = shape_to_agree_on(name, buffer)
+        claim = _claim("reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root)
+        steps = partial(self._reduce, buffer, claim)
+        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+
+    reduce_async, reduce = both_forms(_plan_reduce)
+
+    def _allreduce(self, buffers: Sequence[FlatBuffer], claim: Claim) -> Steps:
+        if len(buffers) == 1:
+            # Piece by piece, as a wider copy of the whole may be four times as large as it.
+            for data in pieces(buffers[0].data):
+                reduced = for_mpi(_widen(data, claim))
+                yield self._comm.Iallreduce(self._mpi.IN_PLACE, reduced, self._mpi_op(claim))
+                self._narrow(data, reduced, claim)
+            return
+        working = np.concatenate([_widen(buffer.data, claim) for buffer in buffers])
+        for piece in pieces(working):
+            yield self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._mpi_op(claim))
+        start = 0
+        for buffer in buffers:
+            end = start + buffer.data.size
+            self._narrow(buffer.data, working[start:end], claim)
+            start = end
+
+    def _reduce_scatter(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:
+        working, reduced = for_mpi(_widen(source.data, claim)), for_mpi(target.data)
+        if working.dtype != reduced.dtype or np.may_share_memory(working, reduced):
+            reduced = np.empty(reduced.size, working.dtype)
+        if claim.blocks:
+            yield self._comm.Ireduce_scatter(working, reduced, list(claim.blocks), self._mpi_op(claim))
+        elif claim.size:
+            yield self._comm.Ireduce_scatter_block(working, reduced, self._mpi_op(claim))
+        self._narrow(target.data, reduced, claim)
+
+    def _reduce(self, buffer: FlatBuffer, claim: Claim) -> Steps:
+        for data in pieces(buffer.data):
+            reduced = for_mpi(_widen(data, claim))
+            if self.rank == claim.root:
+                yield self._comm.Ireduce(self._mpi.IN_PLACE, reduced, self._mpi_op(claim), claim.root)
+                self._narrow(data, reduced, claim)
+            else:
+                yield self._comm.Ireduce(reduced, None, self._mpi_op(claim), claim.root)
+
+    def _reduce_zeros(self, claim: Claim) -> Steps:
+        """Take part in a reduction that others agreed on, with zeros."""
+        if claim.kind == "reduce_scatter":
+            block = zeros(claim.size, claim.dtype)
+            return self._reduce_scatter(zeros(claim.size * self.world_size, claim.dtype), block, claim)
+        return self._allreduce([zeros(size, claim.dtype) for size in claim.arrays or [claim.size]], claim)
+
+    def _narrow(self, data: Data, reduced: Data, claim: Claim) -> None:
+        narrow_into(data, reduced, claim.dtype, claim.op, self.world_size, claim.postscale)
+
+    def _mpi_op(self, claim: Claim) -> MPI.Op:
+        mpi = self._mpi
+        ops: dict[str, MPI.Op] = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD}
+        return ops[elementary_op(claim.op, claim.dtype)]
+
+
+def _widen(data: Data, claim: Claim) -> Data:
+    return widen(data, claim.dtype, claim.op, claim.prescale)
+
+
+def _claim(
+    kind: str,
+    dtype: str,
+    size: int,
+    op: str,
+    prescale: float,
+    postscale: float,
+    name: str,
+    *,
+    shape: tuple[int, ...] = (),
+    arrays: tuple[int, ...] = (),
+    blocks: tuple[int, ...] = (),
+    root: int = -1,
+) -> Claim:
+    return Claim(
+        kind=kind,
+        name=name,
+        dtype=dtype,
+        size=size,
+        shape=shape,
+        arrays=arrays,
+        blocks=blocks,
+        op=check_op(op, dtype),
+        prescale=float(prescale),
+        postscale=float(postscale),
+        root=root,
+    )

@@ -1,0 +1,269 @@
+"""Communicators on the native core: shared memory inside a host, TCP across. Runs on ranks.
+
+Opening is done here (who shares a host, the segment, the connections); the data path is in
+``sparkdl._native``.
+
+The thread that learns of stalls from the native core. Runs on ranks; asleep as long as there is none.
+
+The core must not wait for Python, which may be busy or shutting down: it leaves its news where they can be fetched, and
+writes to a descriptor that this thread reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.communicator import Array, Communicator
+from sparkdl.collective.messages import BothMonitors
+from sparkdl.collective.native.point_to_point import Messages
+from sparkdl.collective.native.rings import connect_rings
+from sparkdl.collective.native.segment import SegmentError, open_segment
+from sparkdl.collective.telemetry.stalls import numbered, warn_of_stall, watch_native
+from sparkdl.errors import CommunicatorError, TransportUnavailableError
+from sparkdl.rendezvous.addresses import LOOPBACK
+from sparkdl.rendezvous.store import PrefixRendezvous
+from sparkdl.topology import Topology, number_hosts
+
+if TYPE_CHECKING:
+    from sparkdl import _native
+    from sparkdl.collective.communicator import MessageHandle
+    from sparkdl.collective.opening import Opening
+
+
+class StallWatcher:
+    """Reports the stalls of all native communicators of this process.
+
+    Attributes:
+        fd: an eventfd for the core to write to.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[_native.Monitor, str, int]] = {}
+        self._num_watched = 0
+        threading.Thread(target=self._run, name="sparkdl-stalls", daemon=True).start()
+
+    def watch(self, communicator: Communicator, monitor: _native.Monitor) -> None:
+        """Report the stalls that ``monitor`` has, as long as ``communicator`` lives."""
+        with self._lock:
+            self._num_watched += 1
+            called = numbered(communicator.name, communicator.world_ranks)
+            self._watched[self._num_watched] = (monitor, called, communicator.rank)
+            weakref.finalize(communicator, self._watched.pop, self._num_watched).atexit = False
+
+    def _run(self) -> None:
+        while True:
+            os.eventfd_read(self.fd)
+            for monitor, name, rank in list(self._watched.values()):
+                stall = monitor.take_stall()
+                if stall is not None:
+                    _, operation, waited_s, who = stall
+                    warn_of_stall(name, rank, operation, waited_s, who)
+
+
+_watchers: dict[int, StallWatcher] = {}
+"""By process, as threads do not survive a fork."""
+
+_making = threading.Lock()
+
+
+def stall_watcher() -> StallWatcher:
+    """The watcher of this process, started at first use."""
+    with _making:
+        process = os.getpid()
+        if process not in _watchers:
+            _watchers[process] = StallWatcher()
+        return _watchers[process]
+
+
+try:
+    from sparkdl import _native
+except ImportError as error:
+    raise TransportUnavailableError(
+        f"sparkdl's native extension cannot be imported ({error}). Install sparkdl from a wheel, or build it"
+        " with `make setup` in a clone."
+    ) from error
+
+logger = logging.getLogger(__name__)
+
+
+def _of_core(name: str) -> Any:
+    """The core's method of that name, found once per communicator: what it does needs no frame of Python around it."""
+    return cached_property(attrgetter(f"_core.{name}"))
+
+
+class NativeCommunicator(Communicator):
+    """The contract on the native core; made by :func:`open_native_communicator`."""
+
+    def __init__(
+        self, core: _native.Communicator, opening: Opening, topology: Topology, memory: Topology
+    ) -> None:
+        super().__init__(opening, topology)
+        self._core = core
+        if opening.stall_check.warn_after_s is not None:
+            stall_watcher().watch(self, core.monitor)
+        watch_native(self, core.monitor)
+        self._memory = memory
+        self._num_arenas = 0
+        self._messages = Messages(self, opening.own_rendezvous)
+        self.monitor = BothMonitors(core.monitor, self._messages.monitor)
+
+    @property
+    def transport(self) -> str:
+        """``"native"``."""
+        return "native"
+
+    @property
+    def failure(self) -> str | None:
+        """See the contract."""
+        return self._core.failure
+
+    allreduce = _of_core("allreduce")
+    allreduce_async = _of_core("allreduce_async")
+    allreduce_group = _of_core("allreduce_group")
+    allreduce_group_async = _of_core("allreduce_group_async")
+    reduce_scatter = _of_core("reduce_scatter")
+    reduce_scatter_async = _of_core("reduce_scatter_async")
+    reduce_scatter_group = _of_core("reduce_scatter_group")
+    reduce_scatter_group_async = _of_core("reduce_scatter_group_async")
+    allgather = _of_core("allgather")
+    allgather_async = _of_core("allgather_async")
+    allgather_group = _of_core("allgather_group")
+    allgather_group_async = _of_core("allgather_group_async")
+    broadcast = _of_core("broadcast")
+    broadcast_async = _of_core("broadcast_async")
+    reduce = _of_core("reduce")
+    reduce_async = _of_core("reduce_async")
+    gather = _of_core("gather")
+    gather_async = _of_core("gather_async")
+    scatter = _of_core("scatter")
+    scatter_async = _of_core("scatter_async")
+    alltoall = _of_core("alltoall")
+    alltoall_async = _of_core("alltoall_async")
+    barrier = _of_core("barrier")
+    barrier_async = _of_core("barrier_async")
+    join = _of_core("join")
+
+    def send_async(
+        self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
+        """See the contract."""
+        return self._messages.send_async(array, to, tag, timeout_s)
+
+    def recv_async(
+        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
+        """See the contract."""
+        return self._messages.recv_async(array, source, tag, timeout_s)
+
+    def allocate(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """See the contract."""
+        if num_bytes == 0 or self._memory.num_hosts > 1 or self._memory.local_size == 1:
+            return super().allocate(num_bytes)
+        part_bytes = _native.arena_part_bytes(num_bytes)
+        self._num_arenas += 1
+        fd = open_segment(
+            PrefixRendezvous(self._own_rendezvous, f"arena/{self._num_arenas}"),
+            self._memory,
+            secret=self.secret,
+            num_bytes=part_bytes * self._memory.local_size,
+            timeout_s=self.timeout_s,
+        )
+        try:
+            return self._core.add_arena(fd, part_bytes)[:num_bytes]
+        finally:
+            os.close(fd)
+
+    def abort(self, reason: str) -> None:
+        """See the contract."""
+        self._core.abort(reason)
+        self._messages.abort(reason)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._end_timeline()
+        self._messages.close()
+        self._core.close()
+
+
+def open_native_communicator(opening: Opening) -> NativeCommunicator:
+    """Open a communicator on the native core; see :func:`~sparkdl.collective.opening.open_communicator`."""
+    topology = opening.find_topology()
+    memory, segment_fd = _share_memory(opening, topology)
+    try:
+        sockets = connect_rings(
+            opening.own_rendezvous,
+            topology=memory,
+            # Those of one host see each other's marks, and so have one loopback.
+            listen_on=[LOOPBACK] if topology.num_hosts == 1 else None,
+            secret=opening.secret,
+            name=opening.name,
+            wire=opening.wire,
+            timeout_s=opening.deadline.remaining_s(),
+        )
+    except BaseException:
+        if segment_fd >= 0:
+            os.close(segment_fd)
+        raise
+    fds = {kind: pair.detach() for kind, pair in sockets.items()}
+    stall_check = opening.stall_check
+    core = _native.Communicator(
+        rank=opening.rank,
+        host_of_rank=list(memory.host_of_rank),
+        segment_fd=segment_fd,
+        lane_fds=fds.get("lane", (-1, -1)),
+        lifeline_fds=fds.get("lifeline", (-1, -1)),
+        timeout_s=opening.timeout_s,
+        wire=opening.wire,
+        stall_warning_s=stall_check.warn_after_s,
+        stall_abort_s=stall_check.abort_after_s,
+        stall_fd=stall_watcher().fd if stall_check.warn_after_s is not None else -1,
+    )
+    return NativeCommunicator(core, opening, topology, memory)
+
+
+def _share_memory(opening: Opening, topology: Topology) -> tuple[Topology, int]:
+    """Open the host's segment, unless TCP was asked for or must do.
+
+    Returns:
+        The ranks grouped by the segment that they share, which is what the core takes for hosts, and the
+        segment's descriptor, -1 if this rank shares none.
+    """
+    hosts, transport = topology.host_of_rank, opening.transport
+    if transport == "tcp":
+        return Topology(rank=topology.rank, host_of_rank=tuple(range(topology.world_size))), -1
+    if transport == "shm" and topology.num_hosts > 1:
+        raise CommunicatorError(
+            f"transport='shm' needs all ranks to share memory, but these are on hosts {list(hosts)}."
+            " Use transport='auto'."
+        )
+    try:
+        return topology, _open_segment(opening, opening.own_rendezvous, topology)
+    except SegmentError as error:
+        if transport != "auto":
+            raise
+        logger.warning("No shared memory between ranks that share a host; they use TCP. %s", error)
+        failed = error.hosts
+    without = number_hosts([(host, rank if host in failed else None) for rank, host in enumerate(hosts)])
+    memory = Topology(rank=topology.rank, host_of_rank=without)
+    second = PrefixRendezvous(opening.own_rendezvous, "second try")
+    return memory, _open_segment(opening, second, memory)
+
+
+def _open_segment(opening: Opening, rendezvous: PrefixRendezvous, topology: Topology) -> int:
+    return open_segment(
+        rendezvous,
+        topology,
+        secret=opening.secret,
+        num_bytes=_native.segment_bytes(topology.local_size) if topology.local_size > 1 else 0,
+        timeout_s=opening.deadline.remaining_s(),
+    )

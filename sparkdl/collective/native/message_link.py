@@ -1,0 +1,487 @@
+"""The link that carries all messages between this rank and one other. Runs on ranks.
+
+It is two communicators of the two ranks, opened when the first message is sent or expected. On each of them one rank
+speaks and the other listens, all the time: so it takes two threads, six descriptors and two segments, however many tags
+there are. What is said are frames:
+
+* ``OFFER``: a message is there, with its tag and envelope. The other end keeps it until it is expected.
+* ``ACCEPT``: it is expected, with the envelope of the end that expects it. Where they differ both ends say so.
+* ``DATA``: the message itself, which goes where it is expected.
+* ``BYE``: there will be no more; it is answered by the same.
+
+Nothing is kept of a message but its envelope before it is expected, and none waits for one with another tag. A message
+that is expected from any rank waits in ``AnySource`` (:mod:`sparkdl.collective.native.point_to_point`) until the link to one of
+them takes it for an offer.
+
+What the two ends of a message link say to each other. Nothing here communicates.
+
+A rendezvous for what belongs to a communicator: waiting there ends when that fails or is dropped. Runs on ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.messages import NEWS_S, Envelope, compare, explain
+from sparkdl.collective.opening import open_communicator
+from sparkdl.collective.telemetry.stalls import StallCheck
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
+from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S, Deadline
+from sparkdl.rendezvous.store import PrefixRendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.collective.communicator import Communicator, Handle
+    from sparkdl.collective.messages import PendingMessage
+    from sparkdl.collective.native.point_to_point import AnySource
+    from sparkdl.rendezvous.store import Rendezvous
+
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class FrameKind(IntEnum):
+    """See :mod:`sparkdl.collective.native.message_link`."""
+
+    OFFER = 0
+    ACCEPT = 1
+    DATA = 2
+    BYE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One thing that is said.
+
+    Attributes:
+        kind: what it is.
+        number: of the message, by its sender.
+        tag: of the message.
+        envelope: number of the dtype and elements, as the end that speaks has them.
+        message: the end here that it is about; does not travel.
+    """
+
+    kind: FrameKind
+    number: int = 0
+    tag: int = 0
+    envelope: tuple[int, int] = (0, 0)
+    message: PendingMessage | None = None
+
+    def to_array(self) -> Words:
+        """Five int64."""
+        return np.array([self.kind, self.number, self.tag, *self.envelope], np.int64)
+
+    @classmethod
+    def from_array(cls, words: Words) -> Frame:
+        """Decode what :meth:`to_array` made."""
+        kind, number, tag, dtype, count = words.tolist()
+        return cls(kind=FrameKind(kind), number=number, tag=tag, envelope=(dtype, count))
+
+
+def new_frame() -> Words:
+    """Memory for a frame to arrive in."""
+    return np.empty(5, np.int64)
+
+
+_LOOK_AROUND_S = 0.2
+
+
+def check_alive(reference: weakref.ref[Communicator]) -> Communicator:
+    """Return the communicator.
+
+    Raises:
+        CommunicatorError: if it has failed, or nobody has it any more.
+    """
+    communicator = reference()
+    if communicator is None:
+        raise CommunicatorError("the communicator was dropped")
+    if communicator.failure is not None:
+        raise CommunicatorError(communicator.failure)
+    return communicator
+
+
+class WatchedRendezvous(PrefixRendezvous):
+    """A part of a rendezvous in which waits end when a communicator fails."""
+
+    def __init__(self, rendezvous: Rendezvous, communicator: weakref.ref[Communicator]) -> None:
+        super().__init__(rendezvous, "messages")
+        self._communicator = communicator
+
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """See :class:`~sparkdl.rendezvous.store.Exchanges`."""
+        deadline = Deadline(timeout_s)
+        while True:
+            check_alive(self._communicator)
+            values = super().exchange(
+                key,
+                rank=rank,
+                world_size=world_size,
+                value=value,
+                timeout_s=deadline.at_most(_LOOK_AROUND_S).timeout_s,
+            )
+            if isinstance(values, list) or deadline.expired:
+                return values
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
+        deadline = Deadline(timeout_s)
+        while True:
+            check_alive(self._communicator)
+            try:
+                return super().get(key, deadline.at_most(_LOOK_AROUND_S).timeout_s)
+            except CommunicatorTimeoutError:
+                if deadline.expired:
+                    raise
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
+        check_alive(self._communicator)
+        return super().check(keys)
+
+
+_BYE_S = 2.0
+
+
+class _PeerLeftError(CommunicatorError):
+    pass
+
+
+class _ClosedError(CommunicatorError):
+    pass
+
+
+class MessageLink:
+    """Sends to one rank, and receives from it.
+
+    Args:
+        parent: the communicator of both.
+        rendezvous: of the parent alone.
+        peer: the other rank.
+        timeout_s: seconds for opening.
+        any_source: what is expected from any rank.
+    """
+
+    def __init__(
+        self,
+        parent: Communicator,
+        rendezvous: Rendezvous,
+        peer: int,
+        timeout_s: float,
+        any_source: AnySource,
+    ) -> None:
+        # Weak, or the threads would keep a communicator that nobody has any more.
+        self._parent = weakref.ref(parent)
+        self._parent_name, self._rank, self._peer = parent.name, parent.rank, peer
+        self._any_source = any_source
+        watched = WatchedRendezvous(rendezvous, self._parent)
+        ranks = sorted([parent.rank, peer])
+        self._open_pairs = [
+            (
+                speaker == parent.rank,
+                partial(
+                    open_communicator,
+                    rendezvous=watched,
+                    # An opening happens once, so its part of the rendezvous is its own.
+                    own_rendezvous=PrefixRendezvous(watched, f"{speaker} to {listener}"),
+                    rank=ranks.index(parent.rank),
+                    world_size=2,
+                    secret=parent.secret,
+                    transport=parent.requested_transport,
+                    name=f"{parent.name}/messages {speaker} to {listener}",
+                    host_of_rank=parent.hosts_of(ranks),
+                    timeout_s=timeout_s,
+                    stall_check=StallCheck(warn_after_s=None),  # who listens waits for ever
+                    world_ranks=[parent.world_ranks[rank] for rank in ranks],
+                ),
+            )
+            for speaker, listener in (ranks, ranks[::-1])
+        ]
+        self._news = threading.Condition()
+        self._is_closing = False
+        self._broken: Exception | None = None
+        self._outbox: deque[Frame] = deque()
+        self._lines: dict[tuple[str, int], deque[PendingMessage]] = {}
+        """What is on its way, by kind and tag."""
+        self._in_flight: PendingMessage | None = None
+        """What this rank is sending right now."""
+        self._num_offers = 0
+        self._offered: dict[int, PendingMessage] = {}
+        self._accepted: dict[int, PendingMessage] = {}
+        self._offers: defaultdict[int, deque[Frame]] = defaultdict(deque)
+        self._expected: defaultdict[int, deque[PendingMessage]] = defaultdict(deque)
+        self._speaking: Communicator | None = None
+        self._listening: Communicator | None = None
+        # Daemons: a process whose end nobody announced does not wait for its messages.
+        self._threads = [
+            threading.Thread(target=run, name=f"sparkdl-{parent.name}-messages", daemon=True)
+            for run in (self._listen, self._speak)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, message: PendingMessage) -> None:
+        """Take a message on."""
+        with self._news:
+            if self._broken is None:
+                self._lines.setdefault((message.kind, message.tag), deque()).append(message)
+                if message.kind == "send":
+                    self._offer(message)
+                elif self._offers[message.tag]:
+                    self._accept(self._offers[message.tag].popleft(), message)
+                else:
+                    self._expected[message.tag].append(message)
+                self._news.notify_all()
+                return
+        is_closed = isinstance(self._broken, _ClosedError)
+        message.fail(self._broken if is_closed else self._explain(message, self._broken))
+
+    def take_for_any(self, tag: int) -> None:
+        """Take an offer with this tag, if there is one, for what is expected from any rank."""
+        with self._news:
+            if self._broken is None and self._offers[tag]:
+                self._match_any(tag, self._offers[tag])
+
+    def finish(self) -> None:
+        """Have the link close when no message is on its way any more; returns at once."""
+        with self._news:
+            self._is_closing = True
+            self._news.notify_all()
+
+    def join(self) -> None:
+        """Wait until it is closed."""
+        self._threads[1].join()
+
+    def abort(self, reason: str) -> None:
+        """Have its messages fail here and at the other end; returns at once."""
+        for pair in (self._speaking, self._listening):
+            if pair is not None:
+                pair.abort(reason)
+
+    def _offer(self, message: PendingMessage) -> None:
+        self._num_offers += 1
+        self._offered[self._num_offers] = message
+        self._outbox.append(self._frame(FrameKind.OFFER, self._num_offers, message))
+
+    def _match_any(self, tag: int, offers: deque[Frame]) -> None:
+        message = self._any_source.take(tag)
+        if message is not None:
+            message.comes_from(self._peer)
+            self._lines.setdefault((message.kind, tag), deque()).append(message)
+            self._accept(offers.popleft(), message)
+            self._news.notify_all()
+
+    def _accept(self, offer: Frame, message: PendingMessage) -> None:
+        message.matched()
+        self._outbox.append(self._frame(FrameKind.ACCEPT, offer.number, message))
+        if self._agree(np.array(offer.envelope), message.envelope, message, self._peer, self._rank):
+            self._accepted[offer.number] = message
+
+    def _frame(self, kind: FrameKind, number: int, message: PendingMessage) -> Frame:
+        dtype, count = message.envelope.tolist()
+        return Frame(kind=kind, number=number, tag=message.tag, envelope=(dtype, count), message=message)
+
+    def _agree(
+        self, sent: Envelope, expected: Envelope, message: PendingMessage, source: int, to: int
+    ) -> bool:
+        try:
+            compare(sent, expected, source=source, to=to, tag=message.tag)
+        except MismatchError as error:
+            self._drop(message)
+            message.fail(error)
+            return False
+        return True
+
+    def _drop(self, message: PendingMessage) -> None:
+        line = self._lines[message.kind, message.tag]
+        line.remove(message)
+        if not line:
+            del self._lines[message.kind, message.tag]
+
+    def _complete(self, message: PendingMessage) -> None:
+        with self._news:
+            is_in_flight = message is self._in_flight
+            if is_in_flight:
+                self._in_flight = None
+            if self._broken is None:
+                self._drop(message)
+            elif not is_in_flight:
+                return  # it has failed
+            self._news.notify_all()
+        message.complete()
+
+    def _listen(self) -> None:
+        try:
+            self._open()
+            while (frame := self._hear()).kind != FrameKind.BYE:
+                self._take(frame)
+            self._break(_PeerLeftError(f"rank {self._peer} has closed the communicator"))
+        except Exception as error:
+            self._break(error)
+
+    def _hear(self) -> Frame:
+        said = new_frame()
+        self._receive(said)
+        return Frame.from_array(said)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.DATA:
+            with self._news:
+                message = self._accepted.pop(frame.number)
+            if message.envelope[1]:
+                self._receive(message.array)
+            self._complete(message)
+            return
+        with self._news:
+            if frame.kind == FrameKind.ACCEPT:
+                message = self._offered.pop(frame.number)
+                message.matched()
+                if self._agree(message.envelope, np.array(frame.envelope), message, self._rank, self._peer):
+                    self._outbox.append(self._frame(FrameKind.DATA, frame.number, message))
+            elif self._expected[frame.tag]:
+                self._accept(frame, self._expected[frame.tag].popleft())
+            else:
+                self._offers[frame.tag].append(frame)
+                self._match_any(frame.tag, self._offers[frame.tag])
+            self._news.notify_all()
+
+    def _receive(self, array: object) -> None:
+        assert self._listening is not None, "it is open"
+        self._listening.broadcast(array, root=self._place_of(self._peer), timeout_s=MAX_TIMEOUT_S)
+
+    def _speak(self) -> None:
+        try:
+            while (frame := self._next_frame()) is not None:
+                self._say(frame)
+                if frame.kind == FrameKind.DATA and frame.message is not None:
+                    if frame.envelope[1]:
+                        self._send(frame.message.array)
+                    self._complete(frame.message)
+                del frame
+        except Exception as error:
+            self._break(error)
+        self._leave()
+
+    def _next_frame(self) -> Frame | None:
+        while True:
+            with self._news:
+                if self._broken is not None:
+                    return None
+                if self._outbox and self._speaking is not None:
+                    frame = self._outbox.popleft()
+                    if frame.kind == FrameKind.DATA:
+                        self._in_flight = frame.message
+                    return frame
+                if self._is_closing and not self._lines:
+                    return None
+                self._news.wait(_LOOK_AROUND_S if self._lines else None)
+            self._look_around()
+
+    def _say(self, frame: Frame) -> None:
+        self._send(frame.to_array())
+
+    def _send(self, array: object) -> None:
+        assert self._speaking is not None, "it is open"
+        handle: Handle = self._speaking.broadcast_async(
+            array, root=self._place_of(self._rank), timeout_s=MAX_TIMEOUT_S
+        )
+        while True:
+            try:
+                handle.wait(_LOOK_AROUND_S)
+            except CommunicatorTimeoutError:
+                if handle.done():
+                    raise
+                self._look_around()
+            else:
+                return
+
+    def _look_around(self) -> None:
+        with self._news:
+            first = [line[0] for line in self._lines.values()]
+        if not first:
+            return
+        parent = check_alive(self._parent)
+        for message in first:
+            try:
+                message.look_at_the_clock(parent)
+            except CommunicatorTimeoutError as error:
+                if parent.failure is None:
+                    parent.abort(str(error))
+                self._break(error, culprit=message)
+                return
+
+    def _open(self) -> None:
+        with self._any_source.called(self._peer):
+            self._open_both_ways()
+
+    def _open_both_ways(self) -> None:
+        for speaks, open_pair in self._open_pairs:
+            pair = open_pair()
+            with self._news:
+                if speaks:
+                    self._speaking = pair
+                else:
+                    self._listening = pair
+                self._news.notify_all()
+
+    def _place_of(self, rank: int) -> int:
+        """In the pair of ranks."""
+        return int(rank == max(self._rank, self._peer))
+
+    def _break(self, error: Exception, culprit: PendingMessage | None = None) -> None:
+        """Let all messages fail, those that come too."""
+        with self._news:
+            if self._broken is None:
+                self._broken = error
+                failed = [message for line in self._lines.values() for message in line]
+                if isinstance(error, _PeerLeftError) and self._in_flight is not None:
+                    failed.remove(self._in_flight)  # who left has received it
+                else:
+                    self._in_flight = None
+                self._lines.clear()
+                self._outbox.clear()
+                self._news.notify_all()
+            else:
+                failed = [] if self._in_flight is None else [self._in_flight]
+                self._in_flight = None
+        if not isinstance(error, _PeerLeftError):
+            self.abort(str(error))
+        if threading.current_thread() is not self._threads[0]:
+            self._threads[0].join(NEWS_S)  # what it receives must not arrive after the error
+        if culprit is not None and culprit in failed:
+            failed.remove(culprit)
+            culprit.fail(error)
+        for message in failed:
+            message.fail(self._explain(message, error))
+
+    def _explain(self, message: PendingMessage, error: Exception) -> CommunicatorError:
+        return explain(message, error, self._parent(), self._parent_name)
+
+    def _leave(self) -> None:
+        """Close, in peace if nothing has gone wrong."""
+        is_peaceful = self._broken is None or isinstance(self._broken, _PeerLeftError)
+        if self._speaking is not None and is_peaceful:
+            bye = Frame(kind=FrameKind.BYE).to_array()
+            # The error: it has left without waiting for this.
+            with contextlib.suppress(CommunicatorError):
+                self._speaking.broadcast(bye, root=self._place_of(self._rank), timeout_s=_BYE_S)
+                self._threads[0].join(_BYE_S)
+        with self._news:
+            self._broken = self._broken or _ClosedError(f"communicator {self._parent_name!r} is closed")
+        if self._listening is not None and self._threads[0].is_alive():
+            self._listening.abort(f"rank {self._rank} has closed the communicator")
+        self._threads[0].join()
+        for pair in (self._speaking, self._listening):
+            if pair is not None:
+                pair.close()

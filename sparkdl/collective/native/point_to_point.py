@@ -1,0 +1,263 @@
+"""Messages between two ranks of a communicator that has none of its own, as that on the native core. Runs on ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import defaultdict, deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sparkdl.collective.buffers import flatten
+from sparkdl.collective.messages import MessageMonitor, PendingMessage, check_peer, envelope_of, explain
+from sparkdl.collective.native.message_link import MessageLink, check_alive
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
+from sparkdl.rendezvous.deadline import check_timeout
+from sparkdl.rendezvous.store import PrefixRendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdl.collective.communicator import Array, Communicator, MessageHandle
+    from sparkdl.rendezvous.store import Rendezvous
+
+_MAX_TAG = 2**63 - 1
+
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5
+"""Between two looks of a rank that expects something from any rank at who wants to send to it for the first time."""
+
+
+class Messages:
+    """Sends and receives for the ranks of a communicator.
+
+    Args:
+        communicator: whose ranks exchange messages.
+        rendezvous: of this communicator alone; links are opened over it.
+
+    Attributes:
+        monitor: tells of them.
+    """
+
+    def __init__(self, communicator: Communicator, rendezvous: Rendezvous) -> None:
+        # Weak, as the communicator holds this: descriptors are closed when it goes, not when garbage is collected.
+        self._communicator = weakref.ref(communicator)
+        self._name, self._timeout_s = communicator.name, communicator.timeout_s
+        self._rank, self._world_size = communicator.rank, communicator.world_size
+        self._rendezvous = rendezvous
+        self.monitor = MessageMonitor()
+        self._links: dict[int, MessageLink] = {}
+        self._any_source = AnySource(self, communicator, rendezvous)
+        self._lock = threading.Lock()
+        self._closed = False
+        # The threads of a communicator that is dropped without having been closed end with it.
+        weakref.finalize(communicator, _finish_all, self._links)
+
+    def send_async(
+        self, array: Array, to: int, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
+        """Queue a message to rank ``to``; see the contract."""
+        return self._queue("send", array, to, tag, timeout_s)
+
+    def recv_async(
+        self, array: Array, source: int | None, tag: int = 0, timeout_s: float | None = None
+    ) -> MessageHandle:
+        """Queue the arrival of a message of rank ``source``, or of any; see the contract."""
+        return self._queue("recv", array, source, tag, timeout_s)
+
+    def link_to(self, peer: int, timeout_s: float) -> MessageLink:
+        """The link to a rank, made at first use.
+
+        Raises:
+            CommunicatorError: if the communicator is closed.
+        """
+        with self._lock:
+            communicator = self._communicator()
+            if self._closed or communicator is None:
+                raise CommunicatorError(f"communicator {self._name!r} is closed")
+            link = self._links.get(peer)
+            if link is None:
+                link = MessageLink(communicator, self._rendezvous, peer, timeout_s, self._any_source)
+                self._links[peer] = link
+        return link
+
+    def links(self) -> dict[int, MessageLink]:
+        """The links so far, by rank."""
+        with self._lock:
+            return dict(self._links)
+
+    def abort(self, reason: str) -> None:
+        """Have all messages fail with ``reason``, here and at their other ends; returns at once."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.abort(reason)
+
+    def close(self) -> None:
+        """Wait for what is on its way, and close the links. May be called again."""
+        self._any_source.join()
+        with self._lock:
+            self._closed = True
+            links = list(self._links.values())
+            self._links.clear()
+        for link in links:
+            link.finish()
+        for link in links:
+            link.join()
+
+    def _queue(
+        self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
+    ) -> MessageHandle:
+        if peer is not None:
+            check_peer(peer, self._rank, self._world_size)
+        elif self._world_size == 1:
+            raise ParamError("a world of one rank has no other to receive a message from")
+        if not 0 <= tag <= _MAX_TAG:
+            raise ParamError(f"tag {tag} is outside 0 to {_MAX_TAG}")
+        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        buffer = flatten(array, writes=kind == "recv")
+        whom = "any rank" if peer is None else f"rank {peer}"
+        what = f"{kind} of {buffer.data.size} {buffer.dtype} {'to' if kind == 'send' else 'from'} {whom} with tag {tag}"
+        link = None
+        try:
+            if peer is not None:
+                link = self.link_to(peer, timeout_s)
+            elif self._closed:
+                raise CommunicatorError(f"communicator {self._name!r} is closed")
+        except CommunicatorError as error:
+            raise CommunicatorError(f"{what}: {error}") from None
+        message = PendingMessage(
+            what=what,
+            kind=kind,
+            peer=-1 if peer is None else peer,
+            tag=tag,
+            array=array,
+            envelope=envelope_of(buffer),
+            dtype=buffer.dtype,
+            num_bytes=buffer.data.nbytes,
+            timeout_s=timeout_s,
+            monitor=self.monitor,
+        )
+        if link is not None:
+            link.put(message)
+        else:
+            self._any_source.put(message)
+        return message.handle
+
+
+class AnySource:
+    """Messages that are expected from any rank and have not come yet.
+
+    A link to a rank exists once one of the two has sent something or expects it; the rank that begins leaves a note in
+    the rendezvous. While anything is expected from any rank, a thread looks for such notes and opens the links, which
+    take what waits here for the offers that come.
+
+    Args:
+        messages: of the communicator; kept weakly.
+        communicator: the communicator; kept weakly.
+        rendezvous: of the communicator alone.
+    """
+
+    def __init__(self, messages: Messages, communicator: Communicator, rendezvous: Rendezvous) -> None:
+        self._messages = weakref.ref(messages)
+        self._communicator = weakref.ref(communicator)
+        self._name, self._rank, self._world_size = (
+            communicator.name,
+            communicator.rank,
+            communicator.world_size,
+        )
+        self._notes = PrefixRendezvous(rendezvous, "callers")
+        self._lock = threading.Lock()
+        self._waiting: defaultdict[int, deque[PendingMessage]] = defaultdict(deque)
+        self._thread: threading.Thread | None = None
+
+    def put(self, message: PendingMessage) -> None:
+        """Take a message on."""
+        with self._lock:
+            self._waiting[message.tag].append(message)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"sparkdl-{self._name}-messages-from-any", daemon=True
+                )
+                self._thread.start()
+        messages = self._messages()
+        for link in messages.links().values() if messages is not None else ():
+            link.take_for_any(message.tag)
+
+    def take(self, tag: int) -> PendingMessage | None:
+        """The message with a tag that has waited longest, which waits no more."""
+        with self._lock:
+            return self._waiting[tag].popleft() if self._waiting[tag] else None
+
+    @contextmanager
+    def called(self, peer: int) -> Iterator[None]:
+        """Leave a note for a rank that expects something from any, while a link to it is opened."""
+        key = f"of {peer}/{self._rank}"
+        self._notes.set(key, b"")
+        try:
+            yield
+        finally:
+            # Where the rendezvous has gone, too, there is nothing to take back; each kind of store has its own error.
+            with contextlib.suppress(Exception):
+                self._notes.delete(key)
+
+    def join(self) -> None:
+        """Wait until nothing is expected any more."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        pause, pause_s = threading.Event(), _FIRST_LOOK_S
+        while True:
+            with self._lock:
+                first = [line[0] for line in self._waiting.values() if line]
+                if not first:
+                    self._thread = None
+                    return
+            try:
+                self._look_around(first)
+            except Exception as error:
+                self._fail(error)
+            del first
+            pause.wait(pause_s)
+            pause_s = min(_LAST_LOOK_S, 1.5 * pause_s)
+
+    def _look_around(self, first: Sequence[PendingMessage]) -> None:
+        communicator = check_alive(self._communicator)
+        for message in first:
+            self._look_at_the_clock(message, communicator)
+        self._answer_callers(max(message.timeout_s for message in first))
+
+    def _look_at_the_clock(self, message: PendingMessage, communicator: Communicator) -> None:
+        try:
+            message.look_at_the_clock(communicator)
+        except CommunicatorTimeoutError as error:
+            with self._lock:
+                if message not in self._waiting[message.tag]:
+                    return  # it has come meanwhile, and its link looks at the clock
+                self._waiting[message.tag].remove(message)
+            if communicator.failure is None:
+                communicator.abort(str(error))
+            message.fail(error)
+
+    def _answer_callers(self, timeout_s: float) -> None:
+        messages = self._messages()
+        if messages is None:
+            return
+        others = set(range(self._world_size)) - {self._rank} - set(messages.links())
+        for peer in sorted(others):
+            if self._notes.check([f"of {self._rank}/{peer}"]):
+                messages.link_to(peer, timeout_s)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            failed = [message for line in self._waiting.values() for message in line]
+            self._waiting.clear()
+        for message in failed:
+            message.fail(explain(message, error, self._communicator(), self._name))
+
+
+def _finish_all(links: dict[int, MessageLink]) -> None:
+    for link in list(links.values()):
+        link.finish()

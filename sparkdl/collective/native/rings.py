@@ -1,0 +1,283 @@
+"""The sockets between ranks: rings of authenticated TCP connections, made here for the native core.
+
+The *lifeline* ring goes around all ranks and tells of death; a *lane* ring goes around the hosts and carries
+data. Runs on every rank while a communicator opens; afterwards nothing listens any more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import AuthenticationError, CommunicatorError, CommunicatorTimeoutError, MismatchError
+from sparkdl.rendezvous.addresses import Address, reachable_hosts
+from sparkdl.rendezvous.channel import receive_frame, send_frame
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.dialing import connect_authenticated
+from sparkdl.rendezvous.listener import AuthenticatedListener
+from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes, hosts_here
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+
+    from sparkdl.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_HELLO_TIMEOUT_S = 10.0
+_MAX_HELLO_BYTES = 4096
+_WELCOME = b"welcome"
+_FAILURE_KEY = "connections/failure"
+_FAILURE_KINDS: tuple[type[Exception], ...] = (
+    AuthenticationError,
+    CommunicatorTimeoutError,
+    CommunicatorError,
+)
+"""From the special to the general."""
+
+_LOOK_AROUND_S = 0.5
+"""How long a rank waits for its neighbour before it looks whether some rank has given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """The neighbours of a rank in one ring.
+
+    Attributes:
+        next: rank that this one connects to.
+        previous: rank that connects to this one.
+    """
+
+    next: int
+    previous: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingSockets:
+    """The two connections of a rank in one ring, open and idle; whoever takes them closes them."""
+
+    to_next: socket.socket
+    from_previous: socket.socket
+
+    def detach(self) -> tuple[int, int]:
+        """Give the descriptors away as (to next, from previous), in blocking mode."""
+        for sock in (self.to_next, self.from_previous):
+            sock.settimeout(None)
+        return self.to_next.detach(), self.from_previous.detach()
+
+
+def plan_rings(topology: Topology) -> dict[str, Ring]:
+    """Say in which rings this rank stands: ``"lifeline"`` over all ranks, ``"lane"`` over the hosts.
+
+    Lane i is made of the ranks with local rank i, as many lanes as the smallest host has ranks.
+    """
+    rings = {}
+    if topology.world_size > 1:
+        rings["lifeline"] = _neighbours(tuple(range(topology.world_size)), topology.rank)
+    num_lanes = min(len(topology.ranks_on(host)) for host in range(topology.num_hosts))
+    if topology.num_hosts > 1 and topology.local_rank < num_lanes:
+        rings["lane"] = _neighbours(topology.cross_ranks, topology.rank)
+    return rings
+
+
+def connect_rings(
+    rendezvous: Rendezvous,
+    *,
+    topology: Topology,
+    secret: bytes,
+    name: str,
+    timeout_s: float,
+    wire: str = "float32",
+    listen_on: Sequence[str] | None = None,
+) -> dict[str, RingSockets]:
+    """Connect this rank with its neighbours in the rings of :func:`plan_rings`; all ranks take part.
+
+    Args:
+        rendezvous: of this communicator alone.
+        topology: this rank's.
+        secret: the job's secret.
+        name: of the communicator.
+        timeout_s: seconds for all of it.
+        wire: how float32 is sent between hosts.
+        listen_on: addresses of this machine by which its neighbours reach it; those by which it and the rendezvous
+            reach each other when None.
+
+    Raises:
+        MismatchError: on every rank, if they disagree about ``wire``, how float32 is sent.
+        AuthenticationError: if a neighbour has another secret.
+        CommunicatorError: if a neighbour cannot be reached; the message lists what was tried.
+        CommunicatorTimeoutError: if a neighbour does not connect in time; the message names it.
+    """
+    rings = plan_rings(topology)
+    if not rings:
+        return {}
+    hosts = listen_on or reachable_hosts(hosts_here(rendezvous))
+    with AuthenticatedListener(secret, purpose=_purpose(name, topology.rank), host=hosts) as listener:
+        # A rank that gives up says so before its listener goes, or its neighbours would blame the network.
+        try:
+            deadline = Deadline(timeout_s)
+            addresses = _exchange_addresses(rendezvous, listener.address, topology, wire, deadline)
+            return _connect(
+                rendezvous,
+                listener,
+                addresses,
+                topology.rank,
+                rings,
+                secret=secret,
+                name=name,
+                deadline=deadline,
+            )
+        except MismatchError:
+            raise
+        except (OSError, CommunicatorError) as error:
+            raise _first_failure(rendezvous, topology.rank, error) from error
+
+
+def _exchange_addresses(
+    rendezvous: Rendezvous, address: Address, topology: Topology, wire: str, deadline: Deadline
+) -> list[Address]:
+    values = all_gather_bytes(
+        rendezvous,
+        key="connections/addresses",
+        rank=topology.rank,
+        world_size=topology.world_size,
+        value=f"{wire}\n".encode() + address.to_bytes(),
+        timeout_s=deadline.remaining_s(),
+    )
+    wires, addresses = zip(*(value.decode().split("\n", 1) for value in values), strict=True)
+    if len(set(wires)) > 1:
+        said = "; ".join(f"rank {rank} said {other!r}" for rank, other in enumerate(wires))
+        raise MismatchError(f"the ranks disagree about how to send float32 between hosts (wire): {said}")
+    return [Address.from_bytes(other) for other in addresses]
+
+
+def _connect(
+    rendezvous: Rendezvous,
+    listener: AuthenticatedListener,
+    addresses: list[Address],
+    rank: int,
+    rings: Mapping[str, Ring],
+    *,
+    secret: bytes,
+    name: str,
+    deadline: Deadline,
+) -> dict[str, RingSockets]:
+    with ExitStack() as stack:
+        outgoing = {}
+        for kind, ring in rings.items():
+            sock = _dial(addresses[ring.next], secret, name, ring.next, deadline)
+            outgoing[kind] = stack.enter_context(sock)
+            send_frame(sock, _hello(name, kind, rank), deadline=deadline)
+        incoming: dict[str, socket.socket] = {}
+        stack.callback(_close_all, incoming)
+        _accept_all(rendezvous, listener, rings, incoming, name=name, deadline=deadline)
+        for kind, ring in rings.items():
+            _await_welcome(outgoing[kind], kind, ring.next, deadline)
+        stack.pop_all()
+    return {kind: RingSockets(to_next=outgoing[kind], from_previous=incoming[kind]) for kind in rings}
+
+
+def _first_failure(rendezvous: Rendezvous, rank: int, error: Exception) -> Exception:
+    """Tell the other ranks why this one gives up; return the error of whichever rank gave up first."""
+    kind = next((kind for kind in _FAILURE_KINDS if isinstance(error, kind)), CommunicatorError)
+    own = json.dumps({"rank": rank, "kind": kind.__name__, "text": str(error)}).encode()
+    try:
+        first = rendezvous.compare_set(_FAILURE_KEY, b"", own)
+    except CommunicatorError:
+        return error
+    return _failure_of(first) if first != own else kind(str(error))
+
+
+def _failure_of(news: bytes) -> Exception:
+    failure = json.loads(news)
+    kinds = {kind.__name__: kind for kind in _FAILURE_KINDS}
+    return kinds[failure["kind"]](f"rank {failure['rank']} could not connect: {failure['text']}")
+
+
+def _close_all(sockets: Mapping[str, socket.socket]) -> None:
+    for sock in sockets.values():
+        sock.close()
+
+
+def _neighbours(ranks: tuple[int, ...], rank: int) -> Ring:
+    position = ranks.index(rank)
+    return Ring(next=ranks[(position + 1) % len(ranks)], previous=ranks[position - 1])
+
+
+def _purpose(name: str, rank: int) -> bytes:
+    return f"sparkdl communicator {name} rank {rank}".encode()
+
+
+def _hello(name: str, kind: str, rank: int) -> bytes:
+    return f"{name}\n{kind}\n{rank}".encode()
+
+
+def _dial(address: Address, secret: bytes, name: str, rank: int, deadline: Deadline) -> socket.socket:
+    try:
+        return connect_authenticated(
+            address, secret, purpose=_purpose(name, rank), timeout_s=deadline.remaining_s()
+        )
+    except AuthenticationError:
+        raise
+    except OSError as error:
+        raise CommunicatorError(
+            f"cannot connect to rank {rank}: {error}."
+            " Check that a firewall lets ranks reach each other on any port."
+        ) from error
+
+
+def _accept_all(
+    rendezvous: Rendezvous,
+    listener: AuthenticatedListener,
+    rings: Mapping[str, Ring],
+    accepted: dict[str, socket.socket],
+    *,
+    name: str,
+    deadline: Deadline,
+) -> None:
+    """Fill ``accepted`` with the connection of the previous rank in each ring."""
+    expected = {_hello(name, kind, ring.previous): kind for kind, ring in rings.items()}
+    while len(accepted) < len(rings):
+        try:
+            sock = listener.accept(timeout_s=deadline.at_most(_LOOK_AROUND_S).timeout_s)
+        except TimeoutError as error:
+            if rendezvous.check([_FAILURE_KEY]):
+                raise _failure_of(rendezvous.get(_FAILURE_KEY, _LOOK_AROUND_S)) from error
+            if not deadline.expired:
+                continue
+            missing = sorted({ring.previous for kind, ring in rings.items() if kind not in accepted})
+            raise CommunicatorTimeoutError(
+                f"{name_ranks(missing)} did not connect within {deadline.timeout_s:g} s."
+                " Check that a firewall lets ranks reach each other on any port."
+            ) from error
+        kind = _hear_hello(sock, expected, deadline)
+        if kind is None or kind in accepted:
+            sock.close()
+            continue
+        accepted[kind] = sock
+        send_frame(sock, _WELCOME, deadline=deadline)
+
+
+def _hear_hello(sock: socket.socket, expected: Mapping[bytes, str], deadline: Deadline) -> str | None:
+    try:
+        hello = receive_frame(sock, max_bytes=_MAX_HELLO_BYTES, deadline=deadline.at_most(_HELLO_TIMEOUT_S))
+    except OSError as error:
+        logger.warning("A rank connected and then said nothing: %s", error)
+        return None
+    if hello not in expected:
+        logger.warning("Turned away a rank that is not a neighbour; it said %r", hello)
+    return expected.get(hello)
+
+
+def _await_welcome(sock: socket.socket, kind: str, rank: int, deadline: Deadline) -> None:
+    try:
+        answer = receive_frame(sock, max_bytes=len(_WELCOME), deadline=deadline)
+    except OSError as error:
+        raise CommunicatorError(f"rank {rank} did not confirm the {kind} connection: {error}") from error
+    if answer != _WELCOME:
+        raise CommunicatorError(f"rank {rank} answered the {kind} connection with {answer!r}")

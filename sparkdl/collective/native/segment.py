@@ -1,0 +1,179 @@
+"""The shared-memory segment of one host's ranks: made by one of them, which hands it to the others as a descriptor.
+
+It never has a name by which it could be left behind. The others come for it over a Unix socket, on which both ends
+prove the job's secret, as everybody on the host can connect to it. Its memory is reserved when it is made, so that a
+``/dev/shm`` that is too small is an error now and not a SIGBUS later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import socket
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import AuthenticationError, CommunicatorError
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.dialing import connect_unix
+from sparkdl.rendezvous.hosts import FOLDER, nameless_file
+from sparkdl.rendezvous.listener import AuthenticatedListener
+from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes
+
+if TYPE_CHECKING:
+    from sparkdl.topology import Topology
+
+_PURPOSE = b"sparkdl segment"
+_BACKLOG = 1024
+_REFUSED = "refused"
+"""What a rank says in place of a name when the handshake with the rank that has the segment failed."""
+
+
+class SegmentError(CommunicatorError):
+    """The segment cannot be made or opened on some host; every rank of the communicator raises it.
+
+    Attributes:
+        hosts: indices of the hosts concerned.
+    """
+
+    def __init__(self, message: str, *, hosts: frozenset[int]) -> None:
+        super().__init__(message)
+        self.hosts = hosts
+
+
+def open_segment(
+    rendezvous: Rendezvous, topology: Topology, *, secret: bytes, num_bytes: int, timeout_s: float
+) -> int:
+    """Make and open the segment that this host's ranks share; all ranks of the communicator take part.
+
+    Args:
+        rendezvous: of this communicator alone.
+        topology: this rank's.
+        secret: the job's secret.
+        num_bytes: size of the segment.
+        timeout_s: seconds for all of it.
+
+    Returns:
+        Its descriptor, the caller's to close; -1 if this rank is alone on its host.
+
+    Raises:
+        AuthenticationError: on every rank, if two ranks of a host have different secrets.
+        SegmentError: on every rank, if it failed on any host.
+        CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
+    """
+    deadline = Deadline(timeout_s)
+    leads = topology.local_size > 1 and topology.local_rank == 0
+    fd, failure = _make(num_bytes) if leads else (-1, "")
+    is_refused = False
+    try:
+        with ExitStack() as stack:
+            name = ""
+            if fd >= 0:
+                try:
+                    name = _offer(fd, secret, stack)
+                except OSError as error:
+                    failure = f"cannot offer the segment to the other ranks of this host: {error}"
+            names = _exchange(rendezvous, topology, deadline, key="segment/made", name=name, failure=failure)
+            if topology.local_size > 1 and not leads:
+                try:
+                    fd, failure = _receive(names[topology.local_ranks[0]], secret, deadline)
+                except AuthenticationError as error:
+                    failure, is_refused = str(error), True
+            _exchange(
+                rendezvous,
+                topology,
+                deadline,
+                key="segment/opened",
+                name=_REFUSED if is_refused else "",
+                failure=failure,
+            )
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return fd
+
+
+def _exchange(
+    rendezvous: Rendezvous, topology: Topology, deadline: Deadline, *, key: str, name: str, failure: str
+) -> list[str]:
+    answers = all_gather_bytes(
+        rendezvous,
+        key=key,
+        rank=topology.rank,
+        world_size=topology.world_size,
+        value=f"{name}\n{failure}".encode(),
+        timeout_s=deadline.remaining_s(),
+    )
+    names, failures = zip(*(answer.decode().split("\n", 1) for answer in answers), strict=True)
+    failed = {rank: text for rank, text in enumerate(failures) if text}
+    refused = [rank for rank in failed if names[rank] == _REFUSED]
+    if refused:
+        raise AuthenticationError(f"rank {refused[0]}: {failed[refused[0]]}")
+    if failed:
+        rank = min(failed)
+        hosts = frozenset(topology.host_of_rank[rank] for rank in failed)
+        raise SegmentError(f"rank {rank}: {failed[rank]}", hosts=hosts)
+    return list(names)
+
+
+def _make(num_bytes: int) -> tuple[int, str]:
+    try:
+        fd = nameless_file()
+    except OSError as error:
+        return -1, f"cannot make a file in {FOLDER}: {error}"
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError as error:
+        os.close(fd)
+        return -1, _explain(num_bytes, error)
+    return fd, ""
+
+
+def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
+    """Give the descriptor to whoever proves the secret, until the stack ends; return where."""
+    name = f"sparkdl-segment-{secrets.token_hex(16)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(f"\0{name}")
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    stack.enter_context(
+        AuthenticatedListener(secret, purpose=_PURPOSE, sockets=[sock], on_connection=partial(_give, fd))
+    )
+    return name
+
+
+def _give(fd: int, sock: socket.socket) -> None:
+    with sock:
+        socket.send_fds(sock, [b"\0"], [fd])
+
+
+def _explain(num_bytes: int, error: OSError) -> str:
+    needed_mib = -(-num_bytes // (1 << 20))
+    if error.errno != errno.ENOSPC:
+        return f"cannot reserve {needed_mib} MiB of shared memory in {FOLDER}: {error}"
+    free_mib = shutil.disk_usage(FOLDER).free >> 20
+    return (
+        f"{FOLDER} has {free_mib} MiB free, but a communicator needs {needed_mib} MiB there."
+        f" Enlarge it (docker run --shm-size, a memory-backed emptyDir at {FOLDER}), or pass transport='tcp'."
+    )
+
+
+def _receive(name: str, secret: bytes, deadline: Deadline) -> tuple[int, str]:
+    try:
+        with connect_unix(name, secret, purpose=_PURPOSE, timeout_s=deadline.remaining_s()) as sock:
+            sock.settimeout(max(deadline.remaining_s(), 1e-3))
+            _, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    except AuthenticationError:
+        raise
+    except OSError as error:
+        return -1, f"cannot get the segment of this host: {error}"
+    if not fds:
+        return -1, "cannot get the segment of this host: its descriptor did not arrive"
+    return fds[0], ""

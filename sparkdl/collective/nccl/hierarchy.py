@@ -1,0 +1,207 @@
+"""Ranks with GPUs on several hosts: NCCL inside each host, a process set across hosts for each place in a host.
+
+Runs on ranks; knows no torch. An array is divided into parts; the p-th rank of every host carries part p across, so
+that each byte leaves a host once, whatever the number of its ranks. Where hosts have different numbers of ranks, there
+are as many parts as the smallest host has ranks, and the further ranks of the others carry none.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective.byte_exchange import allgather_bytes
+from sparkdl.collective.nccl.opening import open_nccl_group
+from sparkdl.errors import CommunicatorError, SparkdlError
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdl.collective.communicator import Communicator
+    from sparkdl.collective.nccl.group import NcclGroup
+    from sparkdl.topology import Topology
+
+_LOOK_S = 0.1
+"""Between two looks at whether one of the groups failed: each tells only those who wait in it."""
+
+_NEWS_S = 1.0
+"""How long the group of all ranks may take to say itself who died."""
+
+_OUTCOME_S = 20.0
+"""Past the deadline, for the ranks to tell each other how it ended; longer than NCCL's own opening takes for that."""
+
+
+class Hierarchy:
+    """The groups of one rank, with one fate: if one of them fails, on any rank, all do, on all ranks.
+
+    Made by :func:`open_hierarchy`.
+
+    Attributes:
+        everyone: all ranks; stays the caller's.
+        inside: the ranks of this host, over NCCL.
+        across: the ranks with this place in their host; None where this rank carries no part.
+        num_parts: into how many parts an array is divided.
+        is_even: whether all hosts have as many ranks.
+        takes_device_memory: whether ``across`` sends and receives arrays in GPU memory.
+    """
+
+    def __init__(
+        self,
+        everyone: Communicator,
+        inside: NcclGroup,
+        across: Communicator | None,
+        *,
+        takes_device_memory: bool,
+    ) -> None:
+        sizes = host_sizes(everyone.topology)
+        self.everyone = everyone
+        self.inside = inside
+        self.across = across
+        self.num_parts = min(sizes)
+        self.is_even = len(set(sizes)) == 1
+        self.takes_device_memory = takes_device_memory
+        self._is_origin = False  # whether it was this rank that told the others
+        self._is_under_way = threading.Event()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"sparkdl-{everyone.name}-fate", daemon=True)
+        self._thread.start()
+
+    def rank_order(self) -> list[int]:
+        """All ranks by their place in their host, then by host; hosts must be even."""
+        topology = self.everyone.topology
+        by_host = [topology.ranks_on(host) for host in range(topology.num_hosts)]
+        return [rank for ranks in zip(*by_host, strict=True) for rank in ranks]
+
+    @contextmanager
+    def one_fate(self) -> Iterator[None]:
+        """Watch all groups meanwhile, and raise what is known best of why one of them failed.
+
+        Raises:
+            CommunicatorError: if one fails, or has failed before; the subclass says how.
+        """
+        if self.everyone.failure is not None:
+            raise self._error_of_everyone()
+        self._is_under_way.set()
+        try:
+            yield
+        except CommunicatorError as error:
+            self._end_all(str(error))
+            if self._is_origin:
+                topology = self.everyone.topology
+                raise type(error)(
+                    f"{error} (Ranks are numbered inside this host, {list(topology.local_ranks)}, or across hosts,"
+                    f" {list(topology.cross_ranks)}.)"
+                ) from error
+            raise self._error_of_everyone() from error
+        except BaseException as error:
+            # What was begun inside the host cannot be taken back: the ranks would no longer agree on what comes next.
+            self._end_all(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._is_under_way.clear()
+
+    def close(self) -> None:
+        """Wait for what is under way and leave. May be called again."""
+        self._is_closed.set()
+        self._is_under_way.set()
+        self._thread.join()
+        self.inside.close()
+        self.inside.communicator.close()
+        if self.across is not None:
+            self.across.close()
+
+    def _watch(self) -> None:
+        while not self._is_closed.is_set():
+            self._is_under_way.wait()
+            while self._is_under_way.is_set() and not self._is_closed.wait(_LOOK_S):
+                failure = self._failure()
+                if failure is not None:
+                    self._end_all(failure)
+
+    def _failure(self) -> str | None:
+        of_across = None if self.across is None else self.across.failure
+        return self.everyone.failure or self.inside.failure or of_across
+
+    def _end_all(self, reason: str) -> None:
+        """Make all groups fail on all ranks.
+
+        A death or an abort is told best by the group of all ranks; wait a moment for its news.
+        """
+        news = Deadline(_NEWS_S)
+        while self.everyone.failure is None and not news.expired:
+            self._is_closed.wait(0.02)
+        if self.everyone.failure is None:
+            self._is_origin = True
+            self.everyone.abort(reason)
+        if self.across is not None and self.across.failure is None:
+            self.across.abort(reason)
+        if self.inside.failure is None:
+            self.inside.abort(reason)
+
+    def _error_of_everyone(self) -> CommunicatorError:
+        try:
+            self.everyone.barrier()
+        except CommunicatorError as error:
+            return error
+        raise AssertionError(f"a failed communicator took part in a barrier: {self.everyone.failure}")
+
+
+def open_hierarchy(everyone: Communicator, *, gpu: int, timeout_s: float | None = None) -> Hierarchy:
+    """Open NCCL inside each host and process sets across hosts; all ranks make this call.
+
+    Args:
+        everyone: the ranks, on several hosts; shares the fate of what is opened. Its transport goes across.
+        gpu: number of this rank's GPU in this process; no two ranks of a host have the same.
+        timeout_s: seconds for opening, and the deadline of NCCL's operations; the communicator's when None.
+
+    Raises:
+        SparkdlError: if NCCL cannot be opened on this host (see
+            :func:`~sparkdl.collective.nccl.opening.open_nccl_group`).
+        CommunicatorError: if it cannot on another; the message names its ranks and says why.
+    """
+    topology = everyone.topology
+    deadline = Deadline(everyone.timeout_s if timeout_s is None else timeout_s)
+    with ExitStack() as opened:
+        local = everyone.split(topology.local_ranks, "inside")
+        opened.callback(local.close)
+        across = None
+        if topology.local_rank < min(host_sizes(topology)):
+            across = everyone.split(topology.cross_ranks, "across")
+            opened.callback(across.close)
+        inside, failure = None, None
+        try:
+            inside = open_nccl_group(local, gpu=gpu, timeout_s=deadline.timeout_s)
+            opened.callback(inside.close)
+        except SparkdlError as error:
+            failure = error
+        takes_device_memory = across is None or across.takes_device_memory
+        own = {"failure": str(failure or ""), "takes_device_memory": takes_device_memory}
+        texts = allgather_bytes(
+            everyone,
+            json.dumps(own).encode(),
+            name="NCCL inside hosts",
+            timeout_s=deadline.remaining_s() + _OUTCOME_S,
+        )
+        told: list[dict[str, Any]] = [json.loads(text) for text in texts]
+        if failure is not None:
+            raise failure
+        first_ranks = [topology.ranks_on(host)[0] for host in range(topology.num_hosts)]
+        failures = [
+            f"on that of {name_ranks(topology.ranks_on(host))}: {told[first]['failure']}"
+            for host, first in enumerate(first_ranks)
+            if told[first]["failure"]
+        ]
+        if inside is None or failures:
+            raise CommunicatorError(f"NCCL could not be opened inside every host: {'; '.join(failures)}")
+        opened.pop_all()
+        takes_device_memory = all(ranks["takes_device_memory"] for ranks in told)
+        return Hierarchy(everyone, inside, across, takes_device_memory=takes_device_memory)
+
+
+def host_sizes(topology: Topology) -> list[int]:
+    """How many ranks each host has."""
+    return [len(topology.ranks_on(host)) for host in range(topology.num_hosts)]

@@ -1,0 +1,267 @@
+"""Opening NCCL over a communicator: who has which GPU, the unique id, and what any rank failed with. Runs on ranks.
+
+Where NCCL is found on this machine. Runs on ranks.
+
+The library itself is opened by ``sparkdl._native.NcclLibrary``, which lists what it needs of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl import _native
+from sparkdl._native import NcclCommunicator
+from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
+from sparkdl.collective.nccl.group import NcclGroup
+from sparkdl.errors import (
+    CommunicatorError,
+    CommunicatorTimeoutError,
+    ParamError,
+    SparkdlError,
+    TransportUnavailableError,
+)
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.store import PrefixRendezvous
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkdl._native import NcclLibrary
+    from sparkdl.collective.communicator import Communicator
+
+
+logger = logging.getLogger(__name__)
+
+LIBRARY_VARIABLE = "SPARKDL_NCCL_LIBRARY"
+"""Environment variable with the path of the NCCL library to use where the caller names none."""
+
+_SONAME = "libnccl.so.2"
+_DRIVER = "libcuda.so.1"
+
+
+def load_nccl(path: str | None = None) -> _native.NcclLibrary:
+    """Load NCCL: from a path if there is one, else from the ``nvidia-nccl-cu*`` wheel, else the system's.
+
+    Loading it again gives the same library.
+
+    Args:
+        path: the library file; by default what ``SPARKDL_NCCL_LIBRARY`` says.
+
+    Raises:
+        TransportUnavailableError: if it cannot be loaded or is too old, or there is no NVIDIA driver; the message says
+            what was tried and what to install.
+    """
+    given = path or os.environ.get(LIBRARY_VARIABLE)
+    return _load((given,) if given else (*_in_wheel(), _SONAME))
+
+
+@cache
+def _load(candidates: tuple[str, ...]) -> _native.NcclLibrary:
+    try:
+        library = _native.NcclLibrary(list(candidates), [_DRIVER])
+    except CommunicatorError as error:
+        raise TransportUnavailableError(
+            f"NCCL is not available: {error}. It needs an NVIDIA driver and NCCL 2.18 or later. Run: pip install"
+            f" nvidia-nccl-cu12 (nvidia-nccl-cu13 for a driver of CUDA 13), or name a library in {LIBRARY_VARIABLE}."
+        ) from error
+    logger.info("NCCL %s from %s", library.version, library.path)
+    return library
+
+
+def _in_wheel() -> tuple[str, ...]:
+    """The library of the ``nvidia-nccl-cu*`` wheel, if that is installed."""
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return ()
+    folders = spec.submodule_search_locations if spec is not None else None
+    files = [Path(folder) / "lib" / _SONAME for folder in folders or ()]
+    return tuple(str(file) for file in files if file.exists())
+
+
+_LOOK_S = 0.25
+"""Between two looks at whether another rank failed, of which NCCL tells nobody while it opens."""
+
+_OUTCOME_S = 15.0
+"""Past the deadline, for the ranks to tell each other how it ended: the last may have given up just then."""
+
+
+def open_nccl_group(
+    communicator: Communicator,
+    *,
+    gpu: int,
+    library: str | None = None,
+    timeout_s: float | None = None,
+    name: str = "nccl",
+) -> NcclGroup:
+    """Open NCCL over the ranks of a communicator, each with a GPU of its own; all ranks make this call.
+
+    Args:
+        communicator: the ranks, and where they tell each other what NCCL needs. It stays the caller's, but shares the
+            group's fate from now on.
+        gpu: number of this rank's GPU in this process.
+        library: path of the NCCL library; found by :func:`~sparkdl.collective.nccl.opening.load_nccl` when None.
+        timeout_s: seconds for opening, and the deadline of operations; the communicator's when None.
+        name: what the group is called in messages.
+
+    Raises:
+        TransportUnavailableError: if some rank has no NCCL, no GPU or no driver; the message names the ranks.
+        ParamError: if ranks share a GPU, or one asked for a GPU that it does not see.
+        CommunicatorTimeoutError: if NCCL does not open in time.
+        CommunicatorError: if some rank failed in any other way; the message names it and has NCCL's own text.
+    """
+    timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
+    deadline = Deadline(timeout_s)
+    loaded, own = _look_at_own(gpu, library)
+    told = allgather_bytes(
+        communicator, json.dumps(own).encode(), name="GPUs for NCCL", timeout_s=deadline.remaining_s()
+    )
+    _check_ranks([json.loads(text) for text in told])
+    assert loaded is not None, "a rank without NCCL has been refused"
+    unique_id = _share_unique_id(communicator, loaded, max(_LOOK_S, deadline.remaining_s()))
+    core, failure = _begin(communicator, loaded, unique_id, gpu, f"{communicator.name}/{name}", deadline)
+    outcomes = allgather_bytes(
+        communicator,
+        failure.encode(),
+        name="outcomes of NCCL",
+        timeout_s=deadline.remaining_s() + _OUTCOME_S,
+    )
+    failures = [outcome.decode() for outcome in outcomes]
+    if core is None or any(failures):
+        if core is not None:
+            core.abort("another rank could not open it")
+        raise _opening_error(failures, timeout_s)
+    return NcclGroup(core, communicator, gpu=gpu, name=f"{communicator.name}/{name}", timeout_s=timeout_s)
+
+
+def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
+    """The GPUs that several ranks have, with these ranks.
+
+    Args:
+        gpus: the identity of every rank's GPU, in order of rank.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks_of.setdefault(gpu, []).append(rank)
+    return {gpu: ranks for gpu, ranks in ranks_of.items() if len(ranks) > 1}
+
+
+def _look_at_own(gpu: int, library: str | None) -> tuple[NcclLibrary | None, dict[str, Any]]:
+    """This rank's library and what the others have to know of it, an error among it."""
+    try:
+        loaded = load_nccl(library)
+        uuid, bus_id = loaded.gpu_id(gpu)
+    except (SparkdlError, ValueError) as error:
+        return None, {"kind": type(error).__name__, "error": str(error)}
+    return loaded, {"version": loaded.version, "path": loaded.path, "gpu": uuid, "bus": bus_id}
+
+
+def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise the same error on all ranks unless NCCL can be opened over them."""
+    errors = {rank: told["error"] for rank, told in enumerate(ranks) if "error" in told}
+    if errors:
+        kinds = {told.get("kind") for told in ranks} - {None}
+        text = _per_rank(errors)
+        if kinds == {TransportUnavailableError.__name__}:
+            raise TransportUnavailableError(text)
+        raise ParamError(text)
+    versions = sorted({told["version"] for told in ranks})
+    if len(versions) > 1:
+        text = _per_rank({rank: f"{told['version']} ({told['path']})" for rank, told in enumerate(ranks)})
+        raise CommunicatorError(f"all ranks need the same version of NCCL, but have: {text}")
+    shared = find_shared_gpus([told["gpu"] for told in ranks])
+    if shared:
+        who = "; ".join(f"{name_ranks(members)} share {gpu}" for gpu, members in shared.items())
+        raise ParamError(
+            f"NCCL needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or let them communicate"
+            " through host memory."
+        )
+
+
+def _share_unique_id(communicator: Communicator, library: NcclLibrary, timeout_s: float) -> bytes:
+    """The id that rank 0 makes, or on all ranks the error that it met."""
+    told: dict[str, str] = {}
+    if communicator.rank == 0:
+        try:
+            told = {"id": library.unique_id().hex()}
+        except CommunicatorError as error:
+            told = {"error": str(error)}
+    told = json.loads(
+        broadcast_bytes(
+            communicator, json.dumps(told).encode(), root=0, name="id of NCCL", timeout_s=timeout_s
+        )
+    )
+    if "error" in told:
+        raise CommunicatorError(f"rank 0: {told['error']}")
+    return bytes.fromhex(told["id"])
+
+
+def _begin(
+    communicator: Communicator,
+    library: NcclLibrary,
+    unique_id: bytes,
+    gpu: int,
+    name: str,
+    deadline: Deadline,
+) -> tuple[NcclCommunicator | None, str]:
+    """Open NCCL on this rank: the open communicator, or None and what it failed with.
+
+    NCCL waits for all ranks; one that fails tells the others by the rendezvous, so that they need not wait.
+    """
+    count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
+    news = PrefixRendezvous(communicator.rendezvous, f"nccl/{name}/{count}")
+    core = None
+    try:
+        core = NcclCommunicator(
+            library=library,
+            gpu=gpu,
+            unique_id=unique_id,
+            rank=communicator.rank,
+            world_size=communicator.world_size,
+            name=name,
+            timeout_s=deadline.timeout_s,
+        )
+        while not core.wait_ready(min(_LOOK_S, deadline.remaining_s())):
+            if news.check(["failed"]):
+                core.abort("another rank failed")
+                return None, _GAVE_UP
+            if communicator.failure is not None:
+                core.abort(communicator.failure)
+                return None, communicator.failure
+            if deadline.expired:
+                core.abort("not open in time")
+                return None, _TOO_LATE
+    except CommunicatorError as error:
+        news.set("failed", str(error).encode())
+        return None, str(error)
+    return core, ""
+
+
+_GAVE_UP = "gave up because another rank failed"
+_TOO_LATE = "was still waiting for NCCL"
+
+
+def _opening_error(failures: Sequence[str], timeout_s: float) -> CommunicatorError:
+    causes = {rank: text for rank, text in enumerate(failures) if text and text not in (_GAVE_UP, _TOO_LATE)}
+    if causes:
+        return CommunicatorError(_per_rank(causes))
+    late = [rank for rank, text in enumerate(failures) if text == _TOO_LATE]
+    return CommunicatorTimeoutError(
+        f"NCCL did not open within {timeout_s:g} s: {name_ranks(late)} still waited for it. Run with NCCL_DEBUG=INFO to"
+        " see at what; often a network interface that the hosts cannot reach, to be named in NCCL_SOCKET_IFNAME."
+    )
+
+
+def _per_rank(texts: Mapping[int, str]) -> str:
+    """``rank 1: ...; rank 2: ...``, ranks that say the same together."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks_of.setdefault(text, []).append(rank)
+    return "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())

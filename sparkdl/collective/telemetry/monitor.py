@@ -1,0 +1,509 @@
+"""What can be told of a communicator's operations, whatever carries its data.
+
+The native core has such a monitor of its own; transports in Python use
+:class:`~sparkdl.collective.telemetry.monitor.OperationMonitor`. Times are in nanoseconds, points in time those of
+``time.monotonic_ns()``.
+
+The monitor of transports that are written in Python.
+
+The monitors of a communicator and of the process sets made of it, which are measured together.
+
+Runs on ranks; nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from operator import add, sub
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class OperationTotals(NamedTuple):
+    """The operations of one kind that ended well, but for ``num_failed``."""
+
+    kind: str
+    num_operations: int
+    num_failed: int
+    bytes: int
+    """Of the whole buffer, the blocks of all ranks together where there are blocks, as nccl-tests counts."""
+    busy_ns: int
+    """From the beginning of each operation to its end."""
+    waiting_ns: int
+    """Of that, for other ranks to join."""
+    queued_ns: int
+    """Before the beginning, for earlier operations to end."""
+    exposed_ns: int
+    """Of ``busy_ns``, while a thread of the caller was blocked in an operation or in a handle's wait."""
+
+    def plus(self, other: OperationTotals) -> OperationTotals:
+        """The operations of both."""
+        return OperationTotals(self.kind, *map(add, self[1:], other[1:]))
+
+    def minus(self, other: OperationTotals) -> OperationTotals:
+        """The operations that came after ``other``."""
+        return OperationTotals(self.kind, *map(sub, self[1:], other[1:]))
+
+
+class Lateness(NamedTuple):
+    """How often one rank was the last that this rank waited for, and for how long in all."""
+
+    rank: int
+    num_operations: int
+    waited_ns: int
+
+    def plus(self, other: Lateness) -> Lateness:
+        """The operations of both."""
+        return Lateness(self.rank, *map(add, self[1:], other[1:]))
+
+    def minus(self, other: Lateness) -> Lateness:
+        """The operations that came after ``other``."""
+        return Lateness(self.rank, *map(sub, self[1:], other[1:]))
+
+
+class Arrival(NamedTuple):
+    """When this rank came to one operation, by the operation's number."""
+
+    sequence: int
+    time_ns: int
+
+
+class OperationRecord(NamedTuple):
+    """One operation, as it was; a time that was not taken is 0."""
+
+    sequence: int
+    kind: str
+    name: str
+    bytes: int
+    dtype: str
+    is_ok: bool
+    queued_ns: int
+    begun_ns: int
+    arrived_ns: int
+    """When it had to wait for others; 0 if it did not."""
+    ready_ns: int
+    """When all ranks were there."""
+    done_ns: int
+    last: int
+    """The rank that came last; -1 if nobody was waited for, or that is not known."""
+
+
+class Monitor(Protocol):
+    """Tells of operations; may be asked at any time, by any thread, and when the communicator is closed.
+
+    What comes as a tuple has the fields of the class that is named.
+    """
+
+    def totals(self) -> Sequence[tuple[str, int, int, int, int, int, int, int]]:
+        """:class:`OperationTotals` of every kind that there was."""
+
+    def lateness(self) -> Sequence[tuple[int, int, int]]:
+        """:class:`Lateness` of the ranks that were waited for, where the transport knows them."""
+
+    def arrivals(self) -> Sequence[tuple[int, int]]:
+        """:class:`Arrival` at each of the latest operations, where the transport does not know who came last."""
+
+    def start_recording(self, max_records: int) -> None:
+        """Write operations down from now on, the latest ``max_records`` until they are taken."""
+
+    def stop_recording(self) -> None:
+        """Write no more down."""
+
+    def take_records(
+        self,
+    ) -> tuple[Sequence[tuple[int, str, str, int, str, bool, int, int, int, int, int, int]], int]:
+        """The :class:`OperationRecord` of what was written down, and how many earlier ones had to go."""
+
+
+_NUM_ARRIVALS = 1024
+
+
+class OperationMonitor:
+    """Implements :class:`~sparkdl.collective.telemetry.monitor.Monitor`.
+
+    A transport runs each operation inside :meth:`operation`, one at a time, says when all ranks are there, and has
+    its callers wait for queued operations inside :meth:`blocked`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._arrivals: deque[Arrival] = deque(maxlen=_NUM_ARRIVALS)
+        self._records: deque[OperationRecord] = deque()
+        self._is_recording = False
+        self._max_records = 0
+        self._num_dropped = 0
+        self._num_blocked = 0
+        self._blocked_since_ns = 0
+        self._blocked_ns = 0
+        self._next_sequence = 0
+
+    @contextmanager
+    def operation(
+        self, kind: str, *, name: str = "", num_bytes: int = 0, dtype: str = "", queued_ns: int = 0
+    ) -> Iterator[OperationTiming]:
+        """Time one operation from its beginning to its end; an exception counts it as failed.
+
+        Args:
+            kind: the contract's method, as ``"allreduce"``.
+            name: what the caller calls it.
+            num_bytes: see :attr:`OperationTotals.bytes`.
+            dtype: of the elements.
+            queued_ns: when it was handed to the thread that runs it; 0 if the caller's thread runs it at once.
+        """
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        timing = OperationTiming()
+        blocked_ns = self._blocked_until(timing.begun_ns)
+        is_ok = False
+        try:
+            yield timing
+            is_ok = True
+        finally:
+            done_ns = time.monotonic_ns()
+            exposed_ns = done_ns - timing.begun_ns
+            if queued_ns:
+                exposed_ns = min(exposed_ns, self._blocked_until(done_ns) - blocked_ns)
+            record = OperationRecord(
+                sequence=sequence,
+                kind=kind,
+                name=name,
+                bytes=num_bytes,
+                dtype=dtype,
+                is_ok=is_ok,
+                queued_ns=queued_ns,
+                begun_ns=timing.begun_ns,
+                arrived_ns=timing.begun_ns if timing.ready_ns else 0,
+                ready_ns=timing.ready_ns,
+                done_ns=done_ns,
+                last=-1,
+            )
+            self._note(record, exposed_ns)
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Count the time inside as time in which the caller was blocked."""
+        with self._lock:
+            self._num_blocked += 1
+            if self._num_blocked == 1:
+                self._blocked_since_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_blocked -= 1
+                if self._num_blocked == 0:
+                    self._blocked_ns += time.monotonic_ns() - self._blocked_since_ns
+
+    def totals(self) -> Sequence[OperationTotals]:
+        """See the contract."""
+        with self._lock:
+            return [
+                OperationTotals(kind, *(counter[field] for field in OperationTotals._fields[1:]))
+                for kind, counter in self._totals.items()
+            ]
+
+    def lateness(self) -> Sequence[Lateness]:
+        """Nothing: only :meth:`arrivals` of all ranks show who came last."""
+        return []
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """See the contract."""
+        with self._lock:
+            return list(self._arrivals)
+
+    def start_recording(self, max_records: int) -> None:
+        """See the contract."""
+        with self._lock:
+            self._records, self._num_dropped, self._max_records = deque(), 0, max_records
+            self._is_recording = True
+
+    def stop_recording(self) -> None:
+        """See the contract."""
+        with self._lock:
+            self._is_recording = False
+
+    def take_records(self) -> tuple[Sequence[OperationRecord], int]:
+        """See the contract."""
+        with self._lock:
+            taken, self._records = self._records, deque()
+            num_dropped, self._num_dropped = self._num_dropped, 0
+            return list(taken), num_dropped
+
+    def _blocked_until(self, now_ns: int) -> int:
+        with self._lock:
+            running_ns = max(0, now_ns - self._blocked_since_ns) if self._num_blocked else 0
+            return self._blocked_ns + running_ns
+
+    def _note(self, record: OperationRecord, exposed_ns: int) -> None:
+        with self._lock:
+            counter = self._totals[record.kind]
+            if record.is_ok:
+                counter["num_operations"] += 1
+                counter["bytes"] += record.bytes
+                counter["busy_ns"] += record.done_ns - record.begun_ns
+                counter["waiting_ns"] += record.ready_ns - record.arrived_ns
+                counter["queued_ns"] += record.begun_ns - record.queued_ns if record.queued_ns else 0
+                counter["exposed_ns"] += exposed_ns
+            else:
+                counter["num_failed"] += 1
+            self._arrivals.append(Arrival(record.sequence, record.begun_ns))
+            if not self._is_recording:
+                return
+            self._records.append(record)
+            if len(self._records) > self._max_records:
+                self._records.popleft()
+                self._num_dropped += 1
+
+
+class OperationTiming:
+    """The edges of an operation under way."""
+
+    def __init__(self) -> None:
+        self.begun_ns = time.monotonic_ns()
+        self.ready_ns = 0
+
+    def all_here(self) -> None:
+        """Say that all ranks are there."""
+        self.ready_ns = time.monotonic_ns()
+
+
+class Watched(Protocol):
+    """As much of a communicator as can be measured.
+
+    Attributes:
+        name: what it is called.
+        world_ranks: its ranks, by their numbers in the first communicator of the family.
+        monitor: what tells of its operations.
+    """
+
+    name: str
+    world_ranks: tuple[int, ...]
+    monitor: Monitor
+
+
+class Place(NamedTuple):
+    """What tells communicators of a family apart: process sets of different ranks may have the same name.
+
+    Attributes:
+        name: of the communicator.
+        ranks: its ranks, by their numbers in the first communicator of the family.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def label_places(places: Iterable[Place]) -> dict[Place, str]:
+    """What to call each place: its name, and its ranks where another one has that name, too."""
+    known = set(places)
+    num_named = Counter(place.name for place in known)
+    return {
+        place: place.name if num_named[place.name] == 1 else f"{place.name} of {name_ranks(place.ranks)}"
+        for place in known
+    }
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What was measured of the communicators of one place: there may have been several, one after another.
+
+    Attributes:
+        place: of the communicators.
+        totals: by kind of operation.
+        lateness: by rank of the communicator.
+        arrivals: at the latest operations of the communicator that is open.
+    """
+
+    place: Place
+    totals: dict[str, OperationTotals] = field(default_factory=dict)
+    lateness: dict[int, Lateness] = field(default_factory=dict)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    def add(self, totals: Iterable[OperationTotals], lateness: Iterable[Lateness]) -> None:
+        """Count in what a monitor tells."""
+        for more in totals:
+            known = self.totals.get(more.kind)
+            self.totals[more.kind] = more if known is None else known.plus(more)
+        for late in lateness:
+            known_late = self.lateness.get(late.rank)
+            self.lateness[late.rank] = late if known_late is None else known_late.plus(late)
+
+
+@dataclass(kw_only=True)
+class Recorded:
+    """What the communicators of one place did while a recording ran: the latest of it, and how much had to go.
+
+    Attributes:
+        place: of the communicators.
+        records: their operations.
+        num_dropped: how many earlier operations are not there.
+        marks: the latest of what :meth:`Telemetry.mark` was told, and when, in nanoseconds.
+    """
+
+    place: Place
+    records: list[OperationRecord] = field(default_factory=list)
+    num_dropped: int = 0
+    marks: deque[tuple[int, str]] = field(default_factory=deque)
+
+
+class Telemetry:
+    """Knows the communicators of a family. What was measured of one that is dropped, it keeps.
+
+    All methods may be called from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        # Taken again where the garbage collector drops a communicator in the middle of a method.
+        self._lock = threading.RLock()
+        self._members: dict[int, _Member] = {}
+        self._num_members = 0
+        self._gone: dict[Place, Measured] = {}
+        self._recorded: dict[Place, Recorded] = {}
+        self._news: dict[Place, Recorded] | None = None
+        self._max_records = 0
+        self._is_recording = False
+        self._since = time.monotonic()
+
+    def watch(self, communicator: Watched) -> None:
+        """Take a communicator into the family."""
+        with self._lock:
+            self._num_members += 1
+            number = self._num_members
+            member = _Member(communicator)
+            self._members[number] = member
+            if self._is_recording:
+                member.monitor.start_recording(self._max_records)
+        weakref.finalize(communicator, self._let_go, number).atexit = False
+
+    def measure(self, *, reset: bool = False) -> tuple[list[Measured], float]:
+        """What was measured of every communicator, and in how many seconds.
+
+        Args:
+            reset: count from zero again afterwards.
+        """
+        with self._lock:
+            found: dict[Place, Measured] = {}
+            for gone in self._gone.values():
+                found[gone.place] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
+            for member in list(self._members.values()):
+                member.tell(found)
+                if reset:
+                    member.reset()
+            now = time.monotonic()
+            seconds = now - self._since
+            if reset:
+                self._gone, self._since = {}, now
+            return list(found.values()), seconds
+
+    def start_recording(self, max_records: int, *, has_news: bool = False) -> None:
+        """Have every communicator, also those to come, write its operations down.
+
+        Args:
+            max_records: how many of each are kept, the latest ones.
+            has_news: whether :meth:`take_news` will be called.
+        """
+        with self._lock:
+            self._is_recording, self._max_records, self._recorded = True, max_records, {}
+            self._news = {} if has_news else None
+            for member in list(self._members.values()):
+                member.monitor.start_recording(max_records)
+
+    def mark(self, name: str, what: str) -> None:
+        """Write down that something happens now, as long as a recording runs.
+
+        Args:
+            name: of the communicators among whose operations it belongs.
+            what: the mark's text.
+        """
+        with self._lock:
+            if self._is_recording:
+                now_ns = time.monotonic_ns()
+                for place in {member.place for member in self._members.values() if member.place.name == name}:
+                    for recorded in self._recorded_at(place):
+                        recorded.marks.append((now_ns, what))
+                        if len(recorded.marks) > self._max_records:
+                            recorded.marks.popleft()
+
+    def take_news(self) -> list[Recorded]:
+        """What was written down since this was called last; :meth:`stop_recording` gives it again."""
+        with self._lock:
+            if self._is_recording:
+                for member in list(self._members.values()):
+                    self._collect(member)
+            news, self._news = self._news, {}
+            return list((news or {}).values())
+
+    def stop_recording(self) -> list[Recorded]:
+        """End the recording; what was written down by every communicator."""
+        with self._lock:
+            self._is_recording = False
+            for member in list(self._members.values()):
+                member.monitor.stop_recording()
+                self._collect(member)
+            recorded, self._recorded, self._news = self._recorded, {}, None
+            return list(recorded.values())
+
+    def _let_go(self, number: int) -> None:
+        with self._lock:
+            member = self._members.pop(number)
+            member.tell(self._gone)
+            if self._is_recording:
+                self._collect(member)
+
+    def _collect(self, member: _Member) -> None:
+        records, num_dropped = member.monitor.take_records()
+        for recorded in self._recorded_at(member.place):
+            recorded.records += map(OperationRecord._make, records)
+            excess = max(0, len(recorded.records) - self._max_records)
+            del recorded.records[:excess]
+            recorded.num_dropped += num_dropped + excess
+
+    def _recorded_at(self, place: Place) -> list[Recorded]:
+        """Where is written down what the communicators of a place do."""
+        kept = [self._recorded] if self._news is None else [self._recorded, self._news]
+        return [places.setdefault(place, Recorded(place=place)) for places in kept]
+
+
+class _Member:
+    """One communicator, whose monitor counts on where the reports begin anew."""
+
+    def __init__(self, communicator: Watched) -> None:
+        self.place = Place(communicator.name, communicator.world_ranks)
+        self.monitor = communicator.monitor
+        self._totals_before: dict[str, OperationTotals] = {}
+        self._lateness_before: dict[int, Lateness] = {}
+        self._since_ns = 0
+
+    def tell(self, found: dict[Place, Measured]) -> None:
+        measured = found.setdefault(self.place, Measured(place=self.place))
+        totals = [self._since_reset(more) for more in map(OperationTotals._make, self.monitor.totals())]
+        lateness = map(Lateness._make, self.monitor.lateness())
+        measured.add(
+            (more for more in totals if more.num_operations or more.num_failed),
+            (
+                late.minus(self._lateness_before.get(late.rank, Lateness(late.rank, 0, 0)))
+                for late in lateness
+            ),
+        )
+        arrivals = map(Arrival._make, self.monitor.arrivals())
+        measured.arrivals = [arrival for arrival in arrivals if arrival.time_ns >= self._since_ns]
+
+    def reset(self) -> None:
+        self._totals_before = {more[0]: OperationTotals._make(more) for more in self.monitor.totals()}
+        self._lateness_before = {late[0]: Lateness._make(late) for late in self.monitor.lateness()}
+        self._since_ns = time.monotonic_ns()
+
+    def _since_reset(self, totals: OperationTotals) -> OperationTotals:
+        before = self._totals_before.get(totals.kind)
+        return totals if before is None else totals.minus(before)

@@ -1,0 +1,439 @@
+"""The communication report: how much a rank communicated, how fast, and what of it kept the program waiting.
+
+Runs on ranks. Bandwidths are those of nccl-tests
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm bandwidth is the bytes of an
+operation over its time, the bus bandwidth corrects it by what the algorithm has to move, so that it can be held
+against the hardware's and does not depend on the number of ranks. As nccl-tests starts all ranks at once, the
+time is that in which all ranks were there.
+
+The communication reports of all ranks side by side, and which ranks the others waited for. Runs on ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective.byte_exchange import gather_bytes
+from sparkdl.collective.telemetry.clock_offset import SharedClock, measure_offset
+from sparkdl.collective.telemetry.monitor import Place, label_places
+
+if TYPE_CHECKING:
+    from sparkdl.collective.communicator import Communicator
+    from sparkdl.collective.telemetry.monitor import Measured
+    from sparkdl.collective.telemetry.observation import Observed
+
+
+_BLOCKED = ("reduce_scatter", "allgather", "alltoall", "gather", "scatter")
+"""Operations of which a rank has its own block already."""
+
+_RANK_HEADER = (
+    "process set",
+    "operation",
+    "count",
+    "MiB",
+    "ms",
+    "alg GB/s",
+    "bus GB/s",
+    "waiting",
+    "exposed",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationReport:
+    """The operations of one kind on one process set, as one rank saw them.
+
+    Of operations of up to 64 KiB that run on the caller's thread and inside a host, one of sixteen is timed and counts
+    for the others, but for long waits, which all count. Failed operations only count in ``num_failed``.
+
+    Attributes:
+        process_set: name of the communicator.
+        ranks: its ranks, by their numbers in the world.
+        operation: the contract's method.
+        count: how many there were.
+        num_failed: how many failed besides.
+        bytes: of all their buffers; where each rank has a block, of the blocks of all ranks.
+        busy_s: from the beginning of each operation to its end.
+        waiting_s: of that, waiting for the slowest rank to join.
+        queued_s: how long asynchronous ones waited for their turn before.
+        exposed_s: of ``busy_s``, while some thread of the program was blocked in an operation or a handle's wait,
+            so that the communication was not hidden behind computation.
+    """
+
+    process_set: str
+    ranks: tuple[int, ...]
+    operation: str
+    count: int
+    num_failed: int
+    bytes: int
+    busy_s: float
+    waiting_s: float
+    queued_s: float
+    exposed_s: float
+
+    @property
+    def place(self) -> Place:
+        """The process set."""
+        return Place(self.process_set, self.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the process set has."""
+        return len(self.ranks)
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes per second while all ranks were there."""
+        transfer_s = self.busy_s - self.waiting_s
+        return self.bytes / transfer_s if transfer_s > 0 else 0.0
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes per second that the links carry for it."""
+        others = (self.world_size - 1) / self.world_size
+        if self.operation == "allreduce":
+            return self.algorithm_bandwidth * 2 * others
+        return self.algorithm_bandwidth * others if self.operation in _BLOCKED else self.algorithm_bandwidth
+
+    @property
+    def waiting_share(self) -> float:
+        """``waiting_s`` over ``busy_s``."""
+        return self.waiting_s / self.busy_s if self.busy_s > 0 else 0.0
+
+    @property
+    def exposed_share(self) -> float:
+        """``exposed_s`` over ``busy_s``."""
+        return self.exposed_s / self.busy_s if self.busy_s > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All attributes but the process set and the operation's name."""
+        values = asdict(self)
+        for name in ("process_set", "ranks", "operation"):
+            del values[name]
+        for name in ("algorithm_bandwidth", "bus_bandwidth", "waiting_share", "exposed_share"):
+            values[name] = getattr(self, name)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRank:
+    """A rank that came last.
+
+    Attributes:
+        process_set: name of the communicator.
+        ranks: its ranks, by their numbers in the world.
+        rank: its number in the world.
+        count: for how many operations it came last.
+        waited_s: for how long this rank waited for it.
+    """
+
+    process_set: str
+    ranks: tuple[int, ...]
+    rank: int
+    count: int
+    waited_s: float
+
+    @property
+    def place(self) -> Place:
+        """The process set."""
+        return Place(self.process_set, self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicationReport:
+    """What one rank saw of its communication. ``str()`` gives :meth:`as_table`.
+
+    Attributes:
+        rank: whose report it is, by its number in the world: the first communicator, of which process sets were made.
+        seconds: the time that it is about.
+        operations: by process set and operation.
+        late_ranks: the ranks of its host that this rank waited for, worst first.
+    """
+
+    rank: int
+    seconds: float
+    operations: tuple[OperationReport, ...]
+    late_ranks: tuple[LateRank, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested by process set and operation; times in seconds, bandwidths in bytes per second.
+
+        Process sets that share a name are told apart by their ranks.
+        """
+        labels = self._labels()
+        process_sets: dict[str, Any] = {}
+        for row in self.operations:
+            process_set = process_sets.setdefault(
+                labels[row.place],
+                {
+                    "world_size": row.world_size,
+                    "ranks": list(row.ranks),
+                    "operations": {},
+                    "late_ranks": {},
+                },
+            )
+            process_set["operations"][row.operation] = row.as_dict()
+        for late in self.late_ranks:
+            found = {"count": late.count, "waited_s": late.waited_s}
+            process_sets[labels[late.place]]["late_ranks"][late.rank] = found
+        return {"rank": self.rank, "seconds": self.seconds, "process_sets": process_sets}
+
+    def as_metrics(self, prefix: str = "communication") -> dict[str, float]:
+        """Metrics for MLflow: ``communication/world/allreduce/bus_gb_per_s`` and the like, all of them finite."""
+        metrics: dict[str, float] = {}
+        labels = self._labels()
+        for row in self.operations:
+            # Of the signs that all of MLflow's stores take; a slash makes a group of charts.
+            place = "/".join(
+                re.sub(r"[^\w.\- ]", "_", part) for part in (prefix, labels[row.place], row.operation)
+            )
+            metrics |= {
+                f"{place}/count": float(row.count),
+                f"{place}/bytes": float(row.bytes),
+                f"{place}/seconds": row.busy_s,
+                f"{place}/algorithm_gb_per_s": row.algorithm_bandwidth / 1e9,
+                f"{place}/bus_gb_per_s": row.bus_bandwidth / 1e9,
+                f"{place}/waiting_share": row.waiting_share,
+                f"{place}/exposed_share": row.exposed_share,
+            }
+        return metrics
+
+    def as_table(self) -> str:
+        """Lines for people: a row per process set and operation, and who came last."""
+        labels = self._labels()
+        rows = [_rank_cells(row, labels[row.place]) for row in self.operations]
+        busy_s = sum(row.busy_s for row in self.operations)
+        exposed_s = sum(row.exposed_s for row in self.operations)
+        title = f"Communication of rank {self.rank} took {busy_s:.3g} s of {self.seconds:.3g} s"
+        lines = [
+            f"{title}, {exposed_s:.3g} s not hidden behind computation",
+            format_columns(_RANK_HEADER, rows),
+        ]
+        return "\n".join(lines + format_late_ranks(self.late_ranks, labels))
+
+    __str__ = as_table
+
+    def _labels(self) -> dict[Place, str]:
+        return label_places(row.place for row in self.operations)
+
+
+def make_report(rank: int, measured: Sequence[Measured], seconds: float) -> CommunicationReport:
+    """The report of what was measured on a rank."""
+    late_ranks = [
+        LateRank(
+            process_set=found.place.name,
+            ranks=found.place.ranks,
+            rank=found.place.ranks[late.rank],
+            count=late.num_operations,
+            waited_s=late.waited_ns / 1e9,
+        )
+        for found in measured
+        for late in found.lateness.values()
+        if late.num_operations
+    ]
+    return CommunicationReport(
+        rank=rank,
+        seconds=seconds,
+        operations=tuple(
+            OperationReport(
+                process_set=found.place.name,
+                ranks=found.place.ranks,
+                operation=totals.kind,
+                count=totals.num_operations,
+                num_failed=totals.num_failed,
+                bytes=totals.bytes,
+                busy_s=totals.busy_ns / 1e9,
+                waiting_s=totals.waiting_ns / 1e9,
+                queued_s=totals.queued_ns / 1e9,
+                exposed_s=totals.exposed_ns / 1e9,
+            )
+            for found in measured
+            for totals in found.totals.values()
+        ),
+        late_ranks=tuple(sorted(late_ranks, key=lambda late: -late.waited_s)),
+    )
+
+
+def format_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, the first two aligned to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    )
+
+
+def format_late_ranks(late_ranks: Sequence[LateRank], labels: Mapping[Place, str]) -> list[str]:
+    """Lines that say who came last; none if nobody did."""
+    if not late_ranks:
+        return []
+    rows = [
+        (labels[late.place], f"rank {late.rank}", f"{late.count:,}", f"{late.waited_s * 1e3:,.1f}")
+        for late in late_ranks
+    ]
+    return ["", format_columns(("process set", "came last", "times", "ms waited for"), rows)]
+
+
+def _rank_cells(row: OperationReport, label: str) -> tuple[str, ...]:
+    return (
+        label,
+        row.operation,
+        f"{row.count:,}" if not row.num_failed else f"{row.count:,} + {row.num_failed:,} failed",
+        f"{row.bytes / (1 << 20):,.3f}",
+        f"{row.busy_s * 1e3:,.1f}",
+        f"{row.algorithm_bandwidth / 1e9:.3f}",
+        f"{row.bus_bandwidth / 1e9:.3f}",
+        f"{row.waiting_share:.0%}",
+        f"{row.exposed_share:.0%}",
+    )
+
+
+_WORLD_HEADER = ("process set", "operation", "count", "ms", "waiting", "least", "most", "exposed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldReport:
+    """What all ranks saw. ``str()`` gives :meth:`as_table`.
+
+    Attributes:
+        reports: by rank.
+        late_ranks: the ranks that came last, worst first: for how many operations, and for how long each other rank
+            waited for it on average. Inside a host this is about all operations; where a process set spans hosts,
+            or uses MPI, about the latest 1,024.
+    """
+
+    reports: tuple[CommunicationReport, ...]
+    late_ranks: tuple[LateRank, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The reports by rank, and the late ranks."""
+        return {
+            "ranks": [report.as_dict() for report in self.reports],
+            "late_ranks": [asdict(late) for late in self.late_ranks],
+        }
+
+    def as_table(self) -> str:
+        """Lines for people: a row per process set and operation, and who came last."""
+        rows: defaultdict[tuple[Place, str], list[tuple[int, OperationReport]]] = defaultdict(list)
+        for report in self.reports:
+            for row in report.operations:
+                rows[row.place, row.operation].append((report.rank, row))
+        labels = label_places(place for place, _ in rows)
+        cells = [_world_cells(seen, labels[place]) for (place, _), seen in rows.items()]
+        lines = [f"Communication of {len(self.reports)} ranks", format_columns(_WORLD_HEADER, cells)]
+        return "\n".join(lines + format_late_ranks(self.late_ranks, labels))
+
+    __str__ = as_table
+
+
+def gather_world_report(communicator: Observed, aside: Communicator) -> WorldReport | None:
+    """The reports of all ranks, on rank 0; None on the others. Collective.
+
+    Args:
+        communicator: whose telemetry tells.
+        aside: a communicator of the same ranks, so that the report is not about itself.
+    """
+    measured, seconds = communicator.telemetry.measure()
+    offset = measure_offset(aside)
+    clock = SharedClock(first=offset, last=offset)
+    mine = {
+        "report": asdict(make_report(communicator.world_ranks[communicator.rank], measured, seconds)),
+        "clock_error_ns": clock.error_ns,
+        "arrivals": [
+            {
+                "place": found.place,
+                "times_ns": {
+                    str(arrival.sequence): clock.to_shared(arrival.time_ns) for arrival in found.arrivals
+                },
+            }
+            for found in measured
+            if found.arrivals
+        ],
+    }
+    gathered = gather_bytes(aside, json.dumps(mine).encode(), root=0, name="communication report")
+    if not gathered:
+        return None
+    seen = [json.loads(part) for part in gathered]
+    reports = tuple(_report_from(part["report"]) for part in seen)
+    late_ranks = [*_from_waits(reports), *_from_arrivals(seen)]
+    return WorldReport(reports=reports, late_ranks=tuple(sorted(late_ranks, key=lambda late: -late.waited_s)))
+
+
+def _report_from(values: Mapping[str, Any]) -> CommunicationReport:
+    return CommunicationReport(
+        rank=values["rank"],
+        seconds=values["seconds"],
+        operations=tuple(
+            OperationReport(**{**row, "ranks": tuple(row["ranks"])}) for row in values["operations"]
+        ),
+        late_ranks=tuple(
+            LateRank(**{**late, "ranks": tuple(late["ranks"])}) for late in values["late_ranks"]
+        ),
+    )
+
+
+def _from_waits(reports: Sequence[CommunicationReport]) -> list[LateRank]:
+    """What ranks of one host saw of each other."""
+    seen: defaultdict[tuple[Place, int], list[LateRank]] = defaultdict(list)
+    for report in reports:
+        for late in report.late_ranks:
+            seen[late.place, late.rank].append(late)
+    return [
+        LateRank(
+            process_set=place.name,
+            ranks=place.ranks,
+            rank=rank,
+            count=max(late.count for late in sightings),
+            waited_s=sum(late.waited_s for late in sightings) / len(sightings),
+        )
+        for (place, rank), sightings in seen.items()
+    ]
+
+
+def _from_arrivals(seen: Sequence[Mapping[str, Any]]) -> list[LateRank]:
+    """Who came last to the operations that all ranks of a process set remember, by the shared clock."""
+    error_ns = max(part["clock_error_ns"] for part in seen)
+    places: defaultdict[Place, dict[int, dict[str, int]]] = defaultdict(dict)
+    for part in seen:
+        for arrivals in part["arrivals"]:
+            name, ranks = arrivals["place"]
+            places[Place(name, tuple(ranks))][part["report"]["rank"]] = arrivals["times_ns"]
+    counts: defaultdict[tuple[Place, int], list[float]] = defaultdict(list)
+    for place, by_rank in places.items():
+        if len(by_rank) < max(2, len(place.ranks)):
+            continue
+        for sequence in set.intersection(*map(set, by_rank.values())):
+            times = sorted((times_ns[sequence], rank) for rank, times_ns in by_rank.items())
+            (last_ns, last), others = times[-1], times[:-1]
+            if last_ns - others[-1][0] > error_ns:
+                waits = [last_ns - time_ns for time_ns, _ in others]
+                counts[place, last].append(sum(waits) / len(waits) / 1e9)
+    return [
+        LateRank(process_set=place.name, ranks=place.ranks, rank=rank, count=len(waits), waited_s=sum(waits))
+        for (place, rank), waits in counts.items()
+    ]
+
+
+def _world_cells(seen: Sequence[tuple[int, OperationReport]], label: str) -> tuple[str, ...]:
+    least_rank, least = min(seen, key=lambda item: item[1].waiting_share)
+    most_rank, most = max(seen, key=lambda item: item[1].waiting_share)
+    rows = [row for _, row in seen]
+    busy_s = sum(row.busy_s for row in rows)
+    return (
+        label,
+        rows[0].operation,
+        f"{max(row.count for row in rows):,}",
+        f"{busy_s / len(rows) * 1e3:,.1f}",
+        f"{sum(row.waiting_s for row in rows) / busy_s:.0%}" if busy_s else "-",
+        f"{least.waiting_share:.0%} (rank {least_rank})",
+        f"{most.waiting_share:.0%} (rank {most_rank})",
+        f"{sum(row.exposed_s for row in rows) / busy_s:.0%}" if busy_s else "-",
+    )

@@ -1,0 +1,354 @@
+"""The timeline: what every rank communicated when, in one file for all of them. Runs on ranks.
+
+The ranks speak of it over a communicator of its own: so nothing comes between the operations that are observed, and
+when one of those fails the others' part can still be gathered.
+
+Recorded operations as events of the Trace Event Format, which Perfetto and chrome://tracing open.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A rank is a process of it,
+a communicator or process set a thread. Each operation is a slice that holds two others, waiting for the other ranks to
+join and the transfer; how long it was queued before is an asynchronous event, as queued operations overlap. The
+categories are the names of Horovod's phases.
+
+A timeline's file while the timeline still runs: what rank 0 sees itself. Runs on rank 0; nothing here communicates.
+
+In the JSON Array Format, which needs no end, so that it can be opened at any time, also when the job was killed:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.collective.byte_exchange import broadcast_bytes, gather_bytes
+from sparkdl.collective.telemetry.clock_offset import SharedClock, measure_offset
+from sparkdl.collective.telemetry.monitor import Place, Recorded, label_places
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.store import PrefixRendezvous
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from sparkdl.collective.communicator import Communicator
+    from sparkdl.collective.telemetry.monitor import OperationRecord, Telemetry
+
+
+Event = dict[str, Any]
+
+
+def describe_rank(rank: int, label: str, recorded: Sequence[Recorded]) -> list[Event]:
+    """The events that name a rank's process and its threads.
+
+    Args:
+        rank: the process.
+        label: what it is called.
+        recorded: a thread for each.
+    """
+    events = [
+        _metadata("process_name", rank, 0, name=label),
+        _metadata("process_sort_index", rank, 0, sort_index=rank),
+    ]
+    labels = label_places(part.place for part in recorded)
+    for thread, part in enumerate(recorded, start=1):
+        events.append(_metadata("thread_name", rank, thread, name=labels[part.place]))
+        events.append(_metadata("thread_sort_index", rank, thread, sort_index=thread))
+    return events
+
+
+def operation_events(
+    rank: int, recorded: Sequence[Recorded], microseconds: Callable[[int], float]
+) -> list[Event]:
+    """The events of a rank's operations, the marks between them, and a word of each thread that had to drop some.
+
+    Args:
+        rank: the process.
+        recorded: a thread for each.
+        microseconds: from a time of this rank to one of the file.
+    """
+    events: list[Event] = []
+    labels = label_places(part.place for part in recorded)
+    for thread, part in enumerate(recorded, start=1):
+        place = {"pid": rank, "tid": thread}
+        if part.num_dropped and part.records:
+            first = microseconds(part.records[0].begun_ns)
+            name = f"{part.num_dropped} earlier operations were dropped"
+            events.append({"ph": "i", "name": name, "ts": first, "s": "t", **place})
+        for time_ns, what in part.marks:
+            events.append({"ph": "i", "name": what, "ts": microseconds(time_ns), "s": "t", **place})
+        for record in part.records:
+            last = part.place.ranks[record.last] if record.last >= 0 else -1
+            events += _events_of(record._replace(last=last), labels[part.place], place, microseconds)
+    return events
+
+
+def _metadata(kind: str, rank: int, thread: int, **arguments: object) -> Event:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "ts": 0, "args": arguments}
+
+
+def _events_of(
+    record: OperationRecord, communicator: str, place: Event, microseconds: Callable[[int], float]
+) -> Iterator[Event]:
+    begun, done = microseconds(record.begun_ns), microseconds(record.done_ns)
+    category = record.kind.upper()
+    if record.queued_ns:
+        key = {"cat": "QUEUE", "id": f"{place['pid']}/{place['tid']}/{record.sequence}"}
+        name = f"queue of {communicator}"
+        yield {"ph": "b", "name": name, "ts": microseconds(record.queued_ns), **key, **place}
+        yield {"ph": "e", "name": name, "ts": begun, **key, **place}
+    yield {
+        "ph": "X",
+        "name": f"{record.kind} {record.name}" if record.name else record.kind,
+        "cat": category,
+        "ts": begun,
+        "dur": _duration(begun, done),
+        "args": _arguments(record),
+        **place,
+    }
+    # Whoever looks for this phase, as Horovod's users do, finds it also on the rank that came last.
+    wait, arrived, transfer = "waited for nobody", begun, begun
+    if record.ready_ns:
+        wait = f"wait for rank {record.last}" if record.last >= 0 else "wait for other ranks"
+        arrived, transfer = microseconds(record.arrived_ns), microseconds(record.ready_ns)
+    yield {
+        "ph": "X",
+        "name": wait,
+        "cat": f"NEGOTIATE_{category}",
+        "ts": arrived,
+        "dur": _duration(arrived, transfer),
+        **place,
+    }
+    yield {
+        "ph": "X",
+        "name": "transfer",
+        "cat": f"TRANSFER_{category}",
+        "ts": transfer,
+        "dur": _duration(transfer, done),
+        **place,
+    }
+
+
+def _duration(begin: float, end: float) -> float:
+    return round(end - begin, 3)
+
+
+def _arguments(record: OperationRecord) -> Event:
+    arguments: Event = {"number": record.sequence, "name": record.name}
+    if record.bytes:
+        arguments |= {"bytes": record.bytes, "dtype": record.dtype}
+    if not record.is_ok:
+        arguments["failed"] = True
+    return arguments
+
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S = 0.05
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class LiveTimeline:
+    """Writes the news of a recording into a file from time to time, until it is closed.
+
+    Args:
+        path: the file; emptied.
+        telemetry: which records, and has news.
+        rank: of this process.
+        begin_ns: when the file's time begins.
+    """
+
+    def __init__(self, path: Path, telemetry: Telemetry, rank: int, begin_ns: int) -> None:
+        self._path = path
+        self._telemetry = telemetry
+        self._rank, self._begin_ns = rank, begin_ns
+        self._places: list[Place] = []
+        """Of the communicators that were seen, in the order of their threads."""
+        path.write_text("[\n", encoding="utf-8")
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"timeline {path}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write no more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_PERIOD_S):
+            try:
+                self._write_news()
+            except OSError as error:
+                logger.warning("What goes on cannot be written to the timeline %s: %s", self._path, error)
+                return
+
+    def _write_news(self) -> None:
+        news = {part.place: part for part in self._telemetry.take_news()}
+        new_places = [place for place in news if place not in self._places]
+        self._places += new_places
+        parts = [news.get(place, Recorded(place=place)) for place in self._places]
+        events = operation_events(self._rank, parts, self._microseconds)
+        if new_places:
+            label = f"rank {self._rank} on {socket.gethostname()}"
+            events = describe_rank(self._rank, label, parts) + events
+        if events:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{_encode(event)},\n" for event in events)
+
+    def _microseconds(self, time_ns: int) -> float:
+        return max(0, time_ns - self._begin_ns) / 1000
+
+
+_REST_S = 5.0
+"""How long rank 0 waits for what the others saw after one of them was lost."""
+
+
+class Timeline:
+    """A timeline that runs. All ranks make it and stop it together.
+
+    Args:
+        aside: a communicator of the ranks for the timeline alone, which closes it.
+        telemetry: of the communicators to observe.
+        path: the file, on rank 0's machine.
+        max_events: how many operations of each communicator are kept, the latest ones.
+        is_live: whether rank 0 writes what it sees meanwhile.
+
+    Raises:
+        ParamError: on every rank, if rank 0 cannot write the file.
+    """
+
+    def __init__(
+        self, aside: Communicator, telemetry: Telemetry, path: Path, *, max_events: int, is_live: bool
+    ) -> None:
+        self._aside = aside
+        self._telemetry = telemetry
+        self._path = path
+        self._raise_together(_try_to_write(path) if aside.rank == 0 else "", None)
+        self._first_offset = measure_offset(aside)
+        # The file's time begins here, on rank 0's clock.
+        begin = np.array([time.monotonic_ns(), time.time_ns() // 1000], np.int64)
+        aside.broadcast(begin, root=0, name="beginning of the timeline")
+        self._begin_ns, self._begin_epoch_us = map(int, begin)
+        self._rendezvous = PrefixRendezvous(aside.rendezvous, f"{aside.name}/{self._begin_ns}")
+        is_live = is_live and aside.rank == 0
+        telemetry.start_recording(max_events, has_news=is_live)
+        self._live = LiveTimeline(path, telemetry, self._world_rank(0), self._begin_ns) if is_live else None
+
+    def stop(self, *, timeout_s: float | None = None) -> None:
+        """End the recording and write the file; collective.
+
+        Where ranks were lost rank 0 writes what the others saw, and a warning.
+
+        Args:
+            timeout_s: deadline of each step; the communicator's own when None.
+
+        Raises:
+            ParamError: on every rank, if rank 0 cannot write the file.
+        """
+        if self._live is not None:
+            self._live.close()
+        recorded = self._telemetry.stop_recording()
+        clock = SharedClock(first=self._first_offset, last=self._first_offset)
+        try:
+            clock = SharedClock(first=clock.first, last=measure_offset(self._aside, timeout_s=timeout_s))
+            seen = self._pack(recorded, clock)
+            gathered = gather_bytes(self._aside, seen, root=0, name="timeline", timeout_s=timeout_s)
+            problem = self._write(gathered, missing={}) if gathered else ""
+            self._raise_together(problem, timeout_s)
+        except CommunicatorError as error:
+            self._save_the_rest(self._pack(recorded, clock), error)
+        finally:
+            self._aside.close()
+
+    def _world_rank(self, rank: int) -> int:
+        return self._aside.world_ranks[rank]
+
+    def _raise_together(self, problem: str, timeout_s: float | None) -> None:
+        """Raise rank 0's problem on every rank."""
+        text = broadcast_bytes(
+            self._aside, problem.encode(), root=0, name="state of the timeline", timeout_s=timeout_s
+        ).decode()
+        if text:
+            raise ParamError(f"the timeline cannot be written to {self._path}: {text}")
+
+    def _pack(self, recorded: list[Recorded], clock: SharedClock) -> bytes:
+        def microseconds(time_ns: int) -> float:
+            # What began before the timeline is shown from its beginning.
+            return max(0, clock.to_shared(time_ns) - self._begin_ns) / 1000
+
+        rank = self._world_rank(self._aside.rank)
+        labels = label_places(part.place for part in recorded)
+        seen = {
+            "events": describe_rank(rank, f"rank {rank} on {socket.gethostname()}", recorded)
+            + operation_events(rank, recorded, microseconds),
+            "dropped": {labels[part.place]: part.num_dropped for part in recorded if part.num_dropped},
+            "clock_error_us": clock.error_ns / 1000,
+        }
+        return zlib.compress(json.dumps(seen, separators=(",", ":")).encode(), level=1)
+
+    def _save_the_rest(self, seen: bytes, error: CommunicatorError) -> None:
+        """Gather by the rendezvous, which outlives ranks, what those that are left have seen."""
+        if self._aside.rank != 0:
+            self._rendezvous.set(str(self._aside.rank), seen)
+            return
+        gathered, missing = [seen], {}
+        deadline = Deadline(_REST_S)
+        for rank in range(1, self._aside.world_size):
+            try:
+                gathered.append(self._rendezvous.get(str(rank), deadline.remaining_s()))
+            except CommunicatorTimeoutError:
+                missing[rank] = str(error)
+        problem = self._write(gathered, missing)
+        if problem:
+            raise ParamError(f"the timeline cannot be written to {self._path}: {problem}")
+        if missing:
+            ranks = [self._world_rank(rank) for rank in sorted(missing)]
+            logger.warning("The timeline %s is without %s: %s", self._path, name_ranks(ranks), error)
+
+    def _write(self, gathered: list[bytes], missing: dict[int, str]) -> str:
+        """Write the file; what was wrong if that is not possible."""
+        present = [rank for rank in range(self._aside.world_size) if rank not in missing]
+        seen = {
+            f"rank {self._world_rank(rank)}": json.loads(zlib.decompress(part))
+            for rank, part in zip(present, gathered, strict=True)
+        }
+        events = [event for part in seen.values() for event in part["events"]]
+        dropped = {rank: part["dropped"] for rank, part in seen.items() if part["dropped"]}
+        about = {
+            "start_time_since_epoch_in_micros": self._begin_epoch_us,
+            "clock_error_us": {rank: part["clock_error_us"] for rank, part in seen.items()},
+            "dropped": dropped,
+            "missing": {f"rank {self._world_rank(rank)}": why for rank, why in missing.items()},
+        }
+        if dropped:
+            logger.warning(
+                "The timeline %s has the latest operations alone; dropped: %s", self._path, dropped
+            )
+        events.sort(key=lambda event: float(event["ts"]))
+        part = self._path.with_name(f"{self._path.name}.part")
+        try:
+            part.write_text(
+                json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}),
+                encoding="utf-8",
+            )
+            part.replace(self._path)
+        except OSError as error:
+            return str(error)
+        return ""
+
+
+def _try_to_write(path: Path) -> str:
+    try:
+        path.touch()
+    except OSError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,73 @@
+"""Horovod's reduction operations, by Horovod's numbers, and what a communicator calls them.
+
+The exceptions of Horovod, under Horovod's names. Import them from :mod:`sparkdl.horovod.torch`.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from sparkdl.errors import CommunicatorError, ParamError
+
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+
+_NAMES = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+
+
+def name_of(op: int) -> str:
+    """The communicator's name of an operation.
+
+    Raises:
+        ParamError: if it has none, as ``Adasum``.
+    """
+    if op not in _NAMES:
+        raise ParamError(f"op={op!r} is not available; use hvd.Average, Sum, Min, Max or Product.")
+    return _NAMES[op]
+
+
+def choose(op: int | None, average: bool | None) -> int:
+    """The operation that ``op`` and Horovod's deprecated ``average`` ask for: ``Average`` where neither is given.
+
+    Raises:
+        ValueError: if both are given.
+        ParamError: if there is no such operation.
+    """
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if op != Adasum:
+            name_of(op)
+        return op
+    if average is None:
+        return Average
+    warnings.warn(
+        "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return Average if average else Sum
+
+
+class HorovodInternalError(CommunicatorError):
+    """A collective failed; ``__cause__`` is the communicator's own error, if it came from there.
+
+    When the ranks disagreed about a tensor, all of them have this error and can go on. After anything else, call
+    ``hvd.shutdown()`` and ``hvd.init()``, as :func:`sparkdl.horovod.torch.elastic.run` does.
+    """
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  # Horovod's name
+    """The set of ranks has changed. Never raised as long as the ranks stay; there for programs that name it.
+
+    Attributes:
+        skip_sync: whether the state need not be synchronized before going on.
+    """
+
+    def __init__(self, skip_sync: bool) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync

@@ -1,0 +1,374 @@
+"""Mutual proof that both ends of a connection know the job's secret, before anything else is read.
+
+Runs wherever a connection is made: driver, barrier task or rank. The client speaks first: it sends a fresh random
+nonce with an HMAC-SHA256 over it (the *knock*), which a listener checks without having kept or sent anything, so that
+strangers cost it one read. Then both ends prove themselves by HMAC-SHA256 over both nonces and the purpose of the
+connection. Each of the three codes is made under a label of its own, so that none can be reflected or used for
+another purpose; the listener's fresh nonce keeps a recorded conversation from being replayed. All messages have a
+fixed size. What follows on the connection is neither encrypted nor signed: the secret keeps strangers out, not those
+who can rewrite the traffic.
+
+========  =========================================  ===========================================
+message   from the client                            from the listener
+========  =========================================  ===========================================
+knock     magic, client nonce, HMAC(client nonce)
+greeting                                             magic, listener nonce (zeros: refused)
+proof     HMAC(listener nonce, client nonce)
+answer                                               HMAC(both nonces) (zeros: refused)
+========  =========================================  ===========================================
+
+Byte strings over a stream socket, each after its length, with a bound on what a peer can make us hold.
+
+Nothing here interprets what is in a frame, and no module of this package unpickles one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import select
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import AuthenticationError, ParamError
+from sparkdl.rendezvous.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+SECRET_BYTES = 32
+MIN_SECRET_BYTES = 16
+HANDSHAKE_TIMEOUT_S = 10.0
+
+_NAME = b"sparkdl"
+_VERSION = 2
+_MAGIC = _NAME + bytes([_VERSION])
+_NONCE_BYTES = 32
+_PROOF_BYTES = hashlib.sha256().digest_size
+_REFUSED = bytes(_PROOF_BYTES)
+_KNOCK_LABEL = b"sparkdl client knock\x00"
+_CLIENT_LABEL = b"sparkdl client proof\x00"
+_SERVER_LABEL = b"sparkdl server proof\x00"
+
+VERSION_NOTICE = _MAGIC + bytes(_NONCE_BYTES)
+"""What a listener tells a client that it refuses, as long as it has nothing proven: its version, and no nonce.
+
+The first version of the handshake had the listener speak first, so a client of that version hears this and no silence.
+"""
+
+
+class HandshakeCutError(AuthenticationError):
+    """The connection ended in the middle of the handshake. Listeners under pressure do that: try again."""
+
+
+class RefusedError(AuthenticationError):
+    """A listener refuses a client.
+
+    Attributes:
+        answer: what the client is to be told before the connection is closed; empty if nothing.
+    """
+
+    def __init__(self, message: str, answer: bytes = b"") -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+def new_secret() -> bytes:
+    """Make the secret of one job: 32 random bytes, to be kept out of logs, arguments and readable files."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def check_secret(secret: bytes) -> None:
+    """Refuse a secret that could be guessed.
+
+    Raises:
+        ParamError: if it has fewer than 16 bytes.
+    """
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ParamError(
+            f"the job's secret has {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed. Use new_secret()."
+        )
+
+
+class ClientHandshake:
+    """The client's part of one handshake, without the connection that carries it.
+
+    Attributes:
+        opening: what the client sends first.
+        missing: how many bytes of the listener are still expected, which must not be exceeded; 0 when both ends have
+            proved themselves.
+    """
+
+    def __init__(self, secret: bytes, purpose: bytes) -> None:
+        check_secret(secret)
+        self._secret, self._purpose = secret, purpose
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._server_nonce = b""
+        self._received = bytearray()
+        self.opening = _MAGIC + self._nonce + _prove(secret, _KNOCK_LABEL, purpose, self._nonce)
+        self.missing = len(_MAGIC) + _NONCE_BYTES
+
+    def take(self, data: bytes) -> bytes:
+        """Take at most :attr:`missing` bytes of the listener, and return what is to be sent to it.
+
+        Raises:
+            AuthenticationError: if the listener refuses us or cannot prove itself; the message begins with a verb.
+        """
+        self._received += data
+        self.missing -= len(data)
+        if self.missing:
+            return b""
+        message = bytes(self._received)
+        self._received.clear()
+        if not self._server_nonce:
+            return self._answer_greeting(message)
+        if hmac.compare_digest(message, _REFUSED):
+            raise AuthenticationError(_REFUSAL)
+        nonces = self._server_nonce, self._nonce
+        if not hmac.compare_digest(message, _prove(self._secret, _SERVER_LABEL, self._purpose, *nonces)):
+            raise AuthenticationError("does not know the job's secret")
+        return b""
+
+    def _answer_greeting(self, greeting: bytes) -> bytes:
+        if not greeting.startswith(_NAME):
+            raise AuthenticationError("is no listener of sparkdl, or of another version")
+        _check_version(greeting)
+        if greeting == VERSION_NOTICE:
+            raise AuthenticationError(_REFUSAL)
+        self._server_nonce = greeting[len(_MAGIC) :]
+        self.missing = _PROOF_BYTES
+        return _prove(self._secret, _CLIENT_LABEL, self._purpose, self._server_nonce, self._nonce)
+
+
+class ServerHandshake:
+    """The listener's part of one handshake, without the connection that carries it.
+
+    Args:
+        secret: the job's secret.
+        purpose: what the listener listens for.
+        is_new: says whether a client's nonce has not come before; recorded knocks are then recognized.
+
+    Attributes:
+        missing: how many bytes of the client are still expected, which must not be exceeded; 0 when both ends have
+            proved themselves.
+        has_knocked: whether the client has shown that it knows the secret, or what somebody with the secret once sent.
+    """
+
+    def __init__(
+        self, secret: bytes, purpose: bytes, is_new: Callable[[bytes], bool] = lambda _: True
+    ) -> None:
+        self._secret, self._purpose, self._is_new = secret, purpose, is_new
+        self._client_nonce = self._nonce = b""
+        self._received = bytearray()
+        self.has_knocked = False
+        self.missing = len(_MAGIC) + _NONCE_BYTES + _PROOF_BYTES
+
+    def take(self, data: bytes) -> bytes:
+        """Take at most :attr:`missing` bytes of the client, and return what is to be sent to it.
+
+        Raises:
+            RefusedError: if the client cannot prove itself; the message begins with a verb.
+        """
+        self._received += data
+        self.missing -= len(data)
+        if not self.has_knocked and not self._received.startswith(_MAGIC[: len(self._received)]):
+            if not self._received.startswith(_NAME[: len(self._received)]):
+                raise RefusedError("sent something else than a handshake of sparkdl")
+            try:
+                _check_version(self._received)
+            except AuthenticationError as error:
+                raise RefusedError(str(error), VERSION_NOTICE) from None
+        if self.missing:
+            return b""
+        message = bytes(self._received)
+        self._received.clear()
+        return self._check_proof(message) if self.has_knocked else self._check_knock(message)
+
+    def _check_knock(self, knock: bytes) -> bytes:
+        nonce, code = knock[len(_MAGIC) : -_PROOF_BYTES], knock[-_PROOF_BYTES:]
+        if not hmac.compare_digest(code, _prove(self._secret, _KNOCK_LABEL, self._purpose, nonce)):
+            raise RefusedError("does not know the job's secret", VERSION_NOTICE)
+        if not self._is_new(nonce):
+            raise RefusedError("repeated what another client had sent")
+        self.has_knocked = True
+        self._client_nonce, self._nonce = nonce, secrets.token_bytes(_NONCE_BYTES)
+        self.missing = _PROOF_BYTES
+        return _MAGIC + self._nonce
+
+    def _check_proof(self, proof: bytes) -> bytes:
+        nonces = self._nonce, self._client_nonce
+        if not hmac.compare_digest(proof, _prove(self._secret, _CLIENT_LABEL, self._purpose, *nonces)):
+            raise RefusedError("does not know the job's secret", _REFUSED)
+        return _prove(self._secret, _SERVER_LABEL, self._purpose, *nonces)
+
+
+def authenticate_client(
+    sock: socket.socket, secret: bytes, *, purpose: bytes = b"", timeout_s: float = HANDSHAKE_TIMEOUT_S
+) -> None:
+    """Prove to the listener behind ``sock`` that we know the secret, and demand the same of it.
+
+    Args:
+        sock: a connected stream socket; its timeout is cleared afterwards.
+        secret: the job's secret.
+        purpose: what the connection is for; both ends must say the same.
+        timeout_s: seconds for the whole handshake.
+
+    Raises:
+        AuthenticationError: if the listener refuses us, cannot prove itself, or is too slow.
+        HandshakeCutError: if it hangs up instead of answering.
+    """
+    handshake = ClientHandshake(secret, purpose)
+    deadline = Deadline(timeout_s)
+    try:
+        _limit(sock, deadline)
+        sock.sendall(handshake.opening)
+        _carry(sock, handshake, deadline)
+    except AuthenticationError as error:
+        raise AuthenticationError(f"{peer_name(sock)} {error}") from None
+    except TimeoutError as error:
+        raise AuthenticationError(f"{peer_name(sock)} did not prove itself within {timeout_s:g} s") from error
+    except OSError as error:
+        raise HandshakeCutError(f"{peer_name(sock)} ended the handshake: {error}") from error
+
+
+def authenticate_server(
+    sock: socket.socket, secret: bytes, *, purpose: bytes = b"", timeout_s: float = HANDSHAKE_TIMEOUT_S
+) -> None:
+    """Demand of the client behind the accepted ``sock`` that it prove itself, then prove ourselves to it.
+
+    Takes the arguments of :func:`authenticate_client`; the caller closes the socket when this raises.
+
+    Raises:
+        AuthenticationError: if the client cannot prove itself, hangs up, or is too slow.
+    """
+    check_secret(secret)
+    deadline = Deadline(timeout_s)
+    try:
+        _carry(sock, ServerHandshake(secret, purpose), deadline)
+    except RefusedError as error:
+        with contextlib.suppress(OSError):
+            sock.sendall(error.answer)
+        raise AuthenticationError(f"{peer_name(sock)} {error}") from None
+    except TimeoutError as error:
+        raise AuthenticationError(f"{peer_name(sock)} did not prove itself within {timeout_s:g} s") from error
+    except OSError as error:
+        raise AuthenticationError(f"{peer_name(sock)} ended the handshake: {error}") from error
+
+
+def peer_name(sock: socket.socket) -> str:
+    """Whom a socket is connected to, in words."""
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return "the peer"
+    return f"{name[0]} port {name[1]}" if isinstance(name, tuple) else "the peer"
+
+
+_REFUSAL = "refused our proof: it has another secret, or listens for something else"
+
+
+def _carry(sock: socket.socket, handshake: ClientHandshake | ServerHandshake, deadline: Deadline) -> None:
+    while handshake.missing:
+        _limit(sock, deadline)
+        data = sock.recv(handshake.missing)
+        if not data:
+            raise ConnectionResetError("the peer closed the connection")
+        sock.sendall(handshake.take(data))
+    sock.settimeout(None)
+
+
+def _limit(sock: socket.socket, deadline: Deadline) -> None:
+    if deadline.expired:
+        raise TimeoutError
+    sock.settimeout(max(deadline.remaining_s(), 1e-3))
+
+
+def _check_version(message: bytes | bytearray) -> None:
+    version = message[len(_NAME)]
+    if version != _VERSION:
+        raise AuthenticationError(
+            f"speaks version {version} of sparkdl's handshake, and this process version {_VERSION}."
+            " Install the same version of sparkdl on both sides"
+        )
+
+
+def _prove(secret: bytes, label: bytes, purpose: bytes, *nonces: bytes) -> bytes:
+    # The purpose is hashed so that every part has a fixed length and no two inputs can be cut differently.
+    message = label + hashlib.sha256(purpose).digest() + b"".join(nonces)
+    return hmac.new(secret, message, hashlib.sha256).digest()
+
+
+HEADER = struct.Struct("!I")
+"""Length of the payload in bytes, four bytes in network order."""
+
+
+class FrameTooLargeError(ConnectionError):
+    """A frame is larger than the receiver allows; the connection cannot be used any more."""
+
+
+def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None = None) -> None:
+    """Send ``payload`` after its length; another thread may receive from the socket meanwhile.
+
+    Raises:
+        TimeoutError: if the peer does not take all of it before the deadline; what follows would be misread.
+        OSError: if the connection is lost, or was closed on this side.
+    """
+    unsent = memoryview(HEADER.pack(len(payload)) + payload)
+    # The wait is here and not in the socket, whose one timeout belongs to whoever receives.
+    poller = select.poll()
+    try:
+        poller.register(sock, select.POLLOUT)
+    except ValueError as error:  # it has no descriptor any more: another thread closed it
+        raise ConnectionAbortedError("this side closed the connection") from error
+    while unsent:
+        if not poller.poll(None if deadline is None else 1000 * deadline.remaining_s()):
+            assert deadline is not None
+            raise TimeoutError(f"peer took nothing for {deadline.timeout_s:g} s")
+        with contextlib.suppress(BlockingIOError):
+            unsent = unsent[sock.send(unsent, socket.MSG_DONTWAIT) :]
+
+
+def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | None = None) -> bytes:
+    """Receive the payload of the next frame.
+
+    Raises:
+        FrameTooLargeError: if the peer announces more than ``max_bytes``; nothing of it is read.
+        TimeoutError: if the frame is not complete before the deadline.
+        ConnectionError: if the peer closes the connection.
+    """
+    (length,) = HEADER.unpack(receive_exactly(sock, HEADER.size, deadline=deadline))
+    if length > max_bytes:
+        raise FrameTooLargeError(f"peer announced a frame of {length} bytes; {max_bytes} are allowed")
+    return receive_exactly(sock, length, deadline=deadline)
+
+
+def receive_exactly(sock: socket.socket, num_bytes: int, *, deadline: Deadline | None = None) -> bytes:
+    """Receive exactly ``num_bytes`` bytes; the deadline holds for all of them, however slowly they drip.
+
+    Raises:
+        TimeoutError: if they do not arrive before the deadline.
+        ConnectionError: if the peer closes the connection before.
+    """
+    received = bytearray()
+    while len(received) < num_bytes:
+        _limit_frame(sock, deadline)
+        piece = sock.recv(min(num_bytes - len(received), 1 << 20))
+        if not piece:
+            raise ConnectionResetError(
+                f"peer closed the connection after {len(received)} of {num_bytes} bytes"
+            )
+        received += piece
+    return bytes(received)
+
+
+def _limit_frame(sock: socket.socket, deadline: Deadline | None) -> None:
+    if deadline is None:
+        sock.settimeout(None)
+        return
+    if deadline.expired:
+        raise TimeoutError(f"peer was silent for {deadline.timeout_s:g} s")
+    sock.settimeout(max(deadline.remaining_s(), 1e-3))

@@ -1,0 +1,429 @@
+"""The server behind the rendezvous: a key-value store that only holders of the job's secret can reach.
+
+Runs in one process of the job, usually rank 0's barrier task or whoever starts the ranks. One thread serves
+all connections from an event loop; handshakes with strangers happen in the listener's own (see ``listener``).
+
+The coordinator's memory: keys, values, and who waits for which key. No sockets and no threads in here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkdl.rendezvous.channel import HEADER
+from sparkdl.rendezvous.listener import AuthenticatedListener, strangers_allowed
+from sparkdl.rendezvous.protocol import (
+    MAX_FRAME_BYTES,
+    MAX_VALUE_BYTES,
+    Operation,
+    Status,
+    join_values,
+    pack,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+
+Answer = Callable[[bytes | None], None]
+"""Called once with the value of the key that was waited for, or with None when the wait has run out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exchange:
+    unanswered: set[int]
+    values: dict[int, bytes] = field(default_factory=dict)
+
+
+class KeyValues:
+    """Keys with their values, as a c10d store has them: counters are decimal text."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._exchanges: dict[str, _Exchange] = {}
+        self._waits: dict[str, dict[int, Answer]] = {}
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._wait_numbers = itertools.count()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value and answer everyone who waits for it.
+
+        Raises:
+            ValueError: if the value is larger than 64 MiB.
+        """
+        if len(value) > MAX_VALUE_BYTES:
+            raise ValueError(f"value of {key!r} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are kept")
+        self._values[key] = value
+        for answer in self._waits.pop(key, {}).values():
+            answer(value)
+
+    def wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
+        """Have ``answer`` called once the key is set, or now if it is; what is returned ends the wait."""
+        if key in self._values:
+            answer(self._values[key])
+            return lambda: None
+        return self._add_wait(key, timeout_s, answer)
+
+    def exchange(
+        self, key: str, rank: int, world_size: int, value: bytes, timeout_s: float, answer: Answer
+    ) -> Callable[[], None]:
+        """Have ``answer`` called with the joined values of all ranks once the last of them has given its own.
+
+        What is returned ends the wait, but does not take the value back; the rank may ask again. The exchange is
+        forgotten when all ranks have been answered.
+        """
+        exchange = self._exchanges.setdefault(key, _Exchange(unanswered=set(range(world_size))))
+        exchange.values[rank] = value
+
+        def deliver(joined: bytes | None) -> None:
+            if joined is not None:
+                exchange.unanswered.discard(rank)
+            answer(joined)
+
+        end_wait = self._add_wait(_exchange_key(key), timeout_s, deliver)
+        if len(exchange.values) == world_size:
+            joined = join_values([exchange.values[other] for other in sorted(exchange.values)])
+            for waiting in self._waits.pop(_exchange_key(key)).values():
+                waiting(joined)
+            if not exchange.unanswered:
+                del self._exchanges[key]
+        return end_wait
+
+    def ranks_in(self, key: str) -> list[int]:
+        """The ranks that have given their value to an exchange that is under way."""
+        return sorted(self._exchanges[key].values) if key in self._exchanges else []
+
+    def _add_wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], None]:
+        number = next(self._wait_numbers)
+        self._waits.setdefault(key, {})[number] = answer
+        heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, number, key))
+
+        def end_wait() -> None:
+            self._forget(number, key)
+
+        return end_wait
+
+    def expire(self) -> float | None:
+        """Answer the waits that have run out; return the seconds until the next does, None without any."""
+        while self._deadlines:
+            end, number, key = self._deadlines[0]
+            waiting = number in self._waits.get(key, {})
+            remaining_s = end - time.monotonic()
+            if waiting and remaining_s > 0:
+                return remaining_s
+            heapq.heappop(self._deadlines)
+            if waiting and (answer := self._forget(number, key)) is not None:
+                answer(None)
+        return None
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that starts at zero and return its new value.
+
+        Raises:
+            ValueError: if the key holds something else than a number.
+        """
+        total = int(self._values.get(key, b"0")) + amount
+        self.set(key, str(total).encode())
+        return total
+
+    def post(self, queue: str, value: bytes) -> int:
+        """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number."""
+        number = self.add(f"{queue}/count", 1)
+        self.set(f"{queue}/{number}", value)
+        return number
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Store ``desired`` if the key holds ``expected``, or is missing and that is empty.
+
+        Returns what the key holds now; ``expected`` if it is missing.
+        """
+        current = self._values.get(key)
+        if current == expected or (current is None and not expected):
+            self.set(key, desired)
+            return desired
+        return expected if current is None else current
+
+    def delete(self, key: str) -> bool:
+        """Remove a key; say whether it was there."""
+        return self._values.pop(key, None) is not None
+
+    def check(self, keys: list[str]) -> bool:
+        """Say whether all keys are set."""
+        return all(key in self._values for key in keys)
+
+    def num_keys(self, prefix: str) -> int:
+        """Count the keys that begin with ``prefix``."""
+        return sum(key.startswith(prefix) for key in self._values)
+
+    def _forget(self, number: int, key: str) -> Answer | None:
+        waits = self._waits.get(key, {})
+        answer = waits.pop(number, None)
+        if not waits:
+            self._waits.pop(key, None)
+        return answer
+
+
+def _exchange_key(key: str) -> str:
+    # Nobody sets such a key.
+    return f"{key}\0"
+
+
+logger = logging.getLogger(__name__)
+
+PURPOSE = b"sparkdl coordinator"
+
+_RECEIVE_BYTES = 1 << 20
+
+
+class _Client:
+    """One connection of the event loop: what has come in, what has to go out, and what it waits for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+        self.waits: dict[int, Callable[[], None]] = {}
+        self.last_words: dict[str, bytes] = {}
+
+    def next_frame(self) -> bytes | None:
+        if len(self.incoming) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(self.incoming)
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"frame of {length} bytes announced; at most {MAX_FRAME_BYTES} are allowed")
+        end = HEADER.size + length
+        if len(self.incoming) < end:
+            return None
+        frame = bytes(self.incoming[HEADER.size : end])
+        del self.incoming[:end]
+        return frame
+
+    def answer(self, request_id: int, status: Status, *fields: bytes) -> None:
+        message = pack(request_id, status, fields)
+        self.outgoing += HEADER.pack(len(message)) + message
+
+
+class Coordinator:
+    """Serves the rendezvous of one job from its construction until it is closed; a context manager.
+
+    Args:
+        secret: the job's secret; see :func:`sparkdl.rendezvous.channel.new_secret`.
+        world_size: how many ranks will connect.
+        host: address or addresses to bind; where other machines reach this one when None, see
+            :func:`~sparkdl.rendezvous.addresses.reachable_hosts`.
+
+    Attributes:
+        address: where clients reach it.
+        num_admitted: how many connections have proved that they know the secret.
+    """
+
+    def __init__(self, *, secret: bytes, world_size: int, host: str | Sequence[str] | None = None) -> None:
+        self._memory = KeyValues()
+        self._clients: set[_Client] = set()
+        self._arrivals: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        try:
+            self._listener = AuthenticatedListener(
+                secret,
+                purpose=PURPOSE,
+                host=host,
+                on_connection=self._welcome,
+                # All ranks may come at once.
+                max_strangers=max(strangers_allowed(), 2 * world_size),
+            )
+        except BaseException:
+            for resource in (self._selector, self._wake_in, self._wake_out):
+                resource.close()
+            raise
+        self.address = self._listener.address
+        self.num_admitted = 0
+        self._thread = threading.Thread(target=self._serve, name="sparkdl-coordinator", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving: connections are closed, clients that wait get an error. May be called again."""
+        if self._closed.is_set():
+            return
+        self._listener.close()
+        self._closed.set()
+        self._wake_in.send(b"\0")
+        self._thread.join()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        self._arrivals.put(sock)
+        try:
+            self._wake_in.send(b"\0")
+        except OSError:  # closed while the peer proved itself
+            sock.close()
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            timeout_s = self._memory.expire()
+            self._flush()
+            for key, events in self._selector.select(timeout_s):
+                if key.data is None:
+                    self._admit()
+                elif events & selectors.EVENT_READ:
+                    self._receive(key.data)
+            self._flush()
+        for client in list(self._clients):
+            client.last_words.clear()
+            self._drop(client)
+        while not self._arrivals.empty():
+            self._arrivals.get().close()
+        self._selector.close()
+
+    def _admit(self) -> None:
+        self._wake_out.recv(4096)
+        while not self._arrivals.empty():
+            client = _Client(self._arrivals.get())
+            client.sock.setblocking(False)
+            self._clients.add(client)
+            self.num_admitted += 1
+            self._selector.register(client.sock, selectors.EVENT_READ, client)
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            data = client.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+            return
+        client.incoming += data
+        try:
+            while (frame := client.next_frame()) is not None:
+                self._handle(client, *unpack(frame))
+        except (ValueError, IndexError) as error:  # what is in a frame is damaged, or fields are missing
+            logger.warning("Dropping a client of the coordinator: %s", error)
+            self._drop(client)
+
+    def _handle(self, client: _Client, request_id: int, kind: int, fields: list[bytes]) -> None:
+        if kind == Operation.GET:
+            self._wait(client, request_id, fields[0].decode(), int(fields[1]) / 1000)
+            return
+        if kind == Operation.EXCHANGE:
+            self._exchange(client, request_id, fields)
+            return
+        try:
+            answer = self._perform(client, kind, fields)
+        except ValueError as error:
+            client.answer(request_id, Status.REFUSED, str(error).encode())
+        else:
+            client.answer(request_id, Status.DONE, answer)
+
+    def _wait(self, client: _Client, request_id: int, key: str, timeout_s: float) -> None:
+        self._answer_later(
+            client, request_id, lambda answer: self._memory.wait(key, timeout_s, answer), late=list
+        )
+
+    def _exchange(self, client: _Client, request_id: int, fields: list[bytes]) -> None:
+        key, rank, world_size, value = fields[0].decode(), int(fields[1]), int(fields[2]), fields[3]
+        timeout_s = int(fields[4]) / 1000
+        self._answer_later(
+            client,
+            request_id,
+            lambda answer: self._memory.exchange(key, rank, world_size, value, timeout_s, answer),
+            late=lambda: [str(other).encode() for other in self._memory.ranks_in(key)],
+        )
+
+    def _answer_later(
+        self,
+        client: _Client,
+        request_id: int,
+        begin: Callable[[Answer], Callable[[], None]],
+        *,
+        late: Callable[[], list[bytes]],
+    ) -> None:
+        def answer(value: bytes | None) -> None:
+            client.waits.pop(request_id, None)
+            if value is None:
+                client.answer(request_id, Status.LATE, *late())
+            else:
+                client.answer(request_id, Status.DONE, value)
+
+        client.waits[request_id] = lambda: None
+        end_wait = begin(answer)
+        if request_id in client.waits:
+            client.waits[request_id] = end_wait
+
+    def _perform(self, client: _Client, kind: int, fields: list[bytes]) -> bytes:
+        names = [field.decode(errors="replace") for field in fields] if kind == Operation.CHECK else []
+        name = fields[0].decode() if fields else ""
+        if kind == Operation.SET:
+            self._memory.set(name, fields[1])
+        elif kind == Operation.ADD:
+            return str(self._memory.add(name, int(fields[1]))).encode()
+        elif kind == Operation.COMPARE_SET:
+            return self._memory.compare_set(name, fields[1], fields[2])
+        elif kind == Operation.DELETE:
+            return str(int(self._memory.delete(name))).encode()
+        elif kind == Operation.CHECK:
+            return str(int(self._memory.check(names))).encode()
+        elif kind == Operation.NUM_KEYS:
+            return str(self._memory.num_keys(name)).encode()
+        elif kind == Operation.POST:
+            return str(self._memory.post(name, fields[1])).encode()
+        elif kind == Operation.POST_IF_LOST:
+            client.last_words[name] = fields[1]
+        elif kind == Operation.GOODBYE:
+            client.last_words.clear()
+        else:
+            raise ValueError(f"unknown operation {kind}")
+        return b""
+
+    def _flush(self) -> None:
+        for client in list(self._clients):
+            if not client.outgoing:
+                continue
+            try:
+                sent = client.sock.send(client.outgoing)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._drop(client)
+                continue
+            del client.outgoing[:sent]
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outgoing else 0)
+            if self._selector.get_key(client.sock).events != events:
+                self._selector.modify(client.sock, events, client)
+
+    def _drop(self, client: _Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        self._selector.unregister(client.sock)
+        client.sock.close()
+        for end_wait in client.waits.values():
+            end_wait()
+        for queue_name, value in client.last_words.items():
+            if value:
+                self._memory.post(queue_name, value)

@@ -1,0 +1,295 @@
+"""Connecting to a listener with several candidate addresses, not all of which need to work from here.
+
+All attempts go on at the same time, the handshake included, so that none of them is waited for in vain. A listener that
+hangs up or does not answer may be pressed by others: it is tried again, ever less often, until the deadline.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import AuthenticationError
+from sparkdl.rendezvous.channel import HANDSHAKE_TIMEOUT_S, ClientHandshake, check_secret
+from sparkdl.rendezvous.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkdl.rendezvous.addresses import Address
+
+_STAGGER_S = 0.25
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+"""Before a listener that hung up is tried again. Doubled from try to try, so that many ranks that come at once soon
+press less on it."""
+
+_FIRST_PATIENCE_S, _LONGEST_PATIENCE_S = 0.5, 5.0
+"""After which a listener that does not answer is tried again, while the earlier attempt goes on: a kernel whose queue
+of connections was full drops what has come, and repeats itself only after a second. Doubled likewise."""
+
+_TRY_AGAIN = frozenset(
+    {errno.EADDRNOTAVAIL, errno.EAGAIN, errno.ECONNABORTED, errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT}
+)
+"""What a crowd at the listener's door makes of a connection; other failures stay."""
+
+
+def connect_any(address: Address, *, timeout_s: float) -> socket.socket:
+    """Connect to whichever of the address's hosts answers first, preferring the earlier ones.
+
+    The next host is tried as soon as one fails or has been silent for a quarter of a second (as in RFC 8305).
+
+    Raises:
+        ConnectionError: if none answers; the message lists what was tried and how each attempt failed.
+    """
+    return _Dialing(_candidates(address), f"port {address.port}", None, timeout_s).connect()
+
+
+def connect_authenticated(
+    address: Address, secret: bytes, *, purpose: bytes = b"", timeout_s: float
+) -> socket.socket:
+    """Connect to that host of the address where a listener proves that it knows secret and purpose.
+
+    An address can lead elsewhere than to whoever published it: every machine has a loopback, and many have
+    the same bridge address. So a host that answers but fails the proof is passed over, not taken for an
+    attack.
+
+    Raises:
+        AuthenticationError: if some host answered and none of those that did proved itself.
+        ConnectionError: if none answered; the message lists what was tried.
+    """
+    check_secret(secret)
+    handshake = partial(ClientHandshake, secret, purpose)
+    return _Dialing(_candidates(address), f"port {address.port}", handshake, timeout_s).connect()
+
+
+def connect_unix(name: str, secret: bytes, *, purpose: bytes = b"", timeout_s: float) -> socket.socket:
+    """The same for a listener in the abstract namespace of Unix sockets, in the same network namespace.
+
+    Raises:
+        AuthenticationError: if the listener does not prove itself.
+        ConnectionError: if there is none.
+    """
+    check_secret(secret)
+    candidate = _Candidate("this machine", socket.AF_UNIX, f"\0{name}")
+    handshake = partial(ClientHandshake, secret, purpose)
+    return _Dialing([candidate], f"socket @{name}", handshake, timeout_s).connect()
+
+
+def make_prompt(sock: socket.socket) -> None:
+    """Send small messages at once, and notice within half a minute that the peer's machine is gone."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+@dataclass(eq=False)
+class _Candidate:
+    """One host, and how it went so far."""
+
+    host: str
+    family: int
+    target: Any
+    failure: str = ""
+    has_answered: bool = False
+    """Whether it has taken a connection, and then not proved itself."""
+    due_at: float = inf
+    """When it is tried next; never, when infinite."""
+    num_tries: int = 0
+    num_cuts: int = 0
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """One connection to a candidate that is being made."""
+
+    candidate: _Candidate
+    sock: socket.socket
+    deadline: Deadline
+    handshake: ClientHandshake | None = None
+    """Once it is connected."""
+
+
+@dataclass
+class _Dialing:
+    """The attempts of one call, of which the first that succeeds is taken."""
+
+    candidates: Sequence[_Candidate]
+    where: str
+    new_handshake: Callable[[], ClientHandshake] | None
+    timeout_s: float
+    attempts: set[_Attempt] = field(default_factory=set)
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def connect(self) -> socket.socket:
+        deadline = Deadline(self.timeout_s)
+        fresh = list(self.candidates)
+        next_fresh_at = time.monotonic()
+        try:
+            while not deadline.expired:
+                now = time.monotonic()
+                if fresh and (now >= next_fresh_at or not self.attempts):
+                    fresh.pop(0).due_at = now
+                    next_fresh_at = now + _STAGGER_S
+                num_failed = self._num_failed()
+                for candidate in self.candidates:
+                    if candidate.due_at <= now and (sock := self._start(candidate, deadline)) is not None:
+                        return sock
+                if self._num_failed() == num_failed and (
+                    sock := self._wait(deadline, next_fresh_at if fresh else inf)
+                ):
+                    return sock
+                if self._num_failed() > num_failed:
+                    next_fresh_at = now  # the next one need not wait for what has failed
+                if not fresh and not self.attempts and all(c.due_at == inf for c in self.candidates):
+                    break
+            raise self._failure()
+        finally:
+            for attempt in self.attempts:
+                attempt.sock.close()
+            self.selector.close()
+
+    def _num_failed(self) -> int:
+        return sum(bool(candidate.failure) for candidate in self.candidates)
+
+    def _start(self, candidate: _Candidate, deadline: Deadline) -> socket.socket | None:
+        """Begin an attempt; return its socket if that is all there was to do."""
+        patience_s = min(_FIRST_PATIENCE_S * 2.0**candidate.num_tries, _LONGEST_PATIENCE_S)
+        candidate.num_tries += 1
+        candidate.due_at = time.monotonic() + _jittered(patience_s)
+        try:
+            # Where the kernel has no IPv6 there is no such socket.
+            sock = socket.socket(candidate.family, socket.SOCK_STREAM)
+        except OSError as error:
+            self._note(candidate, error)
+            return None
+        attempt = _Attempt(candidate, sock, deadline.at_most(HANDSHAKE_TIMEOUT_S))
+        self.attempts.add(attempt)
+        try:
+            sock.setblocking(False)
+            code = sock.connect_ex(candidate.target)
+            if code == 0:
+                self.selector.register(sock, selectors.EVENT_READ, attempt)
+                return self._greet(attempt)
+            if code != errno.EINPROGRESS:
+                raise OSError(code, os.strerror(code))
+            self.selector.register(sock, selectors.EVENT_WRITE, attempt)
+        except OSError as error:
+            self._end(attempt)
+            self._note(candidate, error)
+        return None
+
+    def _wait(self, deadline: Deadline, next_fresh_at: float) -> socket.socket | None:
+        """Wait until something happens or is due; return a connection that is ready."""
+        next_at = min([next_fresh_at, *(candidate.due_at for candidate in self.candidates)])
+        limits = [deadline.remaining_s(), *(attempt.deadline.remaining_s() for attempt in self.attempts)]
+        for key, _ in self.selector.select(max(0.0, min([next_at - time.monotonic(), *limits]))):
+            attempt: _Attempt = key.data
+            try:
+                is_ready = self._greet(attempt) if attempt.handshake is None else self._hear(attempt)
+            except AuthenticationError as error:
+                self._end(attempt)
+                attempt.candidate.failure, attempt.candidate.has_answered = str(error), True
+                attempt.candidate.due_at = inf
+            except OSError as error:
+                self._end(attempt)
+                self._note(attempt.candidate, error, is_connected=attempt.handshake is not None)
+            else:
+                if is_ready is not None:
+                    return is_ready
+        for attempt in [other for other in self.attempts if other.deadline.expired]:
+            self._end(attempt)
+            self._note_silence(attempt)
+        return None
+
+    def _greet(self, attempt: _Attempt) -> socket.socket | None:
+        """Go on with an attempt that is connected, or has failed to be."""
+        sock = attempt.sock
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        make_prompt(sock)
+        if self.new_handshake is None:
+            return self._take(attempt)
+        attempt.handshake = self.new_handshake()
+        sock.send(attempt.handshake.opening)  # into an empty buffer
+        self.selector.modify(sock, selectors.EVENT_READ, attempt)
+        return None
+
+    def _hear(self, attempt: _Attempt) -> socket.socket | None:
+        sock, handshake = attempt.sock, attempt.handshake
+        assert handshake is not None
+        try:
+            data = sock.recv(handshake.missing)
+        except (BlockingIOError, InterruptedError):
+            return None
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the peer closed the connection")
+        if answer := handshake.take(data):
+            sock.send(answer)
+        return None if handshake.missing else self._take(attempt)
+
+    def _take(self, attempt: _Attempt) -> socket.socket:
+        self.selector.unregister(attempt.sock)
+        self.attempts.remove(attempt)
+        attempt.sock.setblocking(True)
+        return attempt.sock
+
+    def _end(self, attempt: _Attempt) -> None:
+        self.attempts.remove(attempt)
+        if attempt.sock in self.selector.get_map():
+            self.selector.unregister(attempt.sock)
+        attempt.sock.close()
+
+    def _note(self, candidate: _Candidate, error: OSError, *, is_connected: bool = False) -> None:
+        reason = error.strerror or str(error)
+        candidate.failure = f"ended the handshake: {reason}" if is_connected else reason
+        candidate.has_answered = candidate.has_answered or is_connected
+        if error.errno not in _TRY_AGAIN:
+            candidate.due_at = inf
+            return
+        pause_s = min(_FIRST_PAUSE_S * 2.0**candidate.num_cuts, _LONGEST_PAUSE_S)
+        candidate.num_cuts += 1
+        candidate.due_at = time.monotonic() + _jittered(pause_s)
+
+    def _note_silence(self, attempt: _Attempt) -> None:
+        candidate = attempt.candidate
+        if attempt.handshake is None:
+            candidate.failure = f"no answer within {attempt.deadline.timeout_s:.3g} s"
+        else:
+            candidate.failure = f"did not prove itself within {attempt.deadline.timeout_s:.3g} s"
+            candidate.has_answered = True
+
+    def _failure(self) -> Exception:
+        for attempt in self.attempts:
+            if not attempt.candidate.failure:
+                self._note_silence(attempt)
+        tried = "; ".join(
+            f"{candidate.host}: {candidate.failure or 'not tried'}" for candidate in self.candidates
+        )
+        num = len(self.candidates)
+        message = f"cannot reach {self.where} on any of {num} addresses ({tried})"
+        has_answered = any(candidate.has_answered for candidate in self.candidates)
+        return AuthenticationError(message) if has_answered else ConnectionError(message)
+
+
+def _candidates(address: Address) -> list[_Candidate]:
+    return [
+        _Candidate(host, socket.AF_INET6 if ":" in host else socket.AF_INET, (host, address.port))
+        for host in address.hosts
+    ]
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.75, 1.25)  # noqa: S311 - not for a secret

@@ -1,0 +1,169 @@
+"""Finding out which ranks share a host, by trying: those do that see each other's mark and have the same ``/dev/shm``.
+
+A mark is a random name in the abstract namespace of Unix sockets (unix(7)). Processes of the same network namespace see
+it, and no others; so these run on the same kernel, and can hand each other descriptors. It is gone with its process,
+however that ends. Names of hosts are never compared: two containers can share a host name or a boot id without sharing
+memory, and one machine can go by two names. Runs on every rank, while a communicator opens.
+
+Files in ``/dev/shm`` that never have a name, so that nothing is left of them when the processes that use them end.
+
+Other ranks of the host get the descriptor itself, over a Unix socket (see :mod:`sparkdl.collective.native.segment`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes
+from sparkdl.topology import number_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+
+FOLDER = Path("/dev/shm")  # noqa: S108 - nothing in here is opened by a name that others could guess
+
+
+def nameless_file() -> int:
+    """Make a file in ``/dev/shm``, and return its descriptor, the caller's to close.
+
+    Raises:
+        OSError: if ``/dev/shm`` is missing or cannot be written.
+    """
+    try:
+        return os.open(FOLDER, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    # Not a tmpfs, and a file system that has only files with names: this one has its for an instant.
+    path = FOLDER / f"sparkdl-{os.getuid()}-{secrets.token_hex(12)}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    path.unlink()
+    return fd
+
+
+def folder_identity() -> tuple[int, int] | None:
+    """What tells this process's ``/dev/shm`` from others of the same kernel; None if it cannot be used."""
+    try:
+        os.close(nameless_file())
+        found = FOLDER.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+logger = logging.getLogger(__name__)
+
+_NAME_BYTES = 16
+
+
+class Mark:
+    """A name that all processes of this network namespace see, and no others; a context manager.
+
+    Attributes:
+        name: what to give to :func:`is_marked`; empty where a sandbox does not let this process have any.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"sparkdl-mark-{secrets.token_hex(_NAME_BYTES)}"
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._sock.bind(f"\0{self.name}")
+        except OSError as error:
+            logger.warning(
+                "This process cannot bind an abstract Unix socket (%s): it will use TCP to all other ranks.",
+                error,
+            )
+            self.name = ""
+
+    def close(self) -> None:
+        """Give the name up."""
+        self._sock.close()
+
+    def __enter__(self) -> Mark:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def is_marked(name: str) -> bool:
+    """Whether this process sees another one's mark."""
+    if not name:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(f"\0{name}")
+        except OSError:
+            return False
+    return True
+
+
+def find_hosts(rendezvous: Rendezvous, *, rank: int, world_size: int, timeout_s: float) -> tuple[int, ...]:
+    """Find the host index of every rank, numbered by first appearance; all ranks get the same answer.
+
+    A rank that has no ``/dev/shm`` counts as alone on its host.
+
+    Raises:
+        CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
+    """
+    if world_size == 1:
+        return (0,)
+    deadline = Deadline(timeout_s)
+    folder = folder_identity()
+    with Mark() as mark:
+        offers = all_gather_bytes(
+            rendezvous,
+            key="hosts/offers",
+            rank=rank,
+            world_size=world_size,
+            value=json.dumps([mark.name, folder]).encode(),
+            timeout_s=deadline.remaining_s(),
+        )
+        marks, folders = zip(*map(json.loads, offers), strict=True)
+        # By way of JSON, which makes lists of tuples.
+        same = [folder is not None and other == folders[rank] for other in folders]
+        seen = [
+            other for other in range(world_size) if other == rank or (same[other] and is_marked(marks[other]))
+        ]
+        # The marks stay until everyone has said what it saw.
+        sightings = all_gather_bytes(
+            rendezvous,
+            key="hosts/sightings",
+            rank=rank,
+            world_size=world_size,
+            value=json.dumps(seen).encode(),
+            timeout_s=deadline.remaining_s(),
+        )
+    return group_by_sight([set(json.loads(sighting)) for sighting in sightings])
+
+
+def group_by_sight(seen: Sequence[set[int]]) -> tuple[int, ...]:
+    """Group ranks so that within a group each sees every other; ``seen[r]`` holds the ranks that rank r sees.
+
+    Sight need be neither mutual nor transitive (a user, a mount and a container each can stand in the way).
+    Every rank computes this from the same sightings, so all of them agree.
+    """
+    groups: list[list[int]] = []
+    host_of_rank = []
+    for rank, sight in enumerate(seen):
+        for host, members in enumerate(groups):
+            if all(member in sight and rank in seen[member] for member in members):
+                members.append(rank)
+                host_of_rank.append(host)
+                break
+        else:
+            groups.append([rank])
+            host_of_rank.append(len(groups) - 1)
+    return number_hosts(host_of_rank)

@@ -1,0 +1,353 @@
+"""A listener that hands out only connections whose peer has proved that it knows the job's secret.
+
+One thread accepts connections and carries all handshakes, none of which it waits for. A peer speaks first, and what it
+says is either proof of the secret or not (see :mod:`sparkdl.rendezvous.channel`): strangers that send anything
+else are dropped at their first bytes. Silent ones have a few seconds; when there are too many, those that came first
+are dropped, but never a peer that has proved itself already. So a flood of strangers costs a peer no more than the time
+in which they are accepted, and a peer that is dropped all the same tries again (see :mod:`sparkdl.rendezvous.dialing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import resource
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from sparkdl.rendezvous.addresses import Address, listen
+from sparkdl.rendezvous.channel import VERSION_NOTICE, RefusedError, ServerHandshake, check_secret, peer_name
+from sparkdl.rendezvous.dialing import make_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+logger = logging.getLogger(__name__)
+
+_ACCEPTS_AT_ONCE = 256
+"""So many connections are accepted before those that are there are heard again."""
+
+_MOST_STRANGERS, _LEAST_STRANGERS = 2048, 16
+_TELL_EVERY_S = 60.0
+_REST_S = 0.05
+"""How long nothing is accepted where the process has no descriptor left, and no stranger to take one from."""
+
+_MAX_KNOCKS = 1 << 16
+"""So many knocks are remembered, to recognize one that somebody recorded and sends again."""
+
+_RESET_ON_CLOSE, _AS_USUAL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
+"""Of a connection that is closed by a reset, nothing is left in the kernel."""
+
+
+class AuthenticatedListener:
+    """Listens on a free port; proven connections are taken by :meth:`accept`, or given to ``on_connection``.
+
+    Listens from its construction. A context manager that closes itself. Connections that were handed out are the
+    taker's to close.
+
+    Args:
+        secret: the job's secret.
+        purpose: what connections are for; a peer that says otherwise is refused.
+        host: address or addresses to bind; where other machines reach this one when None, see
+            :func:`~sparkdl.rendezvous.addresses.reachable_hosts`.
+        sockets: listening sockets in place of ``host``, which are closed with the listener.
+        on_connection: called with each proven connection, from the listener's thread, which it must not hold up.
+        handshake_timeout_s: seconds that a stranger has for its proof.
+        max_strangers: how many connections without any proof are kept; a quarter of the descriptors that the process
+            may have, and 2048 at most, when None.
+
+    Attributes:
+        address: where it can be reached; without hosts where it listens on no TCP port.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        *,
+        purpose: bytes = b"",
+        host: str | Sequence[str] | None = None,
+        sockets: Sequence[socket.socket] | None = None,
+        on_connection: Callable[[socket.socket], None] | None = None,
+        handshake_timeout_s: float = 5.0,
+        max_strangers: int | None = None,
+    ) -> None:
+        check_secret(secret)
+        self._secret = secret
+        self._purpose = purpose
+        self._handshake_timeout_s = handshake_timeout_s
+        self._max_strangers = strangers_allowed() if max_strangers is None else max_strangers
+        self._proven: queue.Queue[socket.socket | None] = queue.Queue()
+        self._on_connection = on_connection or self._proven.put
+        # Both by age, the oldest first.
+        self._strangers: OrderedDict[_Stranger, None] = OrderedDict()
+        self._knocked: OrderedDict[_Stranger, None] = OrderedDict()
+        self._knocks: OrderedDict[bytes, None] = OrderedDict()
+        self._closed = threading.Event()
+        self._closing = threading.Lock()
+        if sockets is None:
+            self._sockets, self.address = listen(host)
+        else:
+            self._sockets, self.address = list(sockets), Address(hosts=(), port=0)
+        self._where = f"port {self.address.port}" if self.address.hosts else "a socket of this machine"
+        self._refusals = _Refusals(self._where)
+        self._complained_at = -_TELL_EVERY_S
+        self._selector = selectors.DefaultSelector()
+        for sock in self._sockets:
+            sock.setblocking(False)
+            sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
+            )  # inherited by what it accepts
+            self._selector.register(sock, selectors.EVENT_READ, sock)
+        self._thread = threading.Thread(target=self._serve, name="sparkdl-listener", daemon=True)
+        self._thread.start()
+
+    def accept(self, *, timeout_s: float) -> socket.socket:
+        """Take the next proven connection.
+
+        Raises:
+            TimeoutError: if no peer proves itself in time.
+            ConnectionError: if the listener is closed meanwhile.
+        """
+        try:
+            sock = self._proven.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"no peer came to {self._where} within {timeout_s:g} s") from None
+        if sock is None:
+            raise ConnectionAbortedError(f"the listener on {self._where} was closed")
+        return sock
+
+    def close(self) -> None:
+        """Stop listening and drop every connection that was not handed out; may be called again."""
+        with self._closing:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # unlike close(), this wakes the thread
+        self._thread.join()
+        while not self._proven.empty():
+            left = self._proven.get_nowait()
+            if left is not None:
+                left.close()
+        self._proven.put(None)
+
+    def __enter__(self) -> AuthenticatedListener:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            for key, _ in self._selector.select(self._time_to_next_s()):
+                if isinstance(key.data, _Stranger):
+                    if key.data in self._strangers or key.data in self._knocked:  # not dropped meanwhile
+                        self._hear(key.data)
+                else:
+                    self._accept_from(key.data)
+            self._drop_overdue()
+            self._refusals.tell_if_due()
+        for sock in self._sockets:
+            sock.close()
+        for stranger in [*self._strangers, *self._knocked]:
+            stranger.sock.close()
+        self._selector.close()
+        self._refusals.tell()
+
+    def _time_to_next_s(self) -> float | None:
+        times = [next(iter(strangers)).due_at for strangers in (self._strangers, self._knocked) if strangers]
+        if (tells_at := self._refusals.due_at) is not None:
+            times.append(tells_at)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _accept_from(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, _ = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # it was gone again
+                continue
+            except OSError as error:
+                if not self._closed.is_set():
+                    self._make_do(error)
+                return
+            stranger = _Stranger(sock, ServerHandshake(self._secret, self._purpose, self._is_new_knock))
+            stranger.due_at = time.monotonic() + self._handshake_timeout_s
+            self._strangers[stranger] = None
+            self._hear(stranger)  # an honest peer has said something by now
+            if stranger in self._strangers or stranger in self._knocked:
+                self._selector.register(sock, selectors.EVENT_READ, stranger)
+                stranger.is_registered = True
+            if len(self._strangers) > self._max_strangers:
+                self._evict()
+
+    def _make_do(self, error: OSError) -> None:
+        """Go on without descriptors or memory for another connection."""
+        now = time.monotonic()
+        if now - self._complained_at >= _TELL_EVERY_S:
+            self._complained_at = now
+            logger.warning("Accepting a connection on %s failed: %s", self._where, error)
+        for _ in range(max(1, len(self._strangers) // 2)):
+            if not self._strangers:
+                self._closed.wait(_REST_S)
+                return
+            self._evict()
+
+    def _evict(self) -> None:
+        """Drop the stranger that came first, unless it has proved something that was not read yet."""
+        oldest = next(iter(self._strangers))
+        self._hear(oldest)
+        if oldest in self._strangers:
+            self._drop(oldest, "had sent no proof when newer connections needed its place")
+
+    def _hear(self, stranger: _Stranger) -> None:
+        handshake, sock = stranger.handshake, stranger.sock
+        try:
+            while handshake.missing:
+                data = sock.recv(handshake.missing, socket.MSG_DONTWAIT)
+                if not data:
+                    self._drop(stranger, "ended the handshake")
+                    return
+                if answer := handshake.take(data):
+                    # It goes into the connection's buffer, which holds nothing else.
+                    sock.send(answer, socket.MSG_DONTWAIT)
+                if handshake.has_knocked and stranger in self._strangers:
+                    del self._strangers[stranger]
+                    stranger.due_at = time.monotonic() + self._handshake_timeout_s
+                    self._knocked[stranger] = None
+        except (BlockingIOError, InterruptedError):
+            return
+        except RefusedError as error:
+            self._drop(stranger, str(error), error.answer)
+        except OSError as error:
+            self._drop(stranger, f"ended the handshake: {error}")
+        else:
+            self._hand_out(stranger)
+
+    def _hand_out(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        sock = stranger.sock
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
+            make_prompt(sock)
+            if self._closed.is_set():
+                raise ConnectionAbortedError("the listener was closed")
+            self._on_connection(sock)
+        except Exception as error:
+            # One that cannot be served, as no thread can be started for it, must not end the service of all.
+            sock.close()
+            if not self._closed.is_set():
+                logger.warning("Could not serve a connection to %s: %s", self._where, error)
+
+    def _is_new_knock(self, nonce: bytes) -> bool:
+        if nonce in self._knocks:
+            return False
+        self._knocks[nonce] = None
+        if len(self._knocks) > _MAX_KNOCKS:
+            self._knocks.popitem(last=False)
+        return True
+
+    def _drop_overdue(self) -> None:
+        now = time.monotonic()
+        for strangers in (self._strangers, self._knocked):
+            while strangers and (oldest := next(iter(strangers))).due_at <= now:
+                self._hear(oldest)  # the thread may have been late, and not the peer
+                if oldest in strangers:
+                    words = f"did not prove itself within {self._handshake_timeout_s:g} s"
+                    self._drop(oldest, words, VERSION_NOTICE if strangers is self._strangers else b"")
+
+    def _drop(self, stranger: _Stranger, reason: str, answer: bytes = b"") -> None:
+        sock = stranger.sock
+        if stranger in self._knocked:
+            # A peer that tried twice as the first answer came late, and needs only one connection.
+            logger.debug("A peer that has the secret %s on %s", reason, self._where)
+        else:
+            self._refusals.note(sock, reason)
+        self._forget(stranger)
+        with contextlib.suppress(OSError):
+            if answer:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
+                sock.send(answer, socket.MSG_DONTWAIT)
+                # What is left unread would have the kernel drop the answer.
+                sock.recv(1 << 16, socket.MSG_DONTWAIT)
+        sock.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._strangers.pop(stranger, None)
+        self._knocked.pop(stranger, None)
+        if stranger.is_registered:
+            self._selector.unregister(stranger.sock)
+
+
+class _Stranger:
+    """A connection whose peer has not proved itself yet."""
+
+    __slots__ = ("due_at", "handshake", "is_registered", "sock")
+
+    def __init__(self, sock: socket.socket, handshake: ServerHandshake) -> None:
+        self.sock, self.handshake = sock, handshake
+        self.due_at = 0.0
+        self.is_registered = False
+
+
+class _Refusals:
+    """Tells of refused connections: of the first at once, of those that follow by their number, once in a while."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._num_untold = 0
+        self._latest = ""
+        self._told_at: float | None = None
+
+    @property
+    def due_at(self) -> float | None:
+        """When the next line is due; None if there is nothing to tell."""
+        return None if self._told_at is None or not self._num_untold else self._told_at + _TELL_EVERY_S
+
+    def note(self, sock: socket.socket, reason: str) -> None:
+        """Take note of a connection that is about to be closed."""
+        if self._told_at is None:
+            self._told_at = time.monotonic()
+            logger.warning("Rejected a connection to %s: %s %s", self._where, peer_name(sock), reason)
+            return
+        self._num_untold += 1
+        if self._num_untold == 1:
+            self._latest = f"{peer_name(sock)} {reason}"
+
+    def tell_if_due(self) -> None:
+        """Tell what has not been told, if it is time."""
+        if self.due_at is not None and self.due_at <= time.monotonic():
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what has not been told."""
+        if self._told_at is None or not self._num_untold:
+            return
+        now = time.monotonic()
+        logger.warning(
+            "Rejected %d more connections to %s in %.0f s; the first of them: %s",
+            self._num_untold,
+            self._where,
+            now - self._told_at,
+            self._latest,
+        )
+        self._num_untold, self._told_at = 0, now
+
+
+def strangers_allowed() -> int:
+    """How many connections without any proof a listener keeps, by the descriptors that the process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_STRANGERS
+    return min(_MOST_STRANGERS, max(_LEAST_STRANGERS, soft // 4))

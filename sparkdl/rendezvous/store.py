@@ -1,0 +1,235 @@
+"""The key-value store in which the ranks of a job find each other: the contract, and what builds on it.
+
+Runs on every rank. :class:`~sparkdl.rendezvous.client.RendezvousClient` is the usual
+implementation; any store with these few operations will do.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from sparkdl.errors import CommunicatorTimeoutError
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.rendezvous.protocol import cut_values, join_values
+from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
+
+
+class Rendezvous(Protocol):
+    """A store shared by the ranks of a job. Every operation may be called from several threads at once."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value of at most 64 MiB; whoever waits for the key gets it."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait until the key is set and return its value.
+
+        Raises:
+            CommunicatorTimeoutError: if it is not set in time; the message names the key.
+        """
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that starts at zero and return its new value; its value reads as decimal text."""
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Store ``desired`` if the key holds ``expected``, or is missing and ``expected`` is empty.
+
+        Returns what the key holds afterwards; ``expected`` if it is missing.
+        """
+
+    def delete(self, key: str) -> bool:
+        """Remove a key; say whether it was there."""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Say at once whether all keys are set."""
+
+    def num_keys(self, prefix: str = "") -> int:
+        """Count the keys that begin with ``prefix``."""
+
+
+@runtime_checkable
+class Posts(Protocol):
+    """What a rendezvous can do besides when it can serve :func:`post` by one request."""
+
+    def post(self, queue: str, value: bytes) -> int:
+        """Set the next numbered key of a queue and return its number."""
+
+
+@runtime_checkable
+class LossNotices(Protocol):
+    """What a rendezvous can do besides when it knows that a rank's process has died."""
+
+    def post_if_lost(self, queue: str, value: bytes) -> None:
+        """Have ``value`` posted to a queue (see :func:`post`) if this process ends without a goodbye.
+
+        A second call replaces the value of the first; an empty value takes it back.
+        """
+
+
+@runtime_checkable
+class Exchanges(Protocol):
+    """What a rendezvous can do besides when it can serve :func:`all_gather_bytes` by one request of each rank."""
+
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """Give a value and wait for those of all ranks; return them, or the ranks that came in time.
+
+        A rank that was not answered in time may ask again.
+        """
+
+
+@runtime_checkable
+class Located(Protocol):
+    """What a rendezvous can do besides when it knows how this machine and that of its store reach each other."""
+
+    def hosts_here(self) -> tuple[str, ...]:
+        """The addresses of this machine by which ranks on other machines are known, or likely, to reach it."""
+
+
+def hosts_here(rendezvous: Rendezvous) -> tuple[str, ...]:
+    """See :class:`Located`; none where the rendezvous does not know."""
+    return rendezvous.hosts_here() if isinstance(rendezvous, Located) else ()
+
+
+@contextmanager
+def answered_by(deadline: Deadline) -> Iterator[None]:
+    """What this thread asks of a rendezvous meanwhile is wanted by the deadline, not only what says so itself."""
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def time_for_answers_s(longest_s: float) -> float:
+    """Seconds that are left to a request of this thread that could take ``longest_s``; see :func:`answered_by`."""
+    deadline = _deadline.get()
+    return longest_s if deadline is None else min(longest_s, deadline.remaining_s())
+
+
+class PrefixRendezvous:
+    """A view of a rendezvous in which every key has a prefix, so that independent users do not meet."""
+
+    def __init__(self, rendezvous: Rendezvous, name: str) -> None:
+        self._rendezvous = rendezvous
+        self._prefix = f"{name}/"
+
+    def set(self, key: str, value: bytes) -> None:
+        """See :class:`Rendezvous`."""
+        self._rendezvous.set(self._prefix + key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.get(self._prefix + key, timeout_s)
+
+    def add(self, key: str, amount: int) -> int:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.add(self._prefix + key, amount)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.compare_set(self._prefix + key, expected, desired)
+
+    def delete(self, key: str) -> bool:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.delete(self._prefix + key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See :class:`Rendezvous`."""
+        return self._rendezvous.check([self._prefix + key for key in keys])
+
+    def num_keys(self, prefix: str = "") -> int:
+        """See :class:`Rendezvous`; counts only the keys of this view."""
+        return self._rendezvous.num_keys(self._prefix + prefix)
+
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """See :class:`Exchanges`; done by keys when the rendezvous below knows nothing else."""
+        return _exchange(
+            self._rendezvous,
+            self._prefix + key,
+            rank=rank,
+            world_size=world_size,
+            value=value,
+            timeout_s=timeout_s,
+        )
+
+    def post(self, queue: str, value: bytes) -> int:
+        """See :class:`Posts`; done by keys when the rendezvous below knows nothing else."""
+        return post(self._rendezvous, self._prefix + queue, value)
+
+    def post_if_lost(self, queue: str, value: bytes) -> None:
+        """See :class:`LossNotices`; without effect when the rendezvous below does not notice losses."""
+        if isinstance(self._rendezvous, LossNotices):
+            self._rendezvous.post_if_lost(self._prefix + queue, value)
+
+    def hosts_here(self) -> tuple[str, ...]:
+        """See :class:`Located`; none where the rendezvous below does not know."""
+        return hosts_here(self._rendezvous)
+
+
+def post(rendezvous: Rendezvous, queue: str, value: bytes) -> int:
+    """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number.
+
+    A rendezvous that does not know :class:`Posts` is asked twice: whoever ends in between leaves a number without a
+    value, at which readers of the queue wait.
+    """
+    if isinstance(rendezvous, Posts):
+        return rendezvous.post(queue, value)
+    number = rendezvous.add(f"{queue}/count", 1)
+    rendezvous.set(f"{queue}/{number}", value)
+    return number
+
+
+def all_gather_bytes(
+    rendezvous: Rendezvous, *, key: str, rank: int, world_size: int, value: bytes, timeout_s: float
+) -> list[bytes]:
+    """Exchange one value per rank; every rank gets all of them in order of rank.
+
+    The store serves a number of requests that grows with the world size and not with its square, and keeps nothing;
+    use each ``key`` once.
+
+    Raises:
+        CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
+    """
+    if world_size == 1:
+        return [value]
+    values = _exchange(rendezvous, key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
+    if isinstance(values, list):
+        return values
+    missing = [other for other in range(world_size) if other not in values]
+    whom = f"{name_ranks(missing)} of {world_size} to take part" if missing else "rank 0 to answer"
+    raise CommunicatorTimeoutError(
+        f"{key!r} was not complete within {timeout_s:g} s: it waited for {whom}."
+        " Look at why that did not start, or allow more time."
+    )
+
+
+def _exchange(
+    rendezvous: Rendezvous, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+) -> list[bytes] | frozenset[int]:
+    if isinstance(rendezvous, Exchanges):
+        return rendezvous.exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
+    deadline = Deadline(timeout_s)
+    own_keys = [f"{key}/{other}" for other in range(world_size)]
+    rendezvous.set(own_keys[rank], value)
+    try:
+        if rank == 0:
+            values = [rendezvous.get(own, deadline.remaining_s()) for own in own_keys]
+            rendezvous.set(f"{key}/all", join_values(values))
+        else:
+            values = cut_values(rendezvous.get(f"{key}/all", deadline.remaining_s()))
+    except CommunicatorTimeoutError:
+        return frozenset(other for other in range(world_size) if rendezvous.check([own_keys[other]]))
+    if rendezvous.add(f"{key}/readers", 1) == world_size:
+        for used in [*own_keys, f"{key}/all", f"{key}/readers"]:
+            rendezvous.delete(used)
+    return values

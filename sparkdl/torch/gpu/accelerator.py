@@ -1,0 +1,200 @@
+"""What serves the tensors that lie on GPUs: NCCL, torch's or sparkdl's own, or a way through host memory.
+
+Runs on the *rank*. The ranks tell each other their GPU, as NCCL needs one for each:
+
+* ``"auto"``: torch's NCCL where every rank has a GPU of its own, host memory where ranks share one, and nothing where
+  some rank has none: CUDA tensors are then refused.
+* ``"torch"``: torch's ``ProcessGroupNCCL``, which torch's own users rely on.
+* ``"sparkdl"``: :class:`~sparkdl.torch.gpu.nccl_tensors.NcclTensors`, whose failures name the rank and reach all ranks.
+  To become what ``"auto"`` takes once machines with several GPUs have shown it to be as fast.
+* ``"hierarchical"``: :class:`~sparkdl.torch.gpu.hierarchical.HierarchicalTensors`, NCCL inside each host and the
+  communicator's own transport across; what ``"auto"`` takes over a communicator whose ``transport`` asked for it,
+  unless all ranks are on one host.
+* ``"host"``: :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
+
+What was asked for by name is had or refused, never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from sparkdl.collective import Communicator, Rendezvous, all_gather_bytes
+from sparkdl.collective.nccl.hierarchy import open_hierarchy
+from sparkdl.collective.nccl.opening import find_shared_gpus, open_nccl_group
+from sparkdl.collective.opening import is_hierarchical
+from sparkdl.errors import ParamError
+from sparkdl.topology import name_ranks
+from sparkdl.torch.gpu.hierarchical import HierarchicalTensors
+from sparkdl.torch.gpu.nccl_tensors import NcclTensors
+from sparkdl.torch.gpu.staged import GpuLane, StagedTensors
+from sparkdl.torch.process_group import SparkdlProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+CUDA_ROADS = ("auto", "torch", "sparkdl", "hierarchical", "host")
+
+
+def open_accelerator(
+    road: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
+) -> Any:
+    """What serves CUDA tensors over the same ranks, or None where ``"auto"`` finds a rank without a GPU.
+
+    Every rank of the communicator makes this call.
+
+    Args:
+        road: one of ``CUDA_ROADS``.
+        communicator: the ranks.
+        rendezvous: keys of this group alone.
+        store: the group's c10d store.
+        timeout_s: deadline of a collective that names none.
+
+    Raises:
+        ParamError: on every rank, if what was asked for cannot be had, or ranks asked for different roads.
+    """
+    told = all_gather_bytes(
+        rendezvous,
+        key="gpu",
+        rank=communicator.rank,
+        world_size=communicator.world_size,
+        value=json.dumps({"road": road, "gpu": _own_gpu()}).encode(),
+        timeout_s=timeout_s,
+    )
+    ranks = [json.loads(text) for text in told]
+    chosen = choose_road(
+        [rank["road"] for rank in ranks],
+        [rank["gpu"] for rank in ranks],
+        is_hierarchical=is_hierarchical(communicator.requested_transport),
+        num_hosts=communicator.topology.num_hosts,
+    )
+    if chosen is None:
+        return None
+    if road == "auto" and chosen == "host" and communicator.rank == 0:
+        logger.warning("Ranks share a GPU, which NCCL refuses: CUDA tensors travel through host memory.")
+    if communicator.rank == 0:
+        warn_of_wire(chosen, communicator.wire, communicator.topology.num_hosts)
+    if chosen == "torch":
+        return _torch_nccl(communicator, store, timeout_s)
+    device = torch.device("cuda", torch.cuda.current_device())
+    if chosen == "sparkdl":
+        group = open_nccl_group(communicator, gpu=device.index, timeout_s=timeout_s)
+        return NcclTensors(group, GpuLane(device), timeout_s=timeout_s)
+    if chosen == "hierarchical":
+        return divide(communicator, rendezvous, store, GpuLane(device), timeout_s, gpu=device.index)
+    return stage(communicator, rendezvous, store, GpuLane(device), timeout_s)
+
+
+def choose_road(
+    roads: Sequence[str], gpus: Sequence[str], *, is_hierarchical: bool = False, num_hosts: int = 1
+) -> str | None:
+    """Which road the ranks take; None for none.
+
+    Args:
+        roads: what each rank asked for.
+        gpus: the identity of each rank's GPU, empty where it has none.
+        is_hierarchical: whether the communicator's transport asks for NCCL inside hosts alone.
+        num_hosts: how many hosts the ranks are on.
+
+    Raises:
+        ParamError: if that cannot be had.
+    """
+    if len(set(roads)) > 1:
+        raise ParamError(f"all ranks must ask for the same cuda=, but they ask for {list(roads)}")
+    road = roads[0]
+    without = [rank for rank, gpu in enumerate(gpus) if not gpu]
+    if without:
+        if road == "auto":
+            return None
+        raise ParamError(f"cuda={road!r} needs a GPU on every rank, but {name_ranks(without)} cannot see one")
+    shared = find_shared_gpus(gpus)
+    if road == "auto" and is_hierarchical:
+        road = "hierarchical"
+    if road == "auto":
+        return "host" if shared else "torch"
+    if shared and road != "host":
+        who = "; ".join(f"{name_ranks(ranks)} share GPU {gpu}" for gpu, ranks in shared.items())
+        raise ParamError(
+            f"cuda={road!r} needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or use"
+            " cuda='host'."
+        )
+    if road == "hierarchical" and num_hosts == 1:
+        return "torch"
+    return road
+
+
+def warn_of_wire(road: str, wire: str, num_hosts: int) -> None:
+    """Say so where ``wire`` asks for rounding between hosts, and NCCL, which does not round, sends there."""
+    if road in ("torch", "sparkdl") and num_hosts > 1 and wire != "float32":
+        logger.warning(
+            "wire=%r does not reach CUDA tensors: they travel by NCCL, which sends float32 as it is. "
+            "transport='hierarchical' rounds it between hosts.",
+            wire,
+        )
+
+
+def stage(
+    communicator: Communicator, rendezvous: Rendezvous, store: Store, lane: Any, timeout_s: float
+) -> StagedTensors:
+    """The way through host memory."""
+    host_group = _host_group(communicator, rendezvous, store, timeout_s)
+    return StagedTensors(host_group, lane, communicator.name)
+
+
+def divide(
+    communicator: Communicator,
+    rendezvous: Rendezvous,
+    store: Store,
+    lane: Any,
+    timeout_s: float,
+    *,
+    gpu: int,
+) -> HierarchicalTensors:
+    """NCCL inside each host, and across hosts by process sets."""
+    host_group = _host_group(communicator, rendezvous, store, timeout_s)
+    try:
+        hierarchy = open_hierarchy(host_group.communicator, gpu=gpu, timeout_s=timeout_s)
+    except BaseException:
+        host_group.shutdown()
+        raise
+    return HierarchicalTensors(hierarchy, host_group, lane, timeout_s=timeout_s)
+
+
+def _host_group(
+    communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
+) -> SparkdlProcessGroup:
+    """A group for CPU tensors over a process set of all ranks that nobody else uses."""
+    own = communicator.split(range(communicator.world_size), "staging")
+    return SparkdlProcessGroup(
+        own, store, rendezvous, timeout_s=timeout_s, owns_communicator=True, accelerator=None
+    )
+
+
+def _torch_nccl(communicator: Communicator, store: Store, timeout_s: float) -> dist.ProcessGroup:
+    """A plain c10d group of torch's NCCL over the same ranks."""
+    if not dist.is_nccl_available():
+        raise ParamError(f"torch {torch.__version__} was built without NCCL; use cuda='sparkdl'")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    rank, world_size = communicator.rank, communicator.world_size
+    nccl = dist.ProcessGroupNCCL(PrefixStore("nccl/", store), rank, world_size, options)
+    group = dist.ProcessGroup(store, rank, world_size)
+    group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+    group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+    return group
+
+
+def _own_gpu() -> str:
+    """The UUID of this rank's current GPU, or nothing where it has none."""
+    if not torch.cuda.is_available():
+        return ""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

@@ -1,0 +1,391 @@
+"""The collectives of c10d for CUDA tensors on several hosts: NCCL inside each, the host's network once per byte.
+
+Runs on the *rank*. What data-parallel and sharded training move (allreduce, and the reduce_scatter and allgather of one
+tensor) goes by the groups of :class:`~sparkdl.collective.nccl.hierarchy.Hierarchy`::
+
+    allreduce   NCCL: reduce a part to each rank ─► across: allreduce the own part ─► NCCL: spread the parts
+
+as :mod:`sparkdl.torch.gpu.hierarchical` says in detail. Everything else, what NCCL does not reduce, and blocks on
+hosts with different numbers of ranks go through host memory as in :mod:`sparkdl.torch.gpu.staged`.
+
+How a rank's part of CUDA tensors crosses to the ranks with the same place on other hosts. Runs on the *rank*.
+
+All methods are called with the lane's stream as the current one.
+
+The steps of a collective on several hosts: NCCL inside each, this rank's part across. Runs on the *rank*.
+
+Everything here is called by one thread, with the lane's stream as the current one, and in the same order on all ranks,
+which is what NCCL asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
+
+from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.torch.buffers import Reduction, as_bytes, export, flatten, is_flat, reduction_of, restore
+from sparkdl.torch.gpu.nccl_tensors import described
+from sparkdl.torch.gpu.staged import StagedTensors, StagedWork
+from sparkdl.torch.submission import as_list
+from sparkdl.torch.work import seconds
+
+if TYPE_CHECKING:
+    from sparkdl.collective import Communicator
+    from sparkdl.collective.nccl.group import NcclBatch, NcclHandle
+    from sparkdl.collective.nccl.hierarchy import Hierarchy
+    from sparkdl.torch.gpu.staged import Lane
+    from sparkdl.torch.process_group import SparkdlProcessGroup
+
+
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "product": torch.mul,
+}
+
+
+class PinnedAcross:
+    """Through pinned host memory: over TCP, and over MPI that does not know GPUs.
+
+    Args:
+        communicator: of the ranks with the same place in their hosts, which nobody else uses.
+        lane: where the copies run.
+    """
+
+    def __init__(self, communicator: Communicator, lane: Lane) -> None:
+        self._communicator = communicator
+        self._lane = lane
+
+    def allreduce(self, part: torch.Tensor, op: str, deadline: Deadline) -> Iterator[None]:
+        """Reduce a part in place, in three steps: it is copied out, it is on the network, it is copied back.
+
+        The second step is to be taken when what was on the stream at the first is known to end.
+        """
+        twin = self._copied_out(part)
+        mark = self._lane.mark()
+        yield
+        self._lane.block(mark)
+        handle = self._communicator.allreduce_async(export(twin), op=op, timeout_s=deadline.remaining_s())
+        yield
+        handle.wait()
+        part.copy_(twin, non_blocking=True)
+
+    def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
+        """Reduce equal blocks, one per rank, and give this rank's."""
+        source = self._copied_out(blocks)
+        block = self._lane.host_twin(blocks.view(self._communicator.world_size, -1)[0])
+        self._lane.block(self._lane.mark())
+        self._communicator.reduce_scatter(
+            export(source), export(block), op=op, timeout_s=deadline.remaining_s()
+        )
+        return torch.empty_like(block, device=blocks.device).copy_(block, non_blocking=True)
+
+    def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
+        """Lay the blocks of all ranks one after another into ``blocks``."""
+        source, target = self._copied_out(block), self._lane.host_twin(blocks)
+        self._lane.block(self._lane.mark())
+        self._communicator.allgather(export(source), export(target), timeout_s=deadline.remaining_s())
+        blocks.copy_(target, non_blocking=True)
+
+    def _copied_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._lane.host_twin(tensor).copy_(tensor, non_blocking=True)
+
+
+class DeviceAcross:
+    """From GPU to GPU, over MPI that takes device memory: rings of messages, reduced on the GPU.
+
+    Messages alone are used of MPI, as libraries that take device memory in these do not in all their non-blocking
+    reductions (Open MPI has none that does). MPI knows no streams, so the host waits for the GPU at every step.
+
+    Args:
+        communicator: see :class:`PinnedAcross`.
+        lane: where the reductions run.
+    """
+
+    def __init__(self, communicator: Communicator, lane: Lane) -> None:
+        self._communicator = communicator
+        self._lane = lane
+
+    def allreduce(self, part: torch.Tensor, op: str, deadline: Deadline) -> Iterator[None]:
+        """Reduce a part in place, in the second of two steps; see :class:`PinnedAcross`."""
+        yield
+        blocks = part.tensor_split(self._communicator.world_size)
+        self._reduce_round(blocks, op, deadline)
+        self._gather_round(blocks, deadline)
+        yield
+
+    def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
+        """Reduce equal blocks, one per rank, and give this rank's; changes the others."""
+        each = blocks.tensor_split(self._communicator.world_size)
+        self._reduce_round(each, op, deadline)
+        return each[self._communicator.rank]
+
+    def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
+        """Lay the blocks of all ranks one after another into ``blocks``."""
+        each = blocks.tensor_split(self._communicator.world_size)
+        each[self._communicator.rank].copy_(block)
+        self._gather_round(each, deadline)
+
+    def _reduce_round(self, blocks: tuple[torch.Tensor, ...], op: str, deadline: Deadline) -> None:
+        """Block r goes round from rank r + 1 and ends, reduced, at rank r."""
+        rank, size = self._communicator.rank, self._communicator.world_size
+        for step in range(1, size):
+            mine = blocks[(rank - step - 1) % size]
+            theirs = torch.empty_like(mine)
+            self._exchange(blocks[(rank - step) % size], theirs, deadline)
+            _FUNCTIONS[op](mine, theirs, out=mine)
+
+    def _gather_round(self, blocks: tuple[torch.Tensor, ...], deadline: Deadline) -> None:
+        """Block r goes round from rank r, to all."""
+        rank, size = self._communicator.rank, self._communicator.world_size
+        for step in range(size - 1):
+            self._exchange(blocks[(rank - step) % size], blocks[(rank - step - 1) % size], deadline)
+
+    def _exchange(self, mine: torch.Tensor, theirs: torch.Tensor, deadline: Deadline) -> None:
+        """Send to the next rank and receive from the one before, after all that is on the stream."""
+        self._lane.block(self._lane.mark())
+        rank, size = self._communicator.rank, self._communicator.world_size
+        timeout_s = deadline.remaining_s()
+        sent = self._communicator.send_async(described(mine), to=(rank + 1) % size, timeout_s=timeout_s)
+        self._communicator.recv_async(described(theirs), source=(rank - 1) % size, timeout_s=timeout_s).wait()
+        sent.wait()
+
+
+Parts = Sequence[torch.Tensor]
+
+_PART_BYTES = 4 << 20
+"""Of one part of a piece: enough to fill a network, little enough to have several under way."""
+
+
+class HierarchicalSteps:
+    """Collectives of contiguous tensors on the GPU.
+
+    Args:
+        hierarchy: the groups.
+        lane: where the steps run.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, lane: Lane) -> None:
+        self._inside = hierarchy.inside
+        self._num_parts = hierarchy.num_parts
+        self._lane = lane
+        self._order = hierarchy.rank_order() if hierarchy.is_even else []
+        self._across: PinnedAcross | DeviceAcross | None = None
+        if hierarchy.across is not None:
+            kind = DeviceAcross if hierarchy.takes_device_memory else PinnedAcross
+            self._across = kind(hierarchy.across, lane)
+
+    def allreduce(self, flats: Parts, *, op: str, prescale: float, stream: int, deadline: Deadline) -> None:
+        """Reduce one-dimensional tensors in place, in pieces: one is copied while another is on the network."""
+        under_way = []
+        for piece in (piece for flat in flats for piece in self._pieces_of(flat)):
+            parts = piece.tensor_split(self._num_parts)
+            reduced = self._run(self._reduce_inside(piece, parts, op, prescale), stream, deadline)
+            crossing: Iterator[None] = iter(())
+            if self._across is not None and (own := parts[self._inside.rank]).numel():
+                crossing = self._across.allreduce(own, op, deadline)
+            next(crossing, None)
+            under_way.append((piece, parts, reduced, crossing))
+        for _, _, reduced, crossing in under_way:
+            reduced.wait(deadline.remaining_s())
+            next(crossing, None)
+        for piece, parts, _, crossing in under_way:
+            next(crossing, None)
+            self._run(self._spread_inside(piece, parts), stream, deadline)
+
+    def reduce_scatter(
+        self, blocks: torch.Tensor, *, op: str, prescale: float, stream: int, deadline: Deadline
+    ) -> torch.Tensor:
+        """Reduce blocks, shape ``(world_size, n)``, and give this rank's; hosts must be even."""
+        assert self._across is not None, "every rank carries a part where hosts are even"
+        by_place = blocks[self._order]
+        own = self._own_rows(by_place)
+        batch = self._inside.batch().reduce_scatter(
+            described(by_place), described(own), op=op, prescale=prescale
+        )
+        self._run(batch, stream, deadline).wait(deadline.remaining_s())
+        return self._across.reduce_scatter(own, op, deadline)
+
+    def allgather(
+        self, block: torch.Tensor, blocks: torch.Tensor, *, stream: int, deadline: Deadline
+    ) -> None:
+        """Lay the blocks of all ranks into ``blocks``, shape ``(world_size, n)``; hosts must be even."""
+        assert self._across is not None, "every rank carries a part where hosts are even"
+        by_place = torch.empty_like(blocks)
+        own = self._own_rows(by_place)
+        self._across.allgather(block, own, deadline)
+        self._run(self._inside.batch().allgather(described(own), described(by_place)), stream, deadline)
+        blocks[self._order] = by_place
+
+    def _reduce_inside(self, piece: torch.Tensor, parts: Parts, op: str, prescale: float) -> NcclBatch:
+        """Each part to the rank of this host that carries it."""
+        batch = self._inside.batch()
+        if self._is_block_per_rank(piece):
+            own = described(parts[self._inside.rank])
+            return batch.reduce_scatter(described(piece), own, op=op, prescale=prescale)
+        for rank, part in enumerate(parts):
+            if part.numel():
+                batch.reduce(described(part), root=rank, op=op, prescale=prescale)
+        return batch
+
+    def _spread_inside(self, piece: torch.Tensor, parts: Parts) -> NcclBatch:
+        """Each part from the rank that carried it to all of this host."""
+        batch = self._inside.batch()
+        if self._is_block_per_rank(piece):
+            return batch.allgather(described(parts[self._inside.rank]), described(piece))
+        for rank, part in enumerate(parts):
+            if part.numel():
+                batch.broadcast(described(part), root=rank)
+        return batch
+
+    def _is_block_per_rank(self, piece: torch.Tensor) -> bool:
+        num_ranks = self._inside.world_size
+        return self._num_parts == num_ranks and piece.numel() % num_ranks == 0
+
+    def _own_rows(self, by_place: torch.Tensor) -> torch.Tensor:
+        """Of blocks by place and host, those of this rank's place, one-dimensional."""
+        return by_place.view(self._inside.world_size, -1)[self._inside.rank]
+
+    def _pieces_of(self, flat: torch.Tensor) -> Parts:
+        return flat.split(self._num_parts * (_PART_BYTES // flat.element_size())) if flat.numel() else []
+
+    def _run(self, batch: NcclBatch, stream: int, deadline: Deadline) -> NcclHandle:
+        handle = batch.run(stream=stream, timeout_s=deadline.remaining_s())
+        self._lane.order(handle)
+        return handle
+
+
+Tensors = Sequence[torch.Tensor]
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_INTEGERS = frozenset({torch.int8, torch.uint8, torch.int32, torch.int64})
+
+
+class HierarchicalTensors(StagedTensors):
+    """What a process group asks for tensors on its rank's GPU, on several hosts.
+
+    Args:
+        hierarchy: the groups; closed by :meth:`shutdown`. Its ``everyone`` is what ``host_group`` communicates by.
+        host_group: see :class:`~sparkdl.torch.gpu.staged.StagedTensors`.
+        lane: where the collectives run.
+        timeout_s: deadline of a collective that names none.
+    """
+
+    def __init__(
+        self, hierarchy: Hierarchy, host_group: SparkdlProcessGroup, lane: Lane, *, timeout_s: float
+    ) -> None:
+        super().__init__(host_group, lane, hierarchy.everyone.name)
+        self._hierarchy = hierarchy
+        self._timeout_s = timeout_s
+        self._world_size = hierarchy.everyone.world_size
+        self._steps = HierarchicalSteps(hierarchy, lane)
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> StagedWork:
+        """Reduce each tensor over the ranks, in place."""
+        opts = AllreduceOptions() if opts is None else opts
+        tensors = as_list(tensors)
+        reduction = reduction_of(opts.reduceOp)
+        if not all(_is_reduced_by_nccl(tensor, reduction) for tensor in tensors):
+            return super().allreduce(tensors, opts)
+
+        def communicate(stream: int, deadline: Deadline) -> None:
+            flats = [flatten(tensor) for tensor in tensors]
+            self._steps.allreduce(flats, **self._scaled(reduction), stream=stream, deadline=deadline)
+            for flat, tensor in zip(flats, tensors, strict=True):
+                restore(flat, tensor)
+
+        return self._run(tensors, tensors, opts, communicate)
+
+    allreduce_coalesced = allreduce
+
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> StagedWork:
+        """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
+        return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> StagedWork:
+        """The same for several pairs, one after another."""
+        opts = ReduceScatterOptions() if opts is None else opts
+        reduction = reduction_of(opts.reduceOp)
+        is_ours = all(_is_reduced_by_nccl(tensor, reduction) for tensor in inputs)
+        if not (is_ours and self._hierarchy.is_even and self._fit(outputs, inputs)):
+            return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+
+        def communicate(stream: int, deadline: Deadline) -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                block = self._steps.reduce_scatter(
+                    flatten(tensor).view(self._world_size, -1),
+                    **self._scaled(reduction),
+                    stream=stream,
+                    deadline=deadline,
+                )
+                output.detach().copy_(block.view(output.shape), non_blocking=True)
+
+        return self._run(outputs, [*outputs, *inputs], opts, communicate)
+
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> StagedWork:
+        """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
+        return self.allgather_into_tensor_coalesced([output], [tensor], opts)
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> StagedWork:
+        """The same for several pairs, one after another."""
+        opts = AllgatherOptions() if opts is None else opts
+        if not (self._hierarchy.is_even and self._fit(inputs, outputs)):
+            return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
+
+        def communicate(stream: int, deadline: Deadline) -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                target = output.detach() if is_flat(output) else torch.empty_like(output).contiguous()
+                blocks = as_bytes(target).view(self._world_size, -1)
+                self._steps.allgather(as_bytes(tensor), blocks, stream=stream, deadline=deadline)
+                restore(target, output)
+
+        return self._run(outputs, [*outputs, *inputs], opts, communicate)
+
+    def shutdown(self) -> None:
+        """Complete what is under way and leave."""
+        self._end_thread()
+        self._hierarchy.close()
+        super().shutdown()
+
+    def _run(
+        self, outputs: Tensors, used: Tensors, opts: Any, communicate: Callable[[int, Deadline], None]
+    ) -> StagedWork:
+        ready = self._lane.mark()
+        timeout_s = seconds(getattr(opts, "timeout", None)) or self._timeout_s
+
+        def in_order() -> Any:
+            with self._hierarchy.one_fate(), self._lane.after(ready, used) as stream:
+                communicate(stream, Deadline(timeout_s))
+                return self._lane.mark()
+
+        return self._submit(outputs, [opts], in_order)
+
+    def _fit(self, blocks: Tensors, wholes: Tensors) -> bool:
+        """Each whole has a block for every rank; what does not is left to the host's road, which says what is wrong."""
+        return all(
+            0 < self._world_size * block.numel() == whole.numel() and block.dtype == whole.dtype
+            for block, whole in zip(blocks, wholes, strict=True)
+        )
+
+    def _scaled(self, reduction: Reduction) -> dict[str, Any]:
+        """How NCCL reduces inside; an average is scaled before it is summed up, as NCCL does itself."""
+        if reduction.op == "avg":
+            return {"op": "sum", "prescale": reduction.prescale / self._world_size}
+        return {"op": reduction.op, "prescale": reduction.prescale}
+
+
+def _is_reduced_by_nccl(tensor: torch.Tensor, reduction: Reduction) -> bool:
+    """NCCL and what goes across both reduce it as it is."""
+    is_scaled = reduction.op == "avg" or reduction.prescale != 1.0
+    return reduction.op is not None and tensor.dtype in (_FLOATS if is_scaled else _FLOATS | _INTEGERS)

@@ -1,0 +1,387 @@
+"""The collectives of c10d for CUDA tensors, over sparkdl's own NCCL group.
+
+Runs on the *rank*. Method names, arguments and return values are c10d's. NCCL takes no deadline per call beyond
+which only the host would wait: ``timeout`` is by when the GPU must have done it, or the group fails.
+
+What a collective of CUDA tensors over NCCL returns to torch. Runs on the *rank*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    Work,
+)
+
+from sparkdl.collective.buffers import DeviceArray
+from sparkdl.errors import ParamError
+from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of
+from sparkdl.torch.submission import as_list
+from sparkdl.torch.work import seconds
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from sparkdl.collective.nccl.group import NcclBatch, NcclGroup, NcclHandle
+    from sparkdl.errors import CommunicatorError, SparkdlError
+    from sparkdl.torch.gpu.staged import Lane
+
+
+class NcclWork(Work):
+    """A collective that is on a stream.
+
+    As with torch's own NCCL, waiting has the caller's stream wait, not the host, and a collective that fails on the
+    GPU fails the next call; its own results are then worthless.
+    """
+
+    def __init__(
+        self, outputs: Sequence[torch.Tensor], group: NcclGroup, handle: NcclHandle, lane: Lane, mark: Any
+    ) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._group = group
+        self._handle = handle
+        self._lane = lane
+        self._mark = mark
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - c10d's argument; the host never waits
+        """Have the current stream wait until the outputs hold the result.
+
+        Raises:
+            CommunicatorError: if the group has failed; the subclass says how.
+        """
+        self._group.check()
+        self._lane.join(self._mark)
+        return True
+
+    def synchronize(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """The GPU has done it, or the group has failed."""
+        return self.exception() is not None or self._handle.done()
+
+    def is_success(self) -> bool:
+        """The GPU has done it."""
+        return self.exception() is None and self._handle.done()
+
+    def exception(self) -> SparkdlError | None:
+        """What the group has failed with, or None."""
+        return self._group.error()
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors; wait first."""
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the output tensors, whose waiters' streams wait as in ``wait``."""
+        if self._future is None:
+            self._future = self._lane.new_future()
+            with self._lane.beside(self._outputs, asynchronous=True):
+                self._lane.join(self._mark)
+                self._future.set_result(self._outputs)
+        return self._future
+
+
+Tensors = Sequence[torch.Tensor]
+Finish = Callable[[], object]
+
+# NCCL does not add these; truncating the wider sum gives what wrapping arithmetic would have given.
+_WIDER_DTYPE = {torch.int16: torch.int32, torch.uint16: torch.int32}
+
+
+class NcclTensors:
+    """What a process group asks for tensors on its rank's GPU.
+
+    Args:
+        group: the NCCL group of the same ranks; closed by :meth:`shutdown`.
+        lane: where the collectives run.
+        timeout_s: deadline of a collective that names none.
+    """
+
+    def __init__(self, group: NcclGroup, lane: Lane, *, timeout_s: float) -> None:
+        self._group = group
+        self._lane = lane
+        self._timeout_s = timeout_s
+
+    @property
+    def failure(self) -> CommunicatorError | None:
+        """What the group has failed with."""
+        return self._group.error()
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> NcclWork:
+        """Reduce each tensor over the ranks, in place, all at once."""
+        opts = AllreduceOptions() if opts is None else opts
+        tensors = as_list(tensors)
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for tensor in tensors:
+                buffer, arguments = _prepare(tensor, opts)
+                batch.allreduce(described(buffer), **arguments)
+                finishes.append(_restoring(buffer, tensor))
+
+        return self._run(opts, tensors, tensors, add)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> NcclWork:
+        """Reduce over the ranks into the root's tensors; the others keep theirs."""
+        opts = ReduceOptions() if opts is None else opts
+        tensors = as_list(tensors)
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for tensor in tensors:
+                buffer, arguments = _prepare(tensor, opts)
+                batch.reduce(described(buffer), root=opts.rootRank, **arguments)
+                if self._group.rank == opts.rootRank:
+                    finishes.append(_restoring(buffer, tensor))
+
+        return self._run(opts, tensors, tensors, add)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> NcclWork:
+        """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
+        return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> NcclWork:
+        """The same for several pairs at once."""
+        opts = ReduceScatterOptions() if opts is None else opts
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                source, arguments = _prepare(tensor, opts)
+                fits = is_flat(output) and source.dtype == output.dtype
+                block = output if fits else source.new_empty(source.numel() // self._group.world_size)
+                batch.reduce_scatter(described(source), described(block), **arguments)
+                finishes.append(_restoring(block, output))
+
+        return self._run(opts, [*outputs, *inputs], outputs, add)
+
+    def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> NcclWork:
+        """Reduce the ranks' lists, of entries of one size, and keep this rank's entry in ``outputs``."""
+        joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
+        return self.reduce_scatter_tensor_coalesced(outputs, joined, opts)
+
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> NcclWork:
+        """Lay the tensors of all ranks one after another into ``output``; ``tensor`` may be a slice of it."""
+        return self.allgather_into_tensor_coalesced([output], [tensor], opts)
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> NcclWork:
+        """The same for several pairs at once."""
+        opts = AllgatherOptions() if opts is None else opts
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                target = _writable(output, finishes)
+                batch.allgather(described(as_bytes(tensor)), described(as_bytes(target)))
+
+        return self._run(opts, [*outputs, *inputs], outputs, add)
+
+    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> NcclWork:
+        """Copy the input of every rank to that rank's tensor of the list; sizes may differ between ranks."""
+        opts = AllgatherOptions() if opts is None else opts
+        every_output = [output for outputs in output_lists for output in outputs]
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for outputs, tensor in zip(output_lists, inputs, strict=True):
+                outputs[self._group.rank].detach().copy_(tensor)
+                for root, output in enumerate(outputs):
+                    buffer = _writable(output, finishes, keep=root == self._group.rank)
+                    batch.broadcast(described(as_bytes(buffer)), root=root)
+
+        return self._run(opts, [*every_output, *inputs], every_output, add)
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> NcclWork:
+        """Give every rank the root's tensors."""
+        opts = BroadcastOptions() if opts is None else opts
+        tensors = as_list(tensors)
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for tensor in tensors:
+                buffer = _writable(tensor, finishes, keep=self._group.rank == opts.rootRank)
+                batch.broadcast(described(as_bytes(buffer)), root=opts.rootRank)
+
+        return self._run(opts, tensors, tensors, add)
+
+    def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> NcclWork:
+        """Copy the input of every rank to the root's list of tensors."""
+        opts = GatherOptions() if opts is None else opts
+        is_root = self._group.rank == opts.rootRank
+        outputs = list(output_lists[0]) if is_root else []
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            batch.send(described(as_bytes(inputs[0])), to=opts.rootRank)
+            for source, output in enumerate(outputs):
+                batch.recv(described(as_bytes(_writable(output, finishes))), source=source)
+
+        return self._run(opts, [*outputs, *inputs], outputs, add)
+
+    def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> NcclWork:
+        """Give every rank its entry of the root's list of tensors."""
+        opts = ScatterOptions() if opts is None else opts
+        inputs = list(input_lists[0]) if self._group.rank == opts.rootRank else []
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for rank, tensor in enumerate(inputs):
+                batch.send(described(as_bytes(tensor)), to=rank)
+            batch.recv(described(as_bytes(_writable(outputs[0], finishes))), source=opts.rootRank)
+
+        return self._run(opts, [*outputs, *inputs], outputs, add)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> NcclWork:
+        """Send ``inputs[r]`` to rank r and receive ``outputs[r]`` from it."""
+        opts = AllToAllOptions() if opts is None else opts
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for rank, (output, tensor) in enumerate(zip(outputs, inputs, strict=True)):
+                if tensor.numel():
+                    batch.send(described(as_bytes(tensor)), to=rank)
+                if output.numel():
+                    batch.recv(described(as_bytes(_writable(output, finishes))), source=rank)
+
+        return self._run(opts, [*outputs, *inputs], outputs, add)
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> NcclWork:
+        """Send block r of a tensor to rank r; sizes count rows, and are equal where none are given."""
+        return self.alltoall(
+            self._blocks(output, output_split_sizes), self._blocks(tensor, input_split_sizes), opts
+        )
+
+    def send(self, tensors: Tensors, to: int, _tag: int = 0) -> NcclWork:
+        """Send to a rank. NCCL has no tags: messages of a pair of ranks arrive in order of sending.
+
+        One that is larger than NCCL's buffers keeps the group's stream until it is received.
+        """
+        tensors = as_list(tensors)
+
+        def add(batch: NcclBatch, _: list[Finish]) -> None:
+            for tensor in tensors:
+                batch.send(described(as_bytes(tensor)), to=to)
+
+        return self._run(None, tensors, tensors, add)
+
+    def recv(self, tensors: Tensors, source: int, _tag: int = 0) -> NcclWork:
+        """Receive what a rank sends."""
+        tensors = as_list(tensors)
+
+        def add(batch: NcclBatch, finishes: list[Finish]) -> None:
+            for tensor in tensors:
+                batch.recv(described(as_bytes(_writable(tensor, finishes))), source=source)
+
+        return self._run(None, tensors, tensors, add)
+
+    def abort(self) -> None:
+        """Make every collective fail, here and on the other ranks."""
+        self._group.abort("the process group was aborted")
+
+    def shutdown(self) -> None:
+        """Complete what is under way and leave."""
+        self._group.close()
+
+    def _run(
+        self, opts: Any, used: Tensors, outputs: Tensors, add: Callable[[NcclBatch, list[Finish]], None]
+    ) -> NcclWork:
+        """Put what ``add`` adds on a stream, with what has to be copied before and after."""
+        asynchronous = getattr(opts, "asyncOp", True)
+        finishes: list[Finish] = []
+        with self._lane.beside(used, asynchronous=asynchronous) as stream:
+            batch = self._group.batch()
+            add(batch, finishes)
+            handle = batch.run(
+                stream=stream, timeout_s=seconds(getattr(opts, "timeout", None)) or self._timeout_s
+            )
+            self._lane.order(handle)
+            for finish in finishes:
+                finish()
+            mark = self._lane.mark()
+        return NcclWork(outputs, self._group, handle, self._lane, mark)
+
+    def _blocks(self, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
+        world_size = self._group.world_size
+        rows = tensor.shape[0]
+        if not sizes:
+            if rows % world_size:
+                raise ParamError(f"alltoall cannot divide {rows} rows evenly among {world_size} ranks.")
+            sizes = [rows // world_size] * world_size
+        if len(sizes) != world_size or sum(sizes) != rows:
+            raise ParamError(
+                f"alltoall split sizes {list(sizes)} do not divide {rows} rows among {world_size} ranks."
+            )
+        return list(tensor.split(list(sizes)))
+
+
+def _prepare(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The elements of a tensor as NCCL reduces them, a view where it can be, and how it is to reduce them."""
+    reduction = reduction_of(opts.reduceOp)
+    if reduction.op is None:
+        raise ParamError(
+            "NCCL has no bitwise reductions. Reduce on the CPU, or use SUM, AVG, MIN, MAX or PRODUCT."
+        )
+    arguments = {"op": reduction.op, "prescale": reduction.prescale}
+    flat = flatten(tensor.resolve_conj().resolve_neg())
+    if flat.is_complex() and reduction.op in ("sum", "avg"):
+        return flatten(torch.view_as_real(flat)), arguments
+    return flat.to(_WIDER_DTYPE.get(flat.dtype, flat.dtype)), arguments
+
+
+def _restoring(buffer: torch.Tensor, tensor: torch.Tensor) -> Finish:
+    """A finish that writes back what :func:`_prepare` made of a tensor, unless it is a view of it."""
+
+    def restore() -> None:
+        if buffer.data_ptr() == tensor.data_ptr() and is_flat(tensor):
+            return
+        values = torch.view_as_complex(buffer.view(-1, 2)) if tensor.is_complex() else buffer
+        tensor.detach().copy_(values.view(tensor.shape))
+
+    return restore
+
+
+def _writable(tensor: torch.Tensor, finishes: list[Finish], *, keep: bool = False) -> torch.Tensor:
+    """The tensor itself if NCCL can write to it, else a buffer that a finish copies back from.
+
+    Args:
+        tensor: what is to hold the result.
+        finishes: where the copying back is put.
+        keep: whether the buffer is to begin with the tensor's values.
+    """
+    if is_flat(tensor):
+        return tensor.detach()
+    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if keep:
+        buffer.copy_(tensor)
+    finishes.append(lambda: tensor.detach().copy_(buffer))
+    return buffer
+
+
+def described(tensor: torch.Tensor) -> DeviceArray:
+    """A contiguous tensor as sparkdl's NCCL takes it; it keeps the tensor."""
+    return DeviceArray(
+        pointer=tensor.data_ptr(),
+        count=tensor.numel(),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        gpu=tensor.device.index,
+        owner=tensor,
+    )

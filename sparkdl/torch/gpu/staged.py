@@ -1,0 +1,349 @@
+"""The collectives of c10d for CUDA tensors by way of host memory, for ranks that share a GPU, which NCCL refuses.
+
+Runs on the *rank*. Tensors are copied to pinned memory, communicated there as CPU tensors are (through shared memory,
+on one host), and copied back. The copies are in the order of the caller's stream; a thread of the process group waits
+for them on the host, so that neither the caller nor its stream does before ``wait``.
+
+The stream beside the caller's on which collectives of CUDA tensors run, so that they overlap with computation.
+
+Runs on the *rank*. Everything that touches ``torch.cuda`` on the way of a collective is here; what the collectives do
+is in :mod:`sparkdl.torch.gpu.nccl_tensors` and :mod:`sparkdl.torch.gpu.staged`, which know a lane by its protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
+from sparkdl.torch.work import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+
+    from sparkdl.collective import Handle
+    from sparkdl.torch.process_group import SparkdlProcessGroup
+
+
+Nested = Any
+"""A tensor, or lists of them to any depth, as c10d's methods take them."""
+
+
+class StagedWork(Work):
+    """A collective under way on host memory.
+
+    Waiting has the host wait until the collective is over, and the caller's stream until its results are copied back.
+    """
+
+    def __init__(self, outputs: Sequence[torch.Tensor], lane: Lane) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._lane = lane
+        self._over = threading.Event()
+        self._mark: Any = None
+        self._failure: Exception | None = None
+        self._source = lane.new_future()
+
+        def outputs_or_failure(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
+            self.wait()
+            return self._outputs
+
+        # Only a callback of `then` can give waiters in C++ an error.
+        self._future = self._source.then(outputs_or_failure)
+
+    def end(self, mark: Any, failure: Exception | None) -> None:
+        """Say that it is over: with this mark behind the copies, or by this failure."""
+        self._mark, self._failure = mark, failure
+        self._over.set()
+        self._source.set_result(None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the outputs hold the result, for what the current stream does next.
+
+        Raises:
+            CommunicatorError: if the collective failed; the subclass says how.
+        """
+        timeout_s = seconds(timeout)
+        if not self._over.wait(timeout_s):
+            raise CommunicatorTimeoutError(
+                f"the collective is not over after {timeout_s:g} s; it goes on and can be waited for again"
+            )
+        if self._failure is not None:
+            raise self._failure
+        self._lane.join(self._mark)
+        return True
+
+    def synchronize(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """The collective is over, well or not."""
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        """The collective is over and did not fail."""
+        return self._over.is_set() and self._failure is None
+
+    def exception(self) -> Exception | None:
+        """The collective's error once it has failed, else None."""
+        return self._failure
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors; wait first."""
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the output tensors, or of the error."""
+        return self._future
+
+
+def _staged(
+    method: str, *, reads: Sequence[int] = (), writes: Sequence[int] = ()
+) -> Callable[..., StagedWork]:
+    """A method that runs the host group's on twins of its tensors.
+
+    Args:
+        method: its name.
+        reads: the places of the arguments with tensors that are copied to the host first.
+        writes: those with tensors that are copied back afterwards.
+    """
+
+    def call(self: StagedTensors, *arguments: Any) -> StagedWork:
+        return self._stage(method, reads, writes, arguments)
+
+    call.__doc__ = f"c10d's ``{method}``, as the host group does it."
+    return call
+
+
+class StagedTensors:
+    """What a process group asks for tensors on a GPU that it shares with other ranks.
+
+    Args:
+        host_group: a process group of the same ranks for CPU tensors that nobody else uses: its collectives run in
+            the order of the calls here, whatever else the ranks communicate meanwhile.
+        lane: where the copies run.
+        name: distinguishes the thread.
+
+    Attributes:
+        failure: what the communicator below has failed with.
+    """
+
+    def __init__(self, host_group: SparkdlProcessGroup, lane: Lane, name: str) -> None:
+        self._host_group = host_group
+        self._lane = lane
+        self.failure: CommunicatorError | None = None
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"sparkdl-staging-{name}", daemon=True)
+        self._thread.start()
+
+    allreduce = _staged("allreduce", reads=[0], writes=[0])
+    allreduce_coalesced = _staged("allreduce_coalesced", reads=[0], writes=[0])
+    reduce = _staged("reduce", reads=[0], writes=[0])
+    broadcast = _staged("broadcast", reads=[0], writes=[0])
+    allgather = _staged("allgather", reads=[1], writes=[0])
+    _allgather_base = _staged("_allgather_base", reads=[1], writes=[0])
+    allgather_into_tensor_coalesced = _staged("allgather_into_tensor_coalesced", reads=[1], writes=[0])
+    reduce_scatter = _staged("reduce_scatter", reads=[1], writes=[0])
+    _reduce_scatter_base = _staged("_reduce_scatter_base", reads=[1], writes=[0])
+    reduce_scatter_tensor_coalesced = _staged("reduce_scatter_tensor_coalesced", reads=[1], writes=[0])
+    gather = _staged("gather", reads=[1], writes=[0])
+    scatter = _staged("scatter", reads=[1], writes=[0])
+    alltoall = _staged("alltoall", reads=[1], writes=[0])
+    alltoall_base = _staged("alltoall_base", reads=[1], writes=[0])
+    send = _staged("send", reads=[0])
+    recv = _staged("recv", writes=[0])
+
+    def abort(self) -> None:
+        """Make every collective fail, here and on the other ranks."""
+        self._host_group.abort()
+
+    def shutdown(self) -> None:
+        """Complete what is under way and leave."""
+        self._end_thread()
+        self._host_group.shutdown()
+
+    def _end_thread(self) -> None:
+        """Complete what is under way, once or more often."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _stage(
+        self, method: str, reads: Sequence[int], writes: Sequence[int], arguments: Sequence[Any]
+    ) -> StagedWork:
+        twins: dict[int, torch.Tensor] = {}
+        given = [tensor for argument in arguments for tensor in tensors_in(argument)]
+        read = [tensor for place in reads for tensor in tensors_in(arguments[place])]
+        written = [tensor for place in writes for tensor in tensors_in(arguments[place])]
+        with self._lane.beside(given, asynchronous=True):
+            for tensor in given:
+                twins[id(tensor)] = self._lane.host_twin(tensor)
+            for tensor in read:
+                twins[id(tensor)].copy_(tensor.detach(), non_blocking=True)
+            copied = self._lane.mark()
+        twin_arguments = [with_twins(argument, twins) for argument in arguments]
+
+        def communicate() -> Any:
+            self._lane.block(copied)
+            getattr(self._host_group, method)(*twin_arguments).wait()
+            with self._lane.after(copied, written):
+                for tensor in written:
+                    tensor.detach().copy_(twins[id(tensor)], non_blocking=True)
+                return self._lane.mark()
+
+        return self._submit(written, arguments, communicate)
+
+    def _submit(
+        self, outputs: Sequence[torch.Tensor], arguments: Sequence[Any], communicate: Callable[[], Any]
+    ) -> StagedWork:
+        """Have the thread do ``communicate``, which gives the mark behind what it has put on the lane's stream."""
+        work = StagedWork(outputs, self._lane)
+
+        def carry_out() -> None:
+            try:
+                mark = communicate()
+            except Exception as error:
+                if self.failure is None and isinstance(error, CommunicatorError):
+                    self.failure = error
+                work.end(None, error)
+            else:
+                work.end(mark, None)
+
+        self._queue.put(carry_out)
+        if not all(getattr(argument, "asyncOp", True) for argument in arguments):
+            work.wait()
+        return work
+
+    def _work(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task()
+
+
+def tensors_in(argument: Nested) -> list[torch.Tensor]:
+    """The tensors of an argument, in order; none if it is something else."""
+    if isinstance(argument, torch.Tensor):
+        return [argument]
+    if isinstance(argument, list | tuple):
+        return [tensor for entry in argument for tensor in tensors_in(entry)]
+    return []
+
+
+def with_twins(argument: Nested, twins: dict[int, torch.Tensor]) -> Nested:
+    """The argument with each tensor replaced by its twin."""
+    if isinstance(argument, torch.Tensor):
+        return twins[id(argument)]
+    if isinstance(argument, list | tuple):
+        return [with_twins(entry, twins) for entry in argument]
+    return argument
+
+
+class Lane(Protocol):
+    """Where collectives of one device run, and how what comes after them waits."""
+
+    def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> AbstractContextManager[int]:
+        """Have the work of torch inside run after what the caller's stream has so far, and give that stream's number.
+
+        Args:
+            tensors: what the work inside reads and writes.
+            asynchronous: whether the caller's stream goes on meanwhile; it runs there otherwise.
+        """
+
+    def after(self, mark: Any, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[int]:
+        """Have the work of torch inside run beside the caller's stream and after a mark, and give its stream's number.
+
+        Unlike :meth:`beside` it may be entered on any thread, and does not wait for what else the caller's stream has.
+
+        Args:
+            mark: what the work comes after, besides all that was on its own stream before.
+            tensors: what the work inside reads and writes; the caller keeps them until then.
+        """
+
+    def order(self, handle: Handle) -> None:
+        """Have the work of torch that follows on the same stream come after what ``handle`` stands for."""
+
+    def mark(self) -> Any:
+        """The point that the current stream has reached, as :meth:`join` and :meth:`block` take it."""
+
+    def join(self, mark: Any) -> None:
+        """Have the caller's stream wait for a mark; the host does not."""
+
+    def block(self, mark: Any) -> None:
+        """Have the host wait for a mark."""
+
+    def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Host memory of the same shape, contiguous, that copies between it and the device need not wait for."""
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        """A future whose value may lie on the device; who waits for it is ordered after where it was set."""
+
+
+class GpuLane:
+    """The lane of a GPU.
+
+    Args:
+        device: the GPU, with its number.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+
+    @contextmanager
+    def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> Iterator[int]:
+        """See :class:`Lane`."""
+        current = torch.cuda.current_stream(self._device)
+        if not asynchronous:
+            yield int(current.cuda_stream)
+            return
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            yield int(self._side.cuda_stream)
+        self._keep(tensors)
+
+    @contextmanager
+    def after(self, mark: torch.cuda.Event, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
+        """See :class:`Lane`."""
+        with torch.cuda.stream(self._side):
+            self._side.wait_event(mark)
+            try:
+                yield int(self._side.cuda_stream)
+            finally:
+                self._keep(tensors)
+
+    def order(self, _: Handle) -> None:
+        """See :class:`Lane`; streams keep their order by themselves."""
+
+    def mark(self) -> torch.cuda.Event:
+        """See :class:`Lane`."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def join(self, mark: torch.cuda.Event) -> None:
+        """See :class:`Lane`."""
+        torch.cuda.current_stream(self._device).wait_event(mark)
+
+    def block(self, mark: torch.cuda.Event) -> None:
+        """See :class:`Lane`."""
+        mark.synchronize()
+
+    def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See :class:`Lane`; pinned memory."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        """See :class:`Lane`."""
+        return torch.futures.Future(devices=[self._device])
+
+    def _keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Their memory must not be given to anything else of the caller's stream before this stream is done."""
+        for tensor in tensors:
+            if tensor.device.type == "cuda":
+                tensor.record_stream(self._side)

@@ -10,7 +10,7 @@ there are. What is said are frames:
 * ``BYE``: there will be no more; it is answered by the same.
 
 Nothing is kept of a message but its envelope before it is expected, and none waits for one with another tag. A message
-that is expected from any rank waits in ``AnySource`` (:mod:`sparkdl.collective.native.point_to_point`) until the link to one of
+that is expected from any rank waits in ``AnySource`` until the link to one of
 them takes it for an offer.
 
 What the two ends of a message link say to each other. Nothing here communicates.

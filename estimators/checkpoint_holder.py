@@ -17,15 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.lease import LEASE_S, Lease, file_names, modified, store_time
-from sparkdl.data.store_failures import explain_failure, store_error
+from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.store.housekeeping import LEASE_S, Lease, file_names, modified, store_time
 from sparkdl.errors import CheckpointsInUseError, SparkdlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdl.data.filesystems import Location
+    from sparkdl.data.files.filesystems import Location
 
 _PREFIX = "_fit-"
 _INTERVAL_S = 0.5

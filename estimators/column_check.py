@@ -6,8 +6,8 @@ import difflib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.dataset import listed
-from sparkdl.data.spark_columns import ambiguous_column_error
+from sparkdl.data.dataset.dataset import listed
+from sparkdl.data.spark.columns import ambiguous_column_error
 from sparkdl.errors import DataError
 from sparkdl.estimators.validation_split import validation_column
 

@@ -9,9 +9,8 @@ from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators.param_mixins import P, one_of
-from sparkdl.training.callbacks import Callback
-from sparkdl.training.early_stopping import Patience
-from sparkdl.training.goal import MODES, Goal
+from sparkdl.training.callbacks import Callback, Patience
+from sparkdl.training.spec import MODES, Goal
 
 
 class HasEarlyStopping(Params):

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from sparkdl.data import Store
 from sparkdl.errors import StoreError
 from sparkdl.estimators.checkpoint_holder import held_alone
-from sparkdl.training.architecture import join_module, split_module
-from sparkdl.training.checkpoint import FIT, MODEL, Manifest
-from sparkdl.training.checkpoint_choice import check_progress
-from sparkdl.training.checkpoint_files import DamagedFileError, load_file
-from sparkdl.training.checkpoint_folder import CheckpointFolder
-from sparkdl.training.fit_identity import fit_identity
-from sparkdl.training.fit_state import load_module_state
+from sparkdl.model.architecture import join_module, split_module
+from sparkdl.training.checkpoint.checkpointing import check_progress
+from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
+from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.checkpoint.identity import fit_identity
+from sparkdl.training.checkpoint.state import load_module_state
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.spec import CheckpointPlan
 

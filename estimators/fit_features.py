@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.model_inputs import ModelInputs
+from sparkdl.model.inputs import ModelInputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.estimators.params import _TorchEstimatorParams
-    from sparkdl.training.heads import Head
-    from sparkdl.training.model_inputs import PrepareFunction
+    from sparkdl.model.heads import Head
+    from sparkdl.model.inputs import PrepareFunction
 
 _OTHER_WAYS = {
     "string": "; or index them with StringIndexer, as an embedding takes them. TorchClassifier and TorchRegressor take "

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.validate import TORCH_IGNORE_INDEX
+from sparkdl.data.spark.validate import TORCH_IGNORE_INDEX
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.labels import check_class_labels, check_magnitudes, named_classes
 from sparkdl.estimators.stored_values import stored_values
-from sparkdl.training.heads import Head, LabelColumn
-from sparkdl.training.losses import (
+from sparkdl.model.heads import (
+    Head,
+    LabelColumn,
     LossFunction,
     as_module,
     ignored_label,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data import ParquetDataset, ParquetFeed
-from sparkdl.data.shards import steps_per_epoch
+from sparkdl.data.dataset.shards import steps_per_epoch
 from sparkdl.errors import ParamError, SerializationError
 from sparkdl.estimators.course_mixins import best_goal_of, patience_of
 from sparkdl.estimators.fit_features import check_indexed_features, check_names, make_inputs
@@ -21,23 +21,21 @@ from sparkdl.estimators.scored_mixins import scored_columns_of
 from sparkdl.estimators.step_trial import try_step
 from sparkdl.estimators.validation_split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.weights import check_row_weights
-from sparkdl.training.architecture import split_module
-from sparkdl.training.columns import dtype_name
-from sparkdl.training.goal import Goal
+from sparkdl.model.architecture import split_module
+from sparkdl.model.heads import prediction_kind
+from sparkdl.model.inputs import MATRIX, dtype_name
+from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.training.learning_rate import make_scheduler
-from sparkdl.training.losses import prediction_kind
-from sparkdl.training.model_inputs import MATRIX
 from sparkdl.training.probe import ProbeResult, probe
-from sparkdl.training.signature import ModelOutput, ModelSignature
-from sparkdl.training.spec import TrainingSpec
+from sparkdl.training.spec import Goal, TrainingSpec
 from sparkdl.training.update import updates_per_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdl.estimators.params import _TorchEstimatorParams
-    from sparkdl.training.gradients import Gradients
-    from sparkdl.training.heads import Head
+    from sparkdl.model.heads import Head
+    from sparkdl.training.probe import Gradients
 
 
 @dataclass(frozen=True)

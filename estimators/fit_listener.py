@@ -60,7 +60,7 @@ class FitListener:
         self.progress = progress
 
     def hear(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Take an event of :class:`~sparkdl.training.progress.ProgressReporter`, or of a host's watch."""
+        """Take an event of :class:`~sparkdl.training.history.ProgressReporter`, or of a host's watch."""
         del rank  # what concerns a host names it
         self._check()
         self.progress.update(event)

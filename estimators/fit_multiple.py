@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sparkdl.data.frame_check import check_frame
+from sparkdl.data.spark.columns import check_frame
 from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators.checked_params import check_param_map
 from sparkdl.estimators.place_of_fit import ALONE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.estimators.host_watch import HostWatch
 from sparkdl.estimators.stored_spec import StoredModule, StoredSpec, load_spec, store_module
-from sparkdl.training.loop import train
+from sparkdl.training.trainer import train
 
 if TYPE_CHECKING:
     from sparkdl.collective import WorldReport

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from sparkdl.data.spark_jobs import jobs_of
+from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_checkpoints import (
     FinishedFit,
@@ -28,7 +28,7 @@ from sparkdl.estimators.progress import ProgressLine
 from sparkdl.estimators.stored_spec import fetch_module, store_spec
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.launch import Restarts, check_cluster, prepare_in_task, run_on_ranks, run_with_restarts
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.model.saved_model import SavedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

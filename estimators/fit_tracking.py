@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkdl.data.filesystems import open_location
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.estimators.fit_inputs import column_names
 from sparkdl.estimators.model_logging import save_for_mlflow
 from sparkdl.estimators.unsent_runs import UnsentRuns
@@ -22,7 +22,7 @@ from sparkdl.tracking import (
     open_run,
     without_credentials,
 )
-from sparkdl.training.dataset_identity import dataset_digest
+from sparkdl.training.checkpoint.identity import dataset_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.input_files import InputFiles
+    from sparkdl.data.spark.plan import InputFiles
     from sparkdl.estimators.params import _TorchEstimatorParams
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.training.history import EpochRecord

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pyspark.ml import Estimator
 
-from sparkdl.data.spark_jobs import jobs_of, spark_job
+from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.estimators.checked_params import CheckedParams, check_param_map
 from sparkdl.estimators.fit_multiple import FittedModels, check_maps, check_rows_to_fit, with_param_maps
 from sparkdl.estimators.fit_on_rows import fit_on_rows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.place_of_fit import PlaceOfFit
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.training_rows import TrainingRows
-    from sparkdl.training.saved_model import SavedModel
+    from sparkdl.model.saved_model import SavedModel
 
 M = TypeVar("M", bound=TorchModel)
 

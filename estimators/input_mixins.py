@@ -11,9 +11,9 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol
 
 from sparkdl.estimators.param_mixins import P, one_of
-from sparkdl.training.model_inputs import GivenBy, PrepareFunction
+from sparkdl.model.inputs import GivenBy, PrepareFunction
+from sparkdl.training.objective import UserStep
 from sparkdl.training.spec import AugmentFunction
-from sparkdl.training.user_step import UserStep
 
 PASSED_BY: tuple[str, ...] = get_args(GivenBy)
 

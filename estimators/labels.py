@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from sparkdl.data import ParquetDataset, check_labels
-from sparkdl.data.validate import TORCH_IGNORE_INDEX, advice_on_ignored
+from sparkdl.data.spark.validate import TORCH_IGNORE_INDEX, advice_on_ignored
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.stored_values import stored_values
-from sparkdl.training.losses import LossFunction, ignored_label, prediction_kind
+from sparkdl.model.heads import LossFunction, ignored_label, prediction_kind
 
 _MAX_EXACT = 2**53
 """Up to which a double holds every whole number."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.model.pyfunc import DEFAULT_PARAMS, answer_names
+from sparkdl.model.saved_model import modules_needed
 from sparkdl.tracking import LoggedColumn, LoggedModelSpec
 from sparkdl.tracking.flavor import DATA_FOLDER, MODULE_FOLDER
-from sparkdl.training.pyfunc import DEFAULT_PARAMS, answer_names
-from sparkdl.training.saved_model import modules_needed
 
 if TYPE_CHECKING:
     import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column
     from sparkdl.estimators.torch_model import TorchModel
-    from sparkdl.training.signature import ModelOutput
+    from sparkdl.model.signature import ModelOutput
 
 
 def save_for_mlflow(

@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DecimalType, NumericType
 
-from sparkdl.data.spark_columns import quoted
-from sparkdl.training.model_inputs import MATRIX
+from sparkdl.data.spark.columns import quoted
+from sparkdl.model.inputs import MATRIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql.types import DataType
 
-    from sparkdl.training.model_inputs import ModelInputs
+    from sparkdl.model.inputs import ModelInputs
 
 _DIRECTLY = {"float32": "float", "float64": "double"}
 

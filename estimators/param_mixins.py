@@ -13,9 +13,9 @@ from torch import nn
 
 from sparkdl.collective import TRANSPORTS, WIRES
 from sparkdl.data import Store
-from sparkdl.data.store import KEEP_FOR
+from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.errors import ParamError
-from sparkdl.training.losses import LossFunction
+from sparkdl.model.heads import LossFunction
 from sparkdl.training.spec import OptimizerFactory
 
 P = TypeVar("P", bound=Params)

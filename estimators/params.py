@@ -62,9 +62,9 @@ from sparkdl.estimators.update_mixins import (
     HasSyncBatchNorm,
 )
 from sparkdl.estimators.validation_mixins import HasMetrics, HasValidation, check_validation
-from sparkdl.launch.hang_watch import MIN_HANG_TIMEOUT_S
-from sparkdl.training.architecture import check_has_values
-from sparkdl.training.predictor import DEFAULT_BATCH_SIZE
+from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
+from sparkdl.model.architecture import check_has_values
+from sparkdl.model.predictor import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

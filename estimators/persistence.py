@@ -4,12 +4,13 @@ Layout, which Spark's own pipelines read and write around::
 
     metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
     metadata/_SUCCESS
-    module/               the module, see sparkdl.training.saved_model
+    module/               the module, see sparkdl.model.saved_model
     functions.pkl         Params that JSON cannot hold, such as loss and optimizer, by cloudpickle
 
-Paths and URLs are those of :func:`sparkdl.data.filesystems.open_location`. The driver reads and writes them, and Spark
-the metadata of pipelines around them: what is saved in a pipeline has to lie where both find it, which on Spark Connect
-is no local path unless the server runs on the same machine. Loading runs what is pickled: load only what you trust.
+Paths and URLs are those of :func:`sparkdl.data.files.filesystems.open_location`. The driver reads and writes them,
+and Spark the metadata of pipelines around them: what is saved in a pipeline has to lie where both find it, which on
+Spark Connect is no local path unless the server runs on the same machine. Loading runs what is pickled: load only
+what you trust.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ import cloudpickle
 from pyspark import __version__ as pyspark_version
 from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWriter
 
-from sparkdl.data.filesystems import absolute_url, open_location
+from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_estimator import TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
+from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
 from sparkdl.training.history import EpochRecord
-from sparkdl.training.saved_model import load_model, load_module, save_model, save_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ _CLEAR_TO_END = "\x1b[K"
 
 
 class ProgressLine:
-    """Writes the events of rank 0 (:mod:`sparkdl.training.progress`) to a stream. Runs on the *driver*.
+    """Writes the events of rank 0 (:mod:`sparkdl.training.history`) to a stream. Runs on the *driver*.
 
     In a session on this machine Spark draws a bar of its own over the same line, whenever a task starts or ends
     and once a minute: the line is therefore cleared before each writing, and wins within a quarter of a second.

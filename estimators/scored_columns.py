@@ -14,16 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.spark_columns import quoted
+from sparkdl.data.spark.columns import quoted
 from sparkdl.errors import ParamError
-from sparkdl.training.class_scores import has_probabilities, has_scores
-from sparkdl.training.predictor import called
+from sparkdl.model.predictor import called, has_probabilities, has_scores
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from sparkdl.training.predictor import Answer
-    from sparkdl.training.signature import ModelOutput
+    from sparkdl.model.predictor import Answer
+    from sparkdl.model.signature import ModelOutput
 
 PREDICTION_TYPES = ("auto", "double", "long", "array", "vector")
 

@@ -20,15 +20,15 @@ import pyarrow as pa
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.data.arrow_columns import describe_type, to_numpy
+from sparkdl.data.dataset.arrow import describe_type, to_numpy
 from sparkdl.estimators.packed_features import Packing
 from sparkdl.estimators.pandas_scoring import udf_on_pandas
 from sparkdl.estimators.scored_columns import PREDICTION, ScoredColumn, answering, result_type, to_arrow
-from sparkdl.training.architecture import PackedModule, join_module, unpack_module
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelSignature
-from sparkdl.training.weights_file import map_weights
+from sparkdl.model.architecture import PackedModule, join_module, unpack_module
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelSignature
+from sparkdl.model.weights_file import map_weights
 
 _MAX_LOADED = 4
 _loaded: OrderedDict[str, Predictor] = OrderedDict()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.estimators.scoring import ScoringModel
 from sparkdl.estimators.sent_weights import send_weights, travels_as_file
-from sparkdl.training.architecture import PackedModule, pack_tensors, split_module
-from sparkdl.training.weights_file import num_bytes
+from sparkdl.model.architecture import PackedModule, pack_tensors, split_module
+from sparkdl.model.weights_file import num_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from torch import Tensor
 
-    from sparkdl.training.saved_model import SavedModel
+    from sparkdl.model.saved_model import SavedModel
 
 
 class ScoringModels:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sparkdl.launch.preflight import is_connect
-from sparkdl.training.weights_file import write_weights
+from sparkdl.model.weights_file import write_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

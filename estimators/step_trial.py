@@ -14,14 +14,12 @@ import torch
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.estimators.metric_trial import try_metrics
-from sparkdl.training.gradients import TrialGradients, try_optimizer
+from sparkdl.model.architecture import evaluating
 from sparkdl.training.objective import Objective, Place
-from sparkdl.training.optimizer import make_optimizer
-from sparkdl.training.precision import Precision
+from sparkdl.training.probe import TrialGradients, trial_copy, try_optimizer
 from sparkdl.training.random_state import random_numbers_apart
-from sparkdl.training.single_rows import single_rows_allowed
-from sparkdl.training.trial_copy import trial_copy
-from sparkdl.training.validation import evaluating
+from sparkdl.training.step import single_rows_allowed
+from sparkdl.training.update import Precision, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.estimators.metric_trial import Evaluated
-    from sparkdl.training.gradients import Gradients
     from sparkdl.training.objective import Batch, Evaluation
+    from sparkdl.training.probe import Gradients
     from sparkdl.training.spec import TrainingSpec
 
 _CPU = torch.device("cpu")

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.store_failures import explain_failure
+from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import SerializationError, StoreError
-from sparkdl.training.architecture import join_module, join_tensors, split_module, split_tensors
-from sparkdl.training.hashing_file import HashingFile
-from sparkdl.training.weights_file import map_weights, read_weights, write_weights
+from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
+from sparkdl.model.weights_file import HashingFile, map_weights, read_weights, write_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Store
     from sparkdl.estimators.label_mixins import Labels
+    from sparkdl.model.heads import LossFunction
+    from sparkdl.model.inputs import PrepareFunction
     from sparkdl.training.callbacks import Callback
     from sparkdl.training.learning_rate import SchedulerFactory
-    from sparkdl.training.losses import LossFunction
     from sparkdl.training.metrics import Metric
-    from sparkdl.training.model_inputs import PrepareFunction
+    from sparkdl.training.objective import UserStep
     from sparkdl.training.spec import AugmentFunction, OptimizerFactory
-    from sparkdl.training.user_step import UserStep
 
 
 class TorchEstimator(

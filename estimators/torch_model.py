@@ -12,8 +12,8 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
-from sparkdl.data.dataset import missing_column_error
-from sparkdl.data.spark_columns import ambiguous_column_error, check_like, is_vector, quoted, without_decimals
+from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.spark.columns import ambiguous_column_error, check_like, is_vector, quoted, without_decimals
 from sparkdl.errors import ParamError
 from sparkdl.estimators.packed_features import packing_of
 from sparkdl.estimators.param_mixins import prediction_batch_size_of
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
     from pyspark.sql import Column, DataFrame
 
+    from sparkdl.model.saved_model import SavedModel
     from sparkdl.training.history import EpochRecord
-    from sparkdl.training.saved_model import SavedModel
 
 T = TypeVar("T", bound="TorchModel")
 

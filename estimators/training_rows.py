@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
-from sparkdl.data.input_files import input_files
-from sparkdl.data.spark_columns import check_types, with_doubles
+from sparkdl.data.spark.columns import check_types, with_doubles
+from sparkdl.data.spark.plan import input_files
 from sparkdl.estimators.fit_inputs import column_names
-from sparkdl.training.columns import dtype_name, parameter_dtype
+from sparkdl.model.inputs import dtype_name, parameter_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.input_files import InputFiles
+    from sparkdl.data.spark.plan import InputFiles
     from sparkdl.estimators.params import _TorchEstimatorParams
 
 

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdl.data.store_failures import explain_failure, store_error
+from sparkdl.data.files.failures import explain_failure, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.estimators.param_mixins import P, one_of
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
-from sparkdl.training.precision import PRECISIONS
+from sparkdl.training.update import PRECISIONS
 
 
 class HasScheduler(Params):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.data.drawn_rows import draw_rows
-from sparkdl.data.marked_rows import marked_rows
+from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.errors import DataError, ParamError, ShardingError
+from sparkdl.estimators.fit.split import marked_rows
 
 if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.estimators.params import _TorchEstimatorParams
 
 

@@ -25,28 +25,27 @@ from sparkdl.estimators.ready_made.models import TorchClassificationModel
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, out_of_range
 from sparkdl.estimators.ready_made.ready_made_estimator import MadeModel, ReadyMadeEstimator
 from sparkdl.estimators.ready_made.shared_arguments import SharedArguments, with_shared_arguments
-from sparkdl.training.ready_made.backbone_weights import load_fitting, read_weights
-from sparkdl.training.ready_made.backbones import (
+from sparkdl.networks.backbones import (
     NO_WEIGHTS,
     OWN,
     PRETRAINED,
     check_backbone,
+    load_fitting,
     make_backbone,
     pretrained_scales,
+    read_weights,
 )
-from sparkdl.training.ready_made.first_weights import seeded
-from sparkdl.training.ready_made.image_augmentation import ImageAugmentation
-from sparkdl.training.ready_made.image_network import ImageNetwork
-from sparkdl.training.ready_made.residual_network import ResidualNetwork
+from sparkdl.networks.images import ImageAugmentation, ImageNetwork, ResidualNetwork
+from sparkdl.networks.initial_weights import seeded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typing_extensions import Unpack
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.estimators.label_mixins import Labels
-    from sparkdl.training.ready_made.image_inputs import ImageInputs
+    from sparkdl.networks.images import ImageInputs
 
 IMAGE_DEFAULTS: dict[str, Any] = {
     "resizeMode": "crop",

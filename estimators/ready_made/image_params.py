@@ -8,8 +8,7 @@ from typing import Any
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.estimators.param_mixins import P, one_of
-from sparkdl.training.ready_made.image_augmentation import AUGMENTATIONS
-from sparkdl.training.ready_made.image_pixels import RESIZE_MODES
+from sparkdl.networks.images import AUGMENTATIONS, RESIZE_MODES
 
 NORMALIZATIONS = ("learned", "imagenet", "none")
 

@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError
-from sparkdl.training.ready_made.image_inputs import ImageInputs
-from sparkdl.training.ready_made.moments import Moments
+from sparkdl.networks.images import ImageInputs
+from sparkdl.networks.standardization import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdl.data import Column, ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.data.dataset.rows import RowChoice
 
 LOOKED_AT = 512
 """Images of which size and scales are learned; to decode all would take the driver longer than the ranks train."""

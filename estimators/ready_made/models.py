@@ -12,7 +12,7 @@ from pyspark.ml.regression import RegressionModel
 from sparkdl.estimators.param_mixins import P
 from sparkdl.estimators.ready_made.single_row import answer_row
 from sparkdl.estimators.torch_model import TorchModel
-from sparkdl.training.ready_made.tabular_inputs import TabularInputs
+from sparkdl.networks.tabular import TabularInputs
 
 
 class _ReadyMadeModel(TorchModel):

@@ -15,14 +15,14 @@ from sparkdl.estimators.param_mixins import P
 from sparkdl.estimators.ready_made.params import _ReadyMadeParams
 from sparkdl.estimators.torch_estimator import TorchEstimator
 from sparkdl.estimators.validation_split import split_rows
-from sparkdl.training.ready_made.adamw import AdamW
+from sparkdl.training.update import AdamW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
-    from sparkdl.training.model_inputs import PrepareFunction
+    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.model.inputs import PrepareFunction
     from sparkdl.training.spec import AugmentFunction
 
 

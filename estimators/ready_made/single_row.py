@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.arrow_columns import IMAGE_FIELDS
-from sparkdl.data.dataset import missing_column_error
+from sparkdl.data.dataset.arrow import IMAGE_FIELDS
+from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.errors import DataError
-from sparkdl.training.predictor import Answer, Predictor, called
-from sparkdl.training.rectangular import rectangular_array
+from sparkdl.model.inputs import rectangular_array
+from sparkdl.model.predictor import Answer, Predictor, called
 
 if TYPE_CHECKING:
     from sparkdl.data import Column
-    from sparkdl.training.saved_model import SavedModel
+    from sparkdl.model.saved_model import SavedModel
 
 _IMAGE = (
     f"a row of Spark's image source ({', '.join(IMAGE_FIELDS)}), or an array of height, width and channels"

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.ready_made.moments import Moments
-from sparkdl.training.ready_made.tabular_inputs import TabularInputs, joined
+from sparkdl.networks.standardization import Moments
+from sparkdl.networks.tabular import TabularInputs, joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdl.data import Column, ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.data.dataset.rows import RowChoice
 
 MOST_CATEGORIES = 100_000
 _ROWS_AT_ONCE = 1 << 14

@@ -17,16 +17,16 @@ from sparkdl.estimators.ready_made.params import HasTable, _ReadyMadeClassifierP
 from sparkdl.estimators.ready_made.ready_made_estimator import MadeModel, ReadyMadeEstimator
 from sparkdl.estimators.ready_made.shared_arguments import SharedArguments, with_shared_arguments
 from sparkdl.estimators.ready_made.table import Table, learn_table
-from sparkdl.training.ready_made.first_weights import seeded
-from sparkdl.training.ready_made.standardized_loss import StandardizedMSELoss
-from sparkdl.training.ready_made.tabular_network import TabularNetwork
+from sparkdl.networks.initial_weights import seeded
+from sparkdl.networks.standardization import StandardizedMSELoss
+from sparkdl.networks.tabular import TabularNetwork
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typing_extensions import Unpack
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.estimators.label_mixins import Labels
 
 TABLE_DEFAULTS = {"hiddenSizes": [128, 64], "categoricalCols": [], "dropout": 0.1}

@@ -16,19 +16,16 @@ from sparkdl.estimators.ready_made.ready_made_estimator import MadeModel, ReadyM
 from sparkdl.estimators.ready_made.shared_arguments import SharedArguments, with_shared_arguments
 from sparkdl.estimators.ready_made.text_params import HasTexts, HasTransformer
 from sparkdl.estimators.ready_made.vocabulary import learn_words
-from sparkdl.training.ready_made.first_weights import seeded
-from sparkdl.training.ready_made.pretrained_folder import check_folder, load_folder
-from sparkdl.training.ready_made.pretrained_text import PretrainedTextInputs, longest_text
-from sparkdl.training.ready_made.text_inputs import TextInputs
-from sparkdl.training.ready_made.text_network import TextNetwork
-from sparkdl.training.ready_made.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
+from sparkdl.networks.initial_weights import seeded
+from sparkdl.networks.pretrained import PretrainedTextInputs, check_folder, load_folder, longest_text
+from sparkdl.networks.text import ByteTokenizer, TextInputs, TextNetwork, Tokenizer, WordTokenizer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typing_extensions import Unpack
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.estimators.label_mixins import Labels
     from sparkdl.estimators.torch_estimator import TorchEstimator
 

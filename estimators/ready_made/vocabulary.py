@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.spark_jobs import spark_job
+from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import DataError
-from sparkdl.training.ready_made.text_inputs import checked_texts
-from sparkdl.training.ready_made.tokenizers import words_of
+from sparkdl.networks.text import checked_texts, words_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.row_filter import RowChoice
+    from sparkdl.data.dataset.rows import RowChoice
 
 COUNTED_HERE = 20_000
 """Rows up to which the driver counts: Spark would take longer to start."""

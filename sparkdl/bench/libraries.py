@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sparkdl.collective import Coordinator, PmiServer, RendezvousClient, pmi_environment
 from sparkdl.errors import ParamError
-from sparkdl.launch.arrow_memory import ARROW_VARIABLES
+from sparkdl.launch.rank.environment import ARROW_VARIABLES
 
 _CONNECT_TIMEOUT_S = 60.0
 

@@ -20,7 +20,7 @@ from sparkdl.bench.libraries import names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
 from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.data.spark_jobs import jobs_of, named_jobs
+from sparkdl.data.spark.jobs import jobs_of, named_jobs
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from sparkdl.data import Column
 from sparkdl.estimators import TorchModel
-from sparkdl.training.model_inputs import MATRIX, ModelInput, ModelInputs
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.inputs import MATRIX, ModelInput, ModelInputs
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.local_session import start_local_session
 from sparkdl.cli.quiet import quiet_libraries
-from sparkdl.data.spark_jobs import jobs_of, spark_job
+from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.errors import SparkdlError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import threading
 
 from sparkdl.collective import TRANSPORTS, WIRES
 from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
-from sparkdl.launch.local_ranks import LocalRanks
+from sparkdl.launch.local_launch import LocalRanks
 
 _DESCRIPTION = """\
 Starts COMMAND once for each rank on this machine and prefixes what they print with their numbers. Scripts for torchrun

@@ -11,47 +11,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkdl.data.blending import BlendedFeed
+    from sparkdl.data.blend.blending import BlendedFeed
+    from sparkdl.data.blend.mixture import Mixture
+    from sparkdl.data.blend.packing import PackedBatch, SequencePacker
     from sparkdl.data.converter import SparkDatasetConverter, make_spark_converter
-    from sparkdl.data.dataset import Column, ParquetDataset, RowGroup
-    from sparkdl.data.feed import ParquetFeed
-    from sparkdl.data.footers import scan_dataset
-    from sparkdl.data.manifest import open_dataset
-    from sparkdl.data.materialization import materialize, use_materialized
-    from sparkdl.data.mixture import Mixture
-    from sparkdl.data.packed_batch import PackedBatch
-    from sparkdl.data.packing import SequencePacker
-    from sparkdl.data.planned_feed import PlannedFeed
-    from sparkdl.data.row_filter import RowFilter
-    from sparkdl.data.shards import RowRange, plan_shards, rows_in_step, rows_per_rank, steps_per_epoch
-    from sparkdl.data.store import Store
-    from sparkdl.data.validate import check_labels
+    from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup
+    from sparkdl.data.dataset.footers import scan_dataset
+    from sparkdl.data.dataset.rows import RowFilter
+    from sparkdl.data.dataset.shards import (
+        RowRange,
+        plan_shards,
+        rows_in_step,
+        rows_per_rank,
+        steps_per_epoch,
+    )
+    from sparkdl.data.feed.feed import ParquetFeed
+    from sparkdl.data.feed.planned_feed import PlannedFeed
+    from sparkdl.data.spark.materialization import materialize, use_materialized
+    from sparkdl.data.spark.validate import check_labels
+    from sparkdl.data.store.store import Store, open_dataset
 
 # Loaded on first use: who serves a model and only names a Column needs no pyarrow.
 _MODULES = {
-    "BlendedFeed": "blending",
-    "Column": "dataset",
-    "Mixture": "mixture",
-    "PackedBatch": "packed_batch",
-    "ParquetDataset": "dataset",
-    "ParquetFeed": "feed",
-    "PlannedFeed": "planned_feed",
-    "RowFilter": "row_filter",
-    "RowGroup": "dataset",
-    "RowRange": "shards",
-    "SequencePacker": "packing",
+    "BlendedFeed": "blend.blending",
+    "Column": "dataset.dataset",
+    "Mixture": "blend.mixture",
+    "PackedBatch": "blend.packing",
+    "ParquetDataset": "dataset.dataset",
+    "ParquetFeed": "feed.feed",
+    "PlannedFeed": "feed.planned_feed",
+    "RowFilter": "dataset.rows",
+    "RowGroup": "dataset.dataset",
+    "RowRange": "dataset.shards",
+    "SequencePacker": "blend.packing",
     "SparkDatasetConverter": "converter",
-    "Store": "store",
-    "check_labels": "validate",
+    "Store": "store.store",
+    "check_labels": "spark.validate",
     "make_spark_converter": "converter",
-    "materialize": "materialization",
-    "use_materialized": "materialization",
-    "open_dataset": "manifest",
-    "plan_shards": "shards",
-    "rows_in_step": "shards",
-    "rows_per_rank": "shards",
-    "scan_dataset": "footers",
-    "steps_per_epoch": "shards",
+    "materialize": "spark.materialization",
+    "use_materialized": "spark.materialization",
+    "open_dataset": "store.store",
+    "plan_shards": "dataset.shards",
+    "rows_in_step": "dataset.shards",
+    "rows_per_rank": "dataset.shards",
+    "scan_dataset": "dataset.footers",
+    "steps_per_epoch": "dataset.shards",
 }
 
 __all__ = [

@@ -11,13 +11,12 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.cleanup import remove_unless_used
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.frame_check import check_frame
-from sparkdl.data.materialization import ROW_GROUP_BYTES, obtain_dataset
-from sparkdl.data.spark_columns import is_vector, quoted
-from sparkdl.data.spark_jobs import jobs_of
-from sparkdl.data.store import Store
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.columns import check_frame, is_vector, quoted
+from sparkdl.data.spark.jobs import jobs_of
+from sparkdl.data.spark.materialization import ROW_GROUP_BYTES, obtain_dataset
+from sparkdl.data.store.housekeeping import remove_unless_used
+from sparkdl.data.store.store import Store
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-    from sparkdl.data.dataset import ParquetDataset
-    from sparkdl.data.uses import FolderUse
+    from sparkdl.data.dataset.dataset import ParquetDataset
+    from sparkdl.data.store.housekeeping import FolderUse
 
 PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
 """Petastorm's Spark setting for where converters write; it holds here too."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark_jobs import named_jobs
+from sparkdl.data.spark.jobs import named_jobs
 from sparkdl.doctor.machine_facts import MachineFacts
-from sparkdl.launch.bounded_job import collect_within
+from sparkdl.launch.spark_job import collect_within
 
 if TYPE_CHECKING:
     import pyarrow as pa

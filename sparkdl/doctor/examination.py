@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline, new_secret
-from sparkdl.data.executor_python import executor_python_problem
-from sparkdl.data.spark_failures import spark_words
-from sparkdl.data.spark_jobs import jobs_of
+from sparkdl.data.spark.executor_python import executor_python_problem
+from sparkdl.data.spark.failures import spark_words
+from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_checks import judge_machine, judge_versions

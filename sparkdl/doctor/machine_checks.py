@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_facts import MachineFacts
-from sparkdl.launch.launch_spec import COMPARED_PACKAGES, version_conflicts
+from sparkdl.launch.wire.spec import COMPARED_PACKAGES, version_conflicts
 from sparkdl.rendezvous.hosts import FOLDER
 
 _OLDEST_PYTHON = (3, 10)

@@ -12,8 +12,8 @@ from torch import nn
 from sparkdl.errors import JobFileError, ParamError
 from sparkdl.jobs.imports import call_named, named_object
 from sparkdl.jobs.section import describe
-from sparkdl.training.optimizer import make_optimizer
-from sparkdl.training.ready_made.first_weights import seeded
+from sparkdl.networks.initial_weights import seeded
+from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparkdl.training.optimizer import make_optimizer
+from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data import Store
-from sparkdl.data.filesystems import absolute_url, open_location
-from sparkdl.data.store_failures import explain_failure, store_error
+from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, StoreError
 from sparkdl.estimators.persistence import FolderWriter
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.feed import READ_AHEAD_BYTES
-from sparkdl.data.shards import rows_per_rank, steps_per_epoch
-from sparkdl.data.spark_jobs import jobs_of
+from sparkdl.data.dataset.shards import rows_per_rank, steps_per_epoch
+from sparkdl.data.feed.feed import READ_AHEAD_BYTES
+from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.estimators.validation_split import validation_column
 from sparkdl.jobs.rows import RowCounts, count_rows
 from sparkdl.launch import run_on_ranks

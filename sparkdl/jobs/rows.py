@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.plan_key import lasting_key
-from sparkdl.data.spark_columns import check_types, is_vector, quoted
-from sparkdl.data.spark_jobs import spark_job
+from sparkdl.data.spark.columns import check_types, is_vector, quoted
+from sparkdl.data.spark.jobs import spark_job
+from sparkdl.data.spark.plan import lasting_key
 from sparkdl.errors import DataError, JobFileError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark_jobs import jobs_of
+from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.estimators.column_check import check_columns
@@ -24,7 +24,7 @@ from sparkdl.jobs.result import make_result
 from sparkdl.jobs.rows import key_of_rows, open_rows
 from sparkdl.jobs.session import is_lost
 from sparkdl.tracking import models_with_code, use_tracking_uri
-from sparkdl.training.checkpoint_folder import CheckpointFolder
+from sparkdl.training.checkpoint.folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

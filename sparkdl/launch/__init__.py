@@ -7,10 +7,10 @@ Knows Spark and processes, not torch and not training. The driver calls :func:`r
 
 from __future__ import annotations
 
+from sparkdl.launch.forkserver.kept import prepare_in_task
 from sparkdl.launch.local_launch import run_on_local_ranks
 from sparkdl.launch.preflight import check_cluster, wait_for_slots
-from sparkdl.launch.preparation import prepare_in_task
-from sparkdl.launch.rank_context import RankContext
+from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import active_session, run_on_ranks
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from sparkdl.data.executor_python import executor_python_problem
+from sparkdl.data.spark.executor_python import executor_python_problem
 from sparkdl.errors import (
     ClusterLostError,
     ExecutorsLostError,
@@ -22,11 +22,11 @@ from sparkdl.errors import (
     RankError,
     SparkdlError,
 )
-from sparkdl.launch.hang_report import raise_hang
-from sparkdl.launch.hang_watch import HangLimits
-from sparkdl.launch.outcome import Failure, find_culprit, were_ranks_lost
-from sparkdl.launch.packed_error import unpack_error
+from sparkdl.launch.hangs.report import raise_hang
+from sparkdl.launch.hangs.watch import HangLimits
 from sparkdl.launch.spark_job import SparkJob
+from sparkdl.launch.wire.messages import unpack_error
+from sparkdl.launch.wire.outcome import Failure, find_culprit, were_ranks_lost
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""

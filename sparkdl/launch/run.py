@@ -1,4 +1,13 @@
-"""Runs a function on ranks and returns what it returned on each. Runs on the driver."""
+"""Runs a function on ranks and returns what it returned on each. Runs on the driver.
+
+Which launches of this process have ranks that run, and so hold slots that others wait for. Runs on the driver.
+
+Spark starts a barrier stage when all of its slots are free, and keeps it waiting until then. A launch whose ranks do
+not start therefore asks here whether it waits for its own kind, as where ``CrossValidator`` fits models in parallel,
+or for something that it should not wait for without an end.
+
+Watches over the ranks of one launch, and ends them where one hangs. Runs on the driver.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +15,113 @@ import logging
 import math
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import check_timeout, check_transport, new_secret
-from sparkdl.data.spark_jobs import jobs_of, name_of, named_jobs
+from sparkdl.data.spark.jobs import jobs_of, name_of, named_jobs
 from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.collect import collect
-from sparkdl.launch.driver_channel import DriverChannel, RankMessage, driver_hosts
-from sparkdl.launch.hang_guard import HangGuard
-from sparkdl.launch.hang_watch import hang_limits
-from sparkdl.launch.launch_spec import LaunchSpec, installed_versions
-from sparkdl.launch.outcome import StopReason
-from sparkdl.launch.payload import pickle_call
+from sparkdl.launch.hangs.report import hang_error
+from sparkdl.launch.hangs.watch import Hang, HangLimits, HangWatch, hang_limits
 from sparkdl.launch.preflight import OnWait, check_cluster
-from sparkdl.launch.slot_holders import SlotHolders
 from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob
+from sparkdl.launch.task.meeting import FAREWELL_TIMEOUT_S
+from sparkdl.launch.wire.channel import DriverChannel, RankMessage, driver_hosts
+from sparkdl.launch.wire.messages import pickle_call
+from sparkdl.launch.wire.outcome import Failure, RankSigns, StopReason
+from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
+
+
+class SlotHolders:
+    """A set of launches, by the names of their jobs, for several threads."""
+
+    def __init__(self) -> None:
+        self._jobs: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, job: str) -> None:
+        """Note that all ranks of a launch run; doing so again does nothing."""
+        with self._lock:
+            self._jobs.add(job)
+
+    def remove(self, job: str) -> None:
+        """Note that a launch has ended, whether or not its ranks ever ran."""
+        with self._lock:
+            self._jobs.discard(job)
+
+    def others_than(self, job: str) -> bool:
+        """Whether ranks of another launch run."""
+        with self._lock:
+            return bool(self._jobs - {job})
+
+
+END_TIMEOUT_S = 15.0
+"""How long the tasks may take to tell where their ranks were and to end; one that stands still itself never does."""
+
+END_AFTER_FAILURE_TIMEOUT_S = FAREWELL_TIMEOUT_S + END_TIMEOUT_S
+"""How long the tasks may take to end once code on a rank has raised: that rank's may wait for the others first."""
+
+
+class HangGuard:
+    """One for each launch.
+
+    Args:
+        channel: by which the tasks are heard, and told to end.
+        limits: from when on a rank counts as hanging.
+    """
+
+    def __init__(self, channel: DriverChannel, limits: HangLimits) -> None:
+        self._channel = channel
+        self._watch = HangWatch(limits)
+        self._found: tuple[Hang, dict[int, RankSigns]] | None = None
+        self._end_by = math.inf
+        self._has_failed = False
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether all tasks were to end, as a rank hangs or failed, and have not done so in time."""
+        return time.monotonic() >= self._end_by
+
+    def look(self) -> None:
+        """Look whether a rank hangs, and have all tasks end if one does. To be called often."""
+        if self._found is not None:
+            return
+        if not self._has_failed and _are_explained(self._channel.failures):
+            self._has_failed = True
+            self._end_by = time.monotonic() + END_AFTER_FAILURE_TIMEOUT_S
+        now, heard = time.monotonic(), self._channel.signs
+        hang = self._watch.look(now, heard)
+        if hang is None:
+            return
+        self._found = hang, {rank: signs for rank, (_, _, signs) in heard.items()}
+        self._end_by = min(self._end_by, now + END_TIMEOUT_S)
+        self._channel.cancel(StopReason(hang.why, is_hang=True))
+
+    def check(self) -> None:
+        """Raise what was found, once the tasks have ended or are overdue.
+
+        Raises:
+            HangError: naming the rank; where all ranks were is logged, too.
+        """
+        failures = self._channel.failures
+        if self._found is None or _are_explained(failures):
+            return
+        hang, signs = self._found
+        raise hang_error(hang, failures, signs, self._channel.hosts)
+
+
+def _are_explained(failures: Sequence[Failure]) -> bool:
+    """Whether code on a rank raised, which is why the others end or wait."""
+    return any(not failure.is_consequence and not failure.is_loss for failure in failures)
+
 
 CANCEL_TIMEOUT_S = 10.0
 LAST_WORDS_TIMEOUT_S = 5.0

@@ -1,26 +1,154 @@
 """The Spark job behind a launch: submits the barrier stage from a thread of its own, cancels it, fetches its rows.
 
 Works on classic Spark and Spark Connect, as ``mapInArrow(barrier=True)`` is the one barrier call that both have.
+
+A call that runs Spark jobs, in a thread of its own and under a tag, so that it can be cancelled.
+
+Runs on the *driver*, with classic Spark and Spark Connect.
+
+A Spark job that may take only so long: it is cancelled then, and soon nobody waits for it. Runs on the *driver*.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
-from sparkdl.launch.barrier_task import run_barrier_task
-from sparkdl.launch.launch_spec import LaunchSpec
+from sparkdl.collective import Deadline
+from sparkdl.errors import LaunchError
 from sparkdl.launch.preflight import is_connect
-from sparkdl.launch.tagged_call import TaggedCall
+from sparkdl.launch.task.barrier_task import run_barrier_task
+from sparkdl.launch.wire.spec import LaunchSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, Row, SparkSession
+
+
+CANCEL_INTERVAL_S = 1.0
+"""How often the order to cancel is given again: Spark applies it to jobs that are active, and one that it has not been
+given yet, or that waits for executors as its barrier stage has more tasks than there are slots, is none."""
+
+LEFT_BEHIND_TIMEOUT_S = 900.0
+"""For how long a call that nobody waits for is cancelled: more than Spark by default looks for slots, 40 times 15 s."""
+
+_logger = logging.getLogger(__name__)
+Value = TypeVar("Value")
+
+
+class TaggedCall(Generic[Value]):
+    """Calls a function at once, in a thread with the caller's job group, description, scheduler pool and tags.
+
+    Args:
+        spark: classic or Connect session.
+        tag: of all jobs that the function runs; nobody else's.
+        function: what to call.
+
+    Attributes:
+        tag: the tag.
+        value: what the function returned; None before that, and if it raised.
+        error: what it raised, or Spark as it was to tag its jobs.
+        was_given_up: whether it was cancelled by :meth:`cancel`, and not, say, in Spark's UI.
+    """
+
+    def __init__(self, spark: SparkSession, tag: str, function: Callable[[], Value]) -> None:
+        self._spark = spark
+        self.tag = tag
+        self._function: Callable[[], Value] | None = function
+        self.value: Value | None = None
+        self.error: Exception | None = None
+        self.was_given_up = False
+        # Of this thread, by which the caller may cancel what it runs; classic Spark's threads inherit theirs.
+        self._callers_tags = spark.getTags() if is_connect(spark) else set()
+        # Waited for in the thread's place: Python 3.11 takes a thread for ended when Ctrl-C comes out of its join().
+        self._ended = threading.Event()
+        _inheriting_thread(spark, self._call).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the function has not returned yet."""
+        return not self._ended.is_set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end, for so long."""
+        self._ended.wait(timeout_s)
+
+    def cancel(self, *, timeout_s: float) -> None:
+        """Cancel its jobs, those that it has yet to run too, until it has ended; for so long."""
+        self.was_given_up = True
+        deadline, is_told = Deadline(timeout_s), False
+        while self.running:
+            try:
+                self._order_cancellation()
+            except Exception as error:
+                # Of py4j or gRPC, and not raised: whoever cancels has something of more interest to raise.
+                if not is_told:
+                    _logger.warning(
+                        "Spark did not take the order to cancel the jobs of %s: %s", self.tag, error
+                    )
+                is_told = True
+            self._ended.wait(min(CANCEL_INTERVAL_S, deadline.remaining_s()))
+            if deadline.expired:
+                return
+
+    def leave_behind(self, finish: Callable[[], None] = lambda: None) -> None:
+        """Go on cancelling it from a thread, without waiting for that; then call ``finish`` there."""
+
+        def cancel() -> None:
+            try:
+                self.cancel(timeout_s=LEFT_BEHIND_TIMEOUT_S)
+                if self.running:
+                    _logger.warning(
+                        "Spark has not cancelled the jobs tagged %s within %g s. End them in Spark's UI, or stop the "
+                        "session.",
+                        self.tag,
+                        LEFT_BEHIND_TIMEOUT_S,
+                    )
+            finally:
+                finish()
+
+        threading.Thread(target=cancel, name="sparkdl-left-behind", daemon=True).start()
+
+    def _order_cancellation(self) -> None:
+        if is_connect(self._spark):
+            self._spark.interruptTag(self.tag)
+        else:
+            self._spark.sparkContext.cancelJobsWithTag(self.tag)
+
+    def _call(self) -> None:
+        tagging: Any = self._spark if is_connect(self._spark) else self._spark.sparkContext
+        add, remove = ("addTag", "removeTag") if is_connect(self._spark) else ("addJobTag", "removeJobTag")
+        try:
+            for tag in (self.tag, *self._callers_tags):
+                getattr(tagging, add)(tag)
+            assert self._function is not None
+            self.value = self._function()
+        except Exception as error:
+            self.error = error
+        finally:
+            # It may hold who holds this call: with it, the value would live until the garbage collector comes by.
+            self._function = None
+            try:
+                getattr(tagging, remove)(self.tag)
+            finally:
+                self._ended.set()
+
+
+def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
+    if is_connect(spark):
+        return threading.Thread(target=target, name="sparkdl-job", daemon=True)
+    from pyspark import InheritableThread
+
+    thread: threading.Thread = InheritableThread(target=target, name="sparkdl-job", daemon=True)
+    return thread
+
 
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
 STATUS_LAG_S = 12.0
@@ -190,3 +318,40 @@ class SparkJob:
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: int(row["chunk"]))
+
+
+CANCEL_TIMEOUT_S = 5.0
+"""How long the job may take to end once it is cancelled, before that is left to a thread."""
+
+
+def collect_within(spark: SparkSession, frame: DataFrame, timeout_s: float) -> list[Row]:
+    """Collect a DataFrame.
+
+    Raises:
+        LaunchError: if that takes longer; the job is cancelled.
+        Exception: what Spark raises.
+    """
+    call = TaggedCall(spark, f"sparkdl-{secrets.token_hex(8)}", frame.collect)
+    try:
+        call.join(timeout_s)
+    except BaseException:  # Ctrl-C
+        _cancel(call)
+        raise
+    if call.running:
+        _cancel(call)
+        raise LaunchError(
+            f"the cluster had not run the tasks within {timeout_s:g} s: other jobs hold its slots, or executors are "
+            "missing"
+        )
+    if call.error is not None:
+        raise call.error
+    assert call.value is not None, "it has ended well"
+    return call.value
+
+
+def _cancel(call: TaggedCall[list[Row]]) -> None:
+    try:
+        call.cancel(timeout_s=CANCEL_TIMEOUT_S)
+    finally:
+        if call.running:
+            call.leave_behind()

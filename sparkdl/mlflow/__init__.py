@@ -14,9 +14,6 @@ Importing this module brings neither pyspark nor torch.
 
 from __future__ import annotations
 
-from sparkdl.mlflow.autologging import autolog
-from sparkdl.mlflow.loading import load_model, load_module
-from sparkdl.mlflow.saving import log_model, save_model
-from sparkdl.mlflow.sending import send_kept
+from sparkdl.mlflow.flavor import autolog, load_model, load_module, log_model, save_model, send_kept
 
 __all__ = ["autolog", "load_model", "load_module", "log_model", "save_model", "send_kept"]

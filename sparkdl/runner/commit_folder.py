@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.data import Store
-from sparkdl.data.filesystems import absolute_url, open_location
-from sparkdl.data.store_failures import explain_failure, store_error
+from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, StoreError
 
 _OWNER = "owner.json"
@@ -146,7 +146,7 @@ class CommitFolder:
 
     def _write(self, name: str, contents: dict[str, Any], *, is_first: bool) -> None:
         """Write a file that is whole under its name; check for the first one whether it can be read again."""
-        from sparkdl.training.checkpoint_files import write_file
+        from sparkdl.training.checkpoint.files import write_file
 
         location = open_location(self.url)
         if is_first and not location.is_local:
@@ -185,7 +185,7 @@ class CommitFolder:
         return self._read(f"state-{state}-commit-{max(numbers)}.pt") if numbers else None
 
     def _read(self, name: str) -> dict[str, dict[str, Any]]:
-        from sparkdl.training.checkpoint_files import DamagedFileError, load_file
+        from sparkdl.training.checkpoint.files import DamagedFileError, load_file
 
         try:
             contents: dict[str, dict[str, Any]] = load_file(open_location(self.url), name)

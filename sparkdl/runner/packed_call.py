@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from sparkdl.launch.payload import pickle_call
+from sparkdl.launch.wire.messages import pickle_call
 from sparkdl.runner.script import Script, read_script
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from sparkdl.errors import ParamError
 from sparkdl.horovod import provide_driver_log
-from sparkdl.launch.marked_lines import FOR_DRIVER, mark_lines, split_mark
+from sparkdl.launch.wire.messages import FOR_DRIVER, mark_lines, split_mark
 
 OnLine = Callable[[int, str, "int | None"], None]
 """Gets rank, line, and the level of the log record that the line is of; None if the line was printed."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark_jobs import jobs_of, name_of
+from sparkdl.data.spark.jobs import jobs_of, name_of
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
 from sparkdl.runner.commit_folder import commit_folder

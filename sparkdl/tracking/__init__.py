@@ -5,14 +5,11 @@ The place by which fits reach mlflow, imported when a run is opened. Users go by
 
 from __future__ import annotations
 
-from sparkdl.tracking.fit_run import FitRun, NoRun, TrackingMode, open_run
+from sparkdl.tracking.flavor import models_with_code
 from sparkdl.tracking.kept_runs import SentRun, Shelf, send_kept_runs
-from sparkdl.tracking.logged_dataset import LoggedDataset
-from sparkdl.tracking.logged_model import LoggedColumn, LoggedModelSpec
-from sparkdl.tracking.model_code import models_with_code
-from sparkdl.tracking.registering import Registration
-from sparkdl.tracking.run_group import RunGroup, open_group
-from sparkdl.tracking.tracking_uri import use_tracking_uri, without_credentials
+from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
+from sparkdl.tracking.run import FitRun, NoRun, RunGroup, TrackingMode, open_group, open_run
+from sparkdl.tracking.start import use_tracking_uri, without_credentials
 
 __all__ = [
     "FitRun",

@@ -15,9 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.errors import StoreError
-from sparkdl.tracking.messages import KINDS_OF_MODELS, Message, deliver, is_refusal
-from sparkdl.tracking.run_start import BegunRun, RunStart, begin_run, find_run
-from sparkdl.tracking.tracking_uri import reporting_to, with_known_credentials, without_credentials
+from sparkdl.tracking.sender import KINDS_OF_MODELS, Message, deliver, is_refusal
+from sparkdl.tracking.start import (
+    BegunRun,
+    RunStart,
+    begin_run,
+    find_run,
+    reporting_to,
+    with_known_credentials,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,7 +1,13 @@
-"""What MLflow is told of a saved model: signature, input example, requirements. Runs on the *driver*."""
+"""What MLflow is told of a saved model: signature, input example, requirements. Runs on the *driver*.
+
+What a fit was trained on, as MLflow has it for the inputs of runs.
+
+Registers a logged model as a version, once however often it is tried. Runs on the *driver*.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.tracking.start import reporting_to
+
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.models import ModelSignature
+
 
 _PARAM_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 _REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "torch")
@@ -158,3 +168,96 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | list):
         return [_plain(each) for each in value]
     return value.item() if isinstance(value, np.generic) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedDataset:
+    """The fields of MLflow's dataset.
+
+    Attributes:
+        name: for people.
+        digest: hash of the data, up to 36 characters.
+        source_type: what the source is, ``"spark"`` or ``"local"`` say.
+        source: where it lies, as JSON.
+        schema: its columns, as JSON.
+        profile: numbers about it, as JSON.
+    """
+
+    name: str
+    digest: str
+    source_type: str
+    source: str
+    schema: str
+    profile: str
+
+
+MODEL_TAG = "sparkdl.model_uri"
+"""Tag of a version: the logged model that it was made of."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """Under what a logged model is registered.
+
+    Attributes:
+        name: of the registered model; ``catalog.schema.model`` in Unity Catalog.
+        alias: that is set to the new version; None for none.
+        await_s: how long to wait until the version is ready.
+    """
+
+    name: str
+    alias: str | None = None
+    await_s: int = 300
+
+
+def register(client: MlflowClient, model_uri: str, registration: Registration) -> str:
+    """Register a logged model, unless that has been done, and return its version.
+
+    An alias that names a newer version already stays there.
+
+    Raises:
+        mlflow.exceptions.MlflowException: if the server does not take it.
+    """
+    import mlflow
+
+    version = _version_of(client, model_uri, registration.name)
+    if version is None:
+        with reporting_to(client.tracking_uri):
+            made = mlflow.register_model(
+                model_uri,
+                registration.name,
+                await_registration_for=registration.await_s,
+                tags={MODEL_TAG: model_uri},
+            )
+        version = str(made.version)
+    if registration.alias is not None:
+        _point(client, registration.name, registration.alias, version)
+    return version
+
+
+def _version_of(client: MlflowClient, model_uri: str, name: str) -> str | None:
+    found = client.search_model_versions(f"name = '{name}'")
+    return next((str(each.version) for each in found if each.tags.get(MODEL_TAG) == model_uri), None)
+
+
+def _point(client: MlflowClient, name: str, alias: str, version: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        current = int(client.get_model_version_by_alias(name, alias).version)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        current = 0  # nothing has the alias
+    if current > int(version):
+        _logger.warning(
+            "The alias %s of %s stays with version %d, as the model that was registered now is of version %s.",
+            alias,
+            name,
+            current,
+            version,
+        )
+        return
+    client.set_registered_model_alias(name, alias, version)

@@ -1,18 +1,33 @@
-"""What users run during a fit, on every *rank*: the protocol of callbacks, and how they are called."""
+"""What users run during a fit, on every *rank*: the protocol of callbacks, and how they are called.
+
+Keeps the weights of the best epoch. Runs on *ranks*; the weights lie on rank 0, whose model a fit returns.
+
+Ends a fit that no longer gets better. Runs on every *rank*, on the same numbers.
+
+What happens around the epochs of a fit: callbacks, the best weights, and whether it goes on. Runs on a *rank*.
+"""
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
 from sparkdl.errors import TrainingError
+from sparkdl.training.checkpoint.state import load_module_state, module_state
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from sparkdl.collective import Communicator
     from sparkdl.training.history import EpochRecord
+    from sparkdl.training.spec import Goal, TrainingSpec
 
 
 class StopRequest:
@@ -156,3 +171,244 @@ class Callbacks:
         if len(state["states"]) == len(self._callbacks):
             for callback, own in zip(self._callbacks, state["states"], strict=True):
                 callback.load_state_dict(own)
+
+
+logger = logging.getLogger(__name__)
+
+
+class BestWeights:
+    """A copy of the module's state after the best epoch, in the host's memory: as much as the module takes, once.
+
+    Args:
+        goal: what makes an epoch the best; of equal ones it is the first.
+        module: whose state is kept.
+        is_keeper: whether this rank keeps the weights; the others only note which epoch is the best.
+
+    Attributes:
+        epoch: number of the best epoch; None before any.
+    """
+
+    def __init__(self, goal: Goal, module: nn.Module, *, is_keeper: bool) -> None:
+        self._goal, self._module, self._is_keeper = goal, module, is_keeper
+        self._kept: dict[str, dict[str, Any]] = {}
+        """What :func:`~sparkdl.training.checkpoint.state.module_state` says, copied."""
+        self._best: float | None = None
+        self.epoch: int | None = None
+
+    def offer(self, record: EpochRecord) -> None:
+        """Keep the module as it is if the epoch that it comes from is the best so far."""
+        value = self._goal.value(record)
+        if not self._goal.is_better(value, self._best):
+            return
+        self._best, self.epoch = value, record.epoch
+        if self._is_keeper:
+            self._kept = {
+                kind: {name: _kept(part, self._kept.get(kind, {}).get(name)) for name, part in parts.items()}
+                for kind, parts in module_state(self._module).items()
+            }
+
+    def restore(self) -> int | None:
+        """Give the module of the rank that keeps them the best weights, and return their epoch.
+
+        None, with a warning, where the metric was in no epoch a number; the module then stays as it is.
+        """
+        if self.epoch is None:
+            if self._is_keeper:
+                logger.warning(
+                    "%s was a number in no epoch, so none is the best: the model is that of the last epoch.",
+                    self._goal.metric,
+                )
+            return None
+        if self._is_keeper:
+            load_module_state(self._module, self._kept)
+        return self.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept; without weights on ranks that do not keep them."""
+        return {"best": self._best, "epoch": self.epoch, "weights": self._kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`state_dict` returned on the rank that keeps the weights."""
+        self._best, self.epoch = state["best"], state["epoch"]
+        self._kept = dict(state["weights"]) if self._is_keeper else {}
+
+
+def _kept(part: Any, before: Any) -> Any:
+    """A copy of a part of a state on the host, in the memory of the one before where it fits."""
+    if not isinstance(part, Tensor):
+        return copy.deepcopy(part)  # the extra state of a module
+    if isinstance(before, Tensor) and before.shape == part.shape and before.dtype == part.dtype:
+        return before.copy_(part)
+    return torch.empty_like(part, device="cpu").copy_(part.detach())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a fit goes on without getting better.
+
+    Attributes:
+        epochs: in a row without an improvement, after which it ends.
+        min_delta: by more than which a value has to be better to count.
+    """
+
+    epochs: int
+    min_delta: float = 0.0
+
+
+class EarlyStopping:
+    """Counts epochs without an improvement over the best value so far.
+
+    Args:
+        goal: what is to become better.
+        patience: how long to wait for it.
+
+    Attributes:
+        best: the value that later ones are held against; None before the first that is a number.
+        num_epochs: that have passed since.
+    """
+
+    def __init__(self, goal: Goal, patience: Patience) -> None:
+        self._goal, self._patience = goal, patience
+        self.best: float | None = None
+        self.num_epochs = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the fit is to end."""
+        return self.num_epochs >= self._patience.epochs
+
+    def observe(self, record: EpochRecord) -> None:
+        """Take in an epoch."""
+        value = self._goal.value(record)
+        if self._goal.is_better(value, self.best, by=self._patience.min_delta):
+            self.best, self.num_epochs = value, 0
+        else:
+            self.num_epochs += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands."""
+        return {"best": self.best, "num_epochs": self.num_epochs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`state_dict` returned."""
+        self.best, self.num_epochs = state["best"], state["num_epochs"]
+
+
+class FitCourse:
+    """The course of a fit, which all ranks follow together.
+
+    Args:
+        spec: of the fit.
+        communicator: open over all ranks.
+        module: that is trained.
+        optimizer: of its parameters.
+        steps_per_epoch: on every rank.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        *,
+        communicator: Communicator,
+        module: nn.Module,
+        optimizer: Optimizer,
+        steps_per_epoch: int,
+    ) -> None:
+        self._communicator = communicator
+        self._callbacks = Callbacks(
+            spec.callbacks,
+            rank=communicator.rank,
+            world_size=communicator.world_size,
+            epochs=spec.epochs,
+            steps_per_epoch=steps_per_epoch,
+            module=module,
+            optimizer=optimizer,
+        )
+        self._best: BestWeights | None = None
+        if spec.best is not None:
+            self._best = BestWeights(spec.best, module, is_keeper=communicator.rank == 0)
+        self._stopping: EarlyStopping | None = None
+        if spec.patience is not None:
+            assert spec.watched is not None, "patience is for something"
+            self._stopping = EarlyStopping(spec.watched, spec.patience)
+        self._last: EpochRecord | None = None
+        self._has_ended = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is to be another epoch; all ranks agree."""
+        return not self._has_ended
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The best epoch so far, where the best weights are kept."""
+        return None if self._best is None else self._best.epoch
+
+    @property
+    def wants_to_stop(self) -> bool:
+        """Whether a callback has asked for the end of the fit on this rank, which is what one of them needs."""
+        return self._callbacks.want_to_stop
+
+    @wants_to_stop.setter
+    def wants_to_stop(self, wish: bool) -> None:
+        self._callbacks.want_to_stop = wish
+
+    def begin(self, history: Sequence[EpochRecord] = (), *, in_epoch: bool = False) -> None:
+        """Begin the fit, or go on after the epochs of a history. Collective where a fit may end early.
+
+        Args:
+            history: records of the epochs that are done.
+            in_epoch: whether the next one is under way, at whose end wishes to stop count.
+        """
+        if history:
+            self._last = history[-1]
+            self._has_ended = not in_epoch and self._agreed_to_stop()
+        self._callbacks.call("on_fit_start")
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch, counted from 1."""
+        self._callbacks.call("on_epoch_start", epoch=epoch)
+
+    def end_step(self, epoch: int, step: int, loss: Tensor) -> None:
+        """A step is done, counted from 1."""
+        self._callbacks.call("on_step_end", epoch=epoch, step=step, loss=loss)
+
+    def end_epoch(self, record: EpochRecord) -> None:
+        """An epoch is done, and validated. Collective where a fit may end early."""
+        self._last = record
+        if self._best is not None:
+            self._best.offer(record)
+        self._callbacks.call("on_epoch_end", epoch=record.epoch, record=record)
+        if self._stopping is not None:
+            self._stopping.observe(record)
+        self._has_ended = self._agreed_to_stop()
+
+    def end(self) -> int:
+        """End the fit, with the best weights where they are kept; return the epoch that rank 0's weights are from."""
+        assert self._last is not None, "a fit has an epoch"
+        best = None if self._best is None else self._best.restore()
+        epoch = self._last.epoch if best is None else best
+        self._callbacks.call("on_fit_end", epoch=self._last.epoch, record=self._last, model_epoch=epoch)
+        return epoch
+
+    def _agreed_to_stop(self) -> bool:
+        """Whether any rank wants to stop: all of them then do, whatever rounding made of their numbers."""
+        if not self._callbacks and self._stopping is None:
+            return False
+        wish = self._callbacks.want_to_stop or (self._stopping is not None and self._stopping.is_over)
+        wishes = np.array([wish], np.int64)
+        if self._communicator.world_size > 1:
+            self._communicator.allreduce(wishes, op="max")
+        return bool(wishes[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the further course hangs on; rank 0's is for every rank."""
+        parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`state_dict` returned on rank 0; what it does not tell of begins anew."""
+        parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
+        for name, part in parts.items():
+            if part is not None and name in state:
+                part.load_state_dict(state[name])

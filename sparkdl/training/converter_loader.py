@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.row_stream import Batch, RowStream, num_rows, slice_batch
+from sparkdl.data.feed.row_stream import Batch, RowStream, num_rows, slice_batch
 from sparkdl.errors import ParamError
 from sparkdl.training.feed_dataset import as_tensor
 

@@ -1,36 +1,153 @@
-"""What a fit makes small: from a batch of columns to the model's outputs and their loss. Runs on a *rank*."""
+"""What a fit makes small: from a batch of columns to the model's outputs and their loss. Runs on a *rank*.
+
+Runs the user's own training step in the place of model, loss and labels. The same on a *rank* and when tried.
+
+Has what the user's code raises on a rank told with rank, epoch and step. Runs on a *rank*.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError
-from sparkdl.training.columns import to_tensor
-from sparkdl.training.heads import Head, output_of_each
-from sparkdl.training.losses import (
+from sparkdl.collective.job import is_consequence
+from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
+from sparkdl.model.heads import (
+    Head,
     LossTerm,
     compute_loss,
     match_targets,
     needs_global_weight,
+    output_of_each,
     reduction_of,
 )
-from sparkdl.training.model_inputs import Arrays
-from sparkdl.training.random_state import random_numbers_apart
-from sparkdl.training.seeds import rank_seed
-from sparkdl.training.step_failure import told_with_place
-from sparkdl.training.user_step import run_user_step
+from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor
+from sparkdl.torch import collective_errors
+from sparkdl.training.random_state import random_numbers_apart, rank_seed
 
 if TYPE_CHECKING:
-    from sparkdl.training.precision import Precision
     from sparkdl.training.spec import AugmentFunction, TrainingSpec
+    from sparkdl.training.update import Precision
+
+
+UserStep: TypeAlias = Callable[[nn.Module, dict[str, Tensor]], Any]
+"""Takes the model and a batch of tensors by name, and returns the mean loss of its rows, or that and the outputs."""
+
+
+class StepModule(nn.Module):
+    """The user's step as a module: what averages gradients wraps it, and the step has the model itself.
+
+    It may then call any method of the model, and the model as often as it likes: whatever it does happens within the
+    one forward pass that the wrapper sees.
+
+    Args:
+        module: the model.
+        step: called with it and a batch.
+    """
+
+    def __init__(self, module: nn.Module, step: UserStep) -> None:
+        super().__init__()
+        self.module = module
+        self._step = partial(step)  # a step that is a module has no part in the model
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        """Return what the step returns."""
+        return self._step(self.module, batch)
+
+
+def run_user_step(
+    spec: TrainingSpec, module: nn.Module, batch: Mapping[str, Any], device: torch.device
+) -> tuple[Any, LossTerm]:
+    """Return the outputs, None where the step does not tell them, and the loss.
+
+    Args:
+        spec: of the fit.
+        module: the model, or a :class:`StepModule`, which something may wrap.
+        batch: prepared.
+        device: of the model.
+
+    Raises:
+        ParamError: if the step returns something else.
+    """
+    assert spec.user_step is not None, "called where there is one"
+    inputs = {
+        each.name: to_features(batch[each.name], dtype_named(each.dtype), device)
+        for each in spec.inputs.inputs
+    }
+    labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
+    weight = (
+        {} if spec.weight is None else {spec.weight: to_tensor(batch[spec.weight], torch.float32, device)}
+    )
+    is_step = any(isinstance(each, StepModule) for each in (module, getattr(module, "module", None)))
+    step = module if is_step else StepModule(module, spec.user_step)
+    returned = step({**inputs, **labels, **weight})
+    loss, outputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ParamError(
+            "Param trainStep must return the mean loss of the batch as a tensor with one value, or a tuple of that "
+            f"and the outputs; it returned {found}."
+        )
+    num_rows = len(next(iter(batch.values())))
+    return outputs, LossTerm(mean=loss.reshape(()), weight=float(num_rows))
+
+
+_OF_USERS_CODE = (DataError, ParamError, TrainingError)
+
+
+@contextmanager
+def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = None) -> Iterator[None]:
+    """Raise errors that say nothing of where they happened from within one that does.
+
+    Those with which sparkdl answers functions of the user's, labels and columns keep their type; as they are pass those
+    that tell a step already, those behind which another rank's failure is, and a lack of memory.
+
+    Args:
+        what: fails.
+        rank: on which it does.
+        place: in which epoch, and in which step of it.
+        batch: that it was given.
+
+    Raises:
+        TrainingError: from the error, whose type and message it repeats.
+        DataError: where one was raised; likewise ParamError.
+    """
+    try:
+        # Else what torch makes of a failed collective looks like an error of the model.
+        with collective_errors():
+            yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if is_consequence(error):
+            raise
+        if isinstance(error, SparkdlError):
+            if type(error) not in _OF_USERS_CODE or ", step " in str(error):
+                raise
+            raise type(error)(f"In {place} on rank {rank}: {error}") from error
+        raise TrainingError(
+            f"In {place} on rank {rank} {what} failed: {type(error).__name__}: {str(error).rstrip('.')}."
+            f"{_described(batch)}"
+        ) from error
+
+
+def _described(batch: Batch | None) -> str:
+    if batch is None:
+        return ""
+    columns = (
+        f"{name} {dtype_name(values.dtype) if isinstance(values, Tensor) else values.dtype} {tuple(values.shape)}"
+        for name, values in batch.items()
+    )
+    return f" The batch: {', '.join(columns)}."
+
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
 """Columns by name: arrays, or tensors that are on the device already."""

@@ -2,48 +2,311 @@
 
 One forward and backward pass finds out what otherwise fails on every rank at once: features that do not fit
 the model, outputs that do not fit the loss, the number of classes, and the dtypes in which columns enter.
+
+Finds out whether a loss of the user's own compares every row with every other one, without a word from torch.
+
+Refuses outputs that a loss of torch takes for something else: raw scores where it wants probabilities.
+
+Runs on the *driver*, on the first row.
+
+What a backward pass left in a model, and whether an optimizer can step by it. Runs on the *driver*, in trials.
+
+Copies of a model to try things on before a fit starts, which cost no second model. Runs on the *driver*.
+
+Parameters are copied, the small ones first, as long as all of them together take little. Those beyond are the model's
+own, under other names: whoever gets the copy may compute with them, but not change them.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
-from sparkdl.data.dataset import listed
+from sparkdl.data.dataset.dataset import listed
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.columns import candidate_dtypes, dtype_name, parameter_dtype, to_tensor
-from sparkdl.training.crossed_rows import crosses_rows
-from sparkdl.training.gradients import Gradients, TrialGradients, try_optimizer
-from sparkdl.training.heads import Head, first_output, output_of_each
-from sparkdl.training.losses import (
+from sparkdl.model.heads import (
+    Head,
     LossFunction,
     compute_loss,
+    first_output,
     is_class_loss,
     is_torch_loss,
     match_targets,
+    output_of_each,
     prediction_kind,
 )
-from sparkdl.training.model_inputs import Arrays, ModelInputs
-from sparkdl.training.optimizer import make_optimizer
-from sparkdl.training.output_range import check_output_range
-from sparkdl.training.predictor import decide
-from sparkdl.training.trial_copy import trial_copy
+from sparkdl.model.inputs import Arrays, ModelInputs, candidate_dtypes, dtype_name, parameter_dtype, to_tensor
+from sparkdl.model.predictor import decide
+from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch.optim import Optimizer
 
     from sparkdl.training.spec import OptimizerFactory
+
+
+_NUM_ROWS = 3
+"""A number of rows that is seldom another dimension of a tensor."""
+
+_CROSSED = (_NUM_ROWS, _NUM_ROWS)
+
+
+def crosses_rows(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
+    """Return whether the loss broadcasts outputs of shape ``(N, 1)`` with labels of shape ``(N,)`` to ``(N, N)``.
+
+    Args:
+        loss: a function, tried on copies of one row.
+        outputs: of one row, of any shape.
+        targets: of that row, likewise.
+    """
+    if outputs.shape != (1, 1) or targets.shape != (1,):
+        return False
+    watch = _Watch()
+    # Whatever it raises on several rows it raises again where it is tried on what it is given.
+    with suppress(Exception), torch.no_grad(), watch:
+        loss(outputs.detach().repeat(_NUM_ROWS, 1), targets.repeat(_NUM_ROWS))
+    return watch.has_crossed
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every function of torch that is called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_crossed = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {tuple(each.shape) for each in args if isinstance(each, Tensor)}
+        if (
+            isinstance(result, Tensor)
+            and result.shape == _CROSSED
+            and given == {(_NUM_ROWS, 1), (_NUM_ROWS,)}
+        ):
+            self.has_crossed = True
+        return result
+
+
+_MAX_LOG_OF_SUM = 0.1
+"""How far the log of the sum of all probabilities may be from 0: rounding in half precision, or a small epsilon."""
+
+
+def check_output_range(loss: LossFunction, outputs: Tensor) -> None:
+    """Check that outputs can be the probabilities, or their logs, that BCELoss and NLLLoss take.
+
+    Args:
+        loss: any other one takes any numbers.
+        outputs: of the first row, of shape ``(rows, ...)``, for NLLLoss ``(rows, classes, ...)``.
+
+    Raises:
+        ParamError: if they are not; the message names the layer or the loss that mends it.
+    """
+    if not is_torch_loss(loss):
+        return
+    values = outputs.detach()
+    if isinstance(loss, nn.BCELoss):
+        outside = values[(values < 0) | (values > 1)]
+        if outside.numel():
+            raise ParamError(
+                f"Param loss is BCELoss, which takes a probability, and the model's output for the first row is "
+                f"{outside[0].item():.4g}, outside 0 to 1. End the model with nn.Sigmoid(), or leave the model as it "
+                "is and use nn.BCEWithLogitsLoss()."
+            )
+    elif isinstance(loss, nn.NLLLoss):
+        logs = values.float().logsumexp(dim=1)
+        wrong = logs[logs.abs() > _MAX_LOG_OF_SUM]
+        if wrong.numel():
+            raise ParamError(
+                "Param loss is NLLLoss, which takes the log of each class's probability, and the model's outputs for "
+                f"the first row make probabilities whose sum is {wrong[0].exp().item():.4g}, not 1. End the model with "
+                "nn.LogSoftmax(dim=1), or leave the model as it is and use nn.CrossEntropyLoss()."
+            )
+
+
+_SPARSE = ("_saved_sparse", "_saved_sparse_grad")
+"""How nodes of a graph name the argument that makes a gradient sparse, which embeddings and gather have."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What parameters that are trained got.
+
+    Attributes:
+        are_there: whether any got a gradient.
+        lack_some: whether any got none.
+        are_sparse: whether any is a sparse tensor.
+    """
+
+    are_there: bool
+    lack_some: bool
+    are_sparse: bool
+
+
+class TrialGradients:
+    """Goes backward through a trial, and tells what gradients the parameters have; large ones are not computed.
+
+    Args:
+        module: the trial, on the CPU.
+        shared: its parameters that are not copies: for them it only looks at how they got into the loss.
+
+    """
+
+    def __init__(self, module: nn.Module, shared: Collection[nn.Parameter]) -> None:
+        self._shared = {id(parameter): parameter for parameter in shared}
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._copied = [parameter for parameter in trained if id(parameter) not in self._shared]
+        self._num_trained = len(trained)
+        self._seen: set[int] = set()
+        self._has_sparse = False
+
+    @property
+    def found(self) -> Gradients:
+        """What the gradients are."""
+        return Gradients(
+            are_there=bool(self._seen),
+            lack_some=len(self._seen) < self._num_trained,
+            are_sparse=self._has_sparse,
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        """Go backward from a loss, a number; this can be done again."""
+        if not self._shared or not self._leaves_out_shared(loss):
+            loss.backward(retain_graph=True)
+        for parameter in (*self._copied, *self._shared.values()):
+            if parameter.grad is not None:
+                self._note(parameter, is_sparse=parameter.grad.is_sparse)
+                if id(parameter) in self._shared:
+                    parameter.grad = None
+
+    def _leaves_out_shared(self, loss: Tensor) -> bool:
+        """Go backward for the others alone, and look up how shared ones got into the loss; False where that fails."""
+        used: dict[int, bool] = {}
+        nodes = [loss.grad_fn] if loss.grad_fn is not None else []
+        found = set(nodes)
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, BackwardCFunction):  # checkpointed layers, or others that hide what is inside
+                return False
+            for following, _ in node.next_functions:
+                parameter = self._shared.get(id(getattr(following, "variable", None)))
+                if parameter is not None:
+                    is_sparse = any(getattr(node, name, False) for name in _SPARSE)
+                    used[id(parameter)] = used.get(id(parameter), False) or is_sparse
+                elif following is not None and following not in found:
+                    found.add(following)
+                    nodes.append(following)
+        loss.backward(retain_graph=True, inputs=self._copied or [loss])
+        for identity, is_sparse in used.items():
+            self._note(self._shared[identity], is_sparse=is_sparse)
+        return True
+
+    def _note(self, parameter: nn.Parameter, *, is_sparse: bool) -> None:
+        self._seen.add(id(parameter))
+        self._has_sparse = self._has_sparse or is_sparse
+
+
+def try_optimizer(optimizer: Optimizer, left_out: Collection[nn.Parameter] = ()) -> None:
+    """Take a step as if the optimizer had been made without some parameters, which it then cannot change.
+
+    Raises:
+        ParamError: if the optimizer cannot.
+    """
+    try:
+        step_without(optimizer, left_out)
+    except Exception as error:
+        raise ParamError(
+            f"Param optimizer makes {type(optimizer).__name__}, which cannot step by gradients alone: "
+            f"{type(error).__name__}: {error}. Choose one that can, such as SGD or Adam."
+        ) from error
+
+
+def step_without(optimizer: Optimizer, parameters: Collection[nn.Parameter]) -> None:
+    """Have an optimizer step as if it had been made without some parameters, which it then cannot change."""
+    left_out = {id(parameter) for parameter in parameters}
+    groups = [list(group["params"]) for group in optimizer.param_groups]
+    try:
+        for group, params in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [parameter for parameter in params if id(parameter) not in left_out]
+        optimizer.step()
+    finally:
+        for group, params in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = params
+
+
+T = TypeVar("T")
+
+COPIED_BYTES = 64 << 20
+"""What the copied parameters take at most."""
+
+
+def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) -> tuple[T, list[nn.Parameter]]:
+    """Return a deep copy of something that holds a module, and those of its parameters that lie where the module's do.
+
+    Args:
+        value: the module, or what refers to it; what is shared inside stays shared.
+        module: whose parameters are shared with the copy where they are many.
+        copied_bytes: what the parameters that are copied take at most, with what was computed from them.
+    """
+    memo: dict[int, Any] = {}
+    shared = []
+    seen: set[int] = set()
+    computed = (tensor for part in module.modules() for tensor in _computed(vars(part), seen))
+    for tensor in sorted((*module.parameters(), *computed), key=_num_bytes):
+        copied_bytes -= _num_bytes(tensor)
+        if not tensor.is_leaf:
+            there = tensor.detach()
+            memo[id(tensor)] = there if copied_bytes < 0 else there.clone()
+        elif copied_bytes < 0 and type(tensor) is nn.Parameter and tensor.layout == torch.strided:
+            there = tensor.detach().to("cpu")
+            shared.append(nn.Parameter(there, requires_grad=tensor.requires_grad))
+            memo[id(tensor)] = shared[-1]
+    return copy.deepcopy(value, memo), shared
+
+
+def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """What a module has computed from parameters and keeps, as hooks of weight_norm and of pruning do, each once.
+
+    A forward pass computes it anew. ``deepcopy`` refuses it for the graph that it has.
+
+    Args:
+        value: the module's attributes, or one of them: LSTMs keep their weights in a list.
+        seen: the identities of what was looked at, to which this one's are added.
+    """
+    if not isinstance(value, Tensor | dict | list | tuple) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if not isinstance(value, Tensor):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _computed(each, seen)
+    elif not value.is_leaf:
+        yield value
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
 
 _CPU = torch.device("cpu")
 _MAX_MIXED = 4

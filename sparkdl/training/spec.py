@@ -1,7 +1,11 @@
-"""What crosses from the driver to the ranks: everything a fit is made of, and nothing of Spark."""
+"""What crosses from the driver to the ranks: everything a fit is made of, and nothing of Spark.
+
+Which number of an epoch tells how good the model is, and in which direction. The same on *driver* and *ranks*.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,15 +14,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from sparkdl.data.row_filter import RowChoice
-    from sparkdl.training.callbacks import Callback
-    from sparkdl.training.early_stopping import Patience
-    from sparkdl.training.goal import Goal
-    from sparkdl.training.heads import Head
+    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.model.heads import Head
+    from sparkdl.model.inputs import ModelInputs
+    from sparkdl.training.callbacks import Callback, Patience
+    from sparkdl.training.history import EpochRecord
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.metrics import Metric
-    from sparkdl.training.model_inputs import ModelInputs
-    from sparkdl.training.user_step import UserStep
+    from sparkdl.training.objective import UserStep
+
 
 OptimizerFactory: TypeAlias = Callable[[Iterator[nn.Parameter]], Optimizer]
 
@@ -57,7 +61,7 @@ class TrainingSpec:
     """The label columns, and the losses that the model's outputs have by them, whose weighted sum is to be small."""
 
     user_step: UserStep | None = None
-    """Called in the place of model and losses; see :mod:`sparkdl.training.user_step`."""
+    """Called in the place of model and losses; see :mod:`sparkdl.training.objective`."""
 
     augment: AugmentFunction | None = None
     """Called with the prepared arrays of a batch before the model is trained on it; returns others by these names."""
@@ -167,3 +171,31 @@ class TrainingSpec:
         """Return the names of the columns that a batch must hold."""
         weight = () if self.weight is None else (self.weight,)
         return tuple(dict.fromkeys((*self.inputs.names, *self.label_names, *weight)))
+
+
+MODES = ("min", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A metric that is to become small or large.
+
+    Attributes:
+        metric: ``"loss"``, ``"val_loss"``, or the name of a metric, with ``val_`` before it on validation rows.
+        mode: ``"min"`` or ``"max"``.
+    """
+
+    metric: str
+    mode: str = "min"
+
+    def value(self, record: EpochRecord) -> float:
+        """Return the number of an epoch."""
+        return record.value(self.metric)
+
+    def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
+        """Whether a value is better than another by more than some amount; any is than None, and NaN never."""
+        if math.isnan(value):
+            return False
+        if than is None:
+            return True
+        return value < than - by if self.mode == "min" else value > than + by

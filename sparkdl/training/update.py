@@ -1,21 +1,35 @@
-"""Turns the gradients of one or several batches into one update of the weights. Runs on a *rank*."""
+"""Turns the gradients of one or several batches into one update of the weights. Runs on a *rank*.
+
+In which precision a model computes; weights, gradients and losses stay as they are. Runs on a *rank*.
+
+Calls the user's optimizer factory and checks what it makes.
+
+The optimizer of ready-made estimators.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch.optim import Optimizer
-
     from sparkdl.data import PlannedFeed
     from sparkdl.training.learning_rate import LearningRate
-    from sparkdl.training.precision import Precision
+    from sparkdl.training.spec import OptimizerFactory
+
 
 logger = logging.getLogger(__name__)
 
@@ -161,3 +175,86 @@ class WeightUpdate:
                 self._scaler.get_scale(),
             )
         self._num_updates = self.num_skipped = 0
+
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+class Precision:
+    """Autocast for the forward pass and, with float16, scaled losses, whose gradients would be rounded to 0 otherwise.
+
+    Args:
+        name: one of :data:`PRECISIONS`; ``"float32"`` leaves the model as it is.
+        device: of the model.
+
+    Attributes:
+        scaler: scales losses and unscales gradients; does nothing unless the precision is float16.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._dtype = (
+            None if name == "float32" else {"bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+        )
+        self._device = device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "float16")
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Within, operations that bear it compute in the lower precision."""
+        return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
+
+    def for_loss(self, outputs: Tensor) -> Tensor:
+        """The outputs in float32 where they are in the lower precision: losses sum up many values."""
+        return outputs.float() if outputs.dtype == self._dtype else outputs
+
+
+def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
+    """Return ``factory(module.parameters())``.
+
+    Raises:
+        ParamError: if the factory raises, or returns something else than an optimizer, or one of other parameters.
+    """
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ParamError("Param model has no parameter that requires a gradient; there is nothing to train.")
+    # The first optimizer of a process has torch import its compiler, of which a quarter of the time would go into
+    # looking for garbage among what is imported.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        optimizer = factory(module.parameters())
+    except Exception as error:
+        raise ParamError(
+            f"Param optimizer failed when called with the model's parameters: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
+    if not isinstance(optimizer, Optimizer):
+        raise ParamError(
+            "Param optimizer must be a function that takes the model's parameters and returns a "
+            "torch.optim.Optimizer; "
+            f"it returned {type(optimizer).__name__}."
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ParamError(
+            f"Param optimizer returned {type(optimizer).__name__} of other parameters than those that it was called "
+            "with; it would train nothing. Each rank has a copy of the model: use the function's argument."
+        )
+    return optimizer
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Makes an optimizer of a model's parameters.
+
+    Attributes:
+        learning_rate: its learning rate.
+        weight_decay: its weight decay.
+    """
+
+    learning_rate: float
+    weight_decay: float
+
+    def __call__(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.data import ParquetDataset, ParquetFeed
-from sparkdl.training.device_batches import batches_for
-from sparkdl.training.fit_state import buffers_kept
-from sparkdl.training.loss_sum import LossSum
+from sparkdl.model.architecture import evaluating
+from sparkdl.training.batches import batches_for, read_timeout_s
+from sparkdl.training.checkpoint.state import buffers_kept, loss_buffers
+from sparkdl.training.history import LossSum
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Place
+from sparkdl.training.objective import Place, told_with_place
 from sparkdl.training.random_state import random_numbers_apart
-from sparkdl.training.rank_state import loss_buffers
-from sparkdl.training.reading_deadline import read_timeout_s
-from sparkdl.training.step_failure import told_with_place
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -155,16 +153,3 @@ class Validation:
 def prefixed(values: Mapping[str, float]) -> dict[str, float]:
     """Return metrics under the names that they have on validation rows."""
     return {f"{PREFIX}{name}": value for name, value in values.items()}
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, all of a module is in ``eval()`` mode and no graph is made; every part then has the mode it had."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, is_training in modes.items():
-            part.training = is_training

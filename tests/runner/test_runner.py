@@ -17,7 +17,7 @@ from sparkdl.errors import (
     SerializationError,
 )
 from sparkdl.horovod.torch import HorovodInternalError
-from sparkdl.launch import rank_supervisor
+from sparkdl.launch.task import supervisor
 from tests.runner import rank_functions as functions
 from tests.runner.local_runner import make_runner
 
@@ -121,7 +121,7 @@ def test_a_killed_rank_is_a_loss_that_restarts_answer_and_retries_do_not(tmp_pat
     ],
 )
 def test_what_would_fail_again_is_no_loss_and_has_one_attempt(name, culprit, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_supervisor, "EXIT_GRACE_S", 1.0)
+    monkeypatch.setattr(supervisor, "EXIT_GRACE_S", 1.0)
     with pytest.raises(RankError, match=said) as caught:
         make_runner(max_restarts=3).run(functions.note_attempt, str(tmp_path), name)
     assert not isinstance(caught.value, LossError)

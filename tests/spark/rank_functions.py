@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl.collective import current_communicator
 from sparkdl.launch import RankContext
-from sparkdl.launch.nursery_clients import peer_process
+from sparkdl.launch.forkserver.client import peer_process
 from tests.processes import listens_on, runs, with_descendants
 
 

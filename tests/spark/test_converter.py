@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sparkdl.data import Column, Store, make_spark_converter, materialize, open_dataset, use_materialized
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.parquet_files import list_parquet_files
+from sparkdl.data.dataset.footers import list_parquet_files
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:

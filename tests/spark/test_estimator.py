@@ -190,7 +190,7 @@ def test_rows_that_cannot_be_removed_cost_a_warning_and_nothing_else(
     def fail(location):
         raise PermissionError(f"not allowed: {location.path}")
 
-    monkeypatch.setattr("sparkdl.data.cleanup.remove_folder", fail)
+    monkeypatch.setattr("sparkdl.data.store.housekeeping.remove_folder", fail)
     loss = LossThatSpoils(tmp_path, "nothing", fails=fails)
     estimator = make_estimator(tmp_path, loss=loss, epochs=2)
     if fails:

@@ -12,10 +12,8 @@ import pytest
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch import run, run_on_ranks
-from sparkdl.launch.bounded_job import collect_within
-from sparkdl.launch.driver_channel import DriverChannel, RankMessage
-from sparkdl.launch.driver_link import PURPOSE
-from sparkdl.launch.tagged_call import TaggedCall
+from sparkdl.launch.spark_job import TaggedCall, collect_within
+from sparkdl.launch.wire.channel import PURPOSE, DriverChannel, RankMessage
 from sparkdl.rendezvous.dialing import connect_authenticated
 from tests.collective.eventually import eventually
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.errors import HangError, LaunchError, LossError, RankError, SlotsMissingError
-from sparkdl.launch import hang_guard, run, run_on_ranks, wait_for_slots
+from sparkdl.launch import run, run_on_ranks, wait_for_slots
+from sparkdl.launch import run as hang_guard
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data import ParquetFeed, Store, materialize
-from sparkdl.data.cleanup import remove_unless_used
+from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:

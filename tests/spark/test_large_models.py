@@ -12,9 +12,9 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.estimators import TorchEstimator, TorchModel
-from sparkdl.training.model_inputs import ModelInput, ModelInputs
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.inputs import ModelInput, ModelInputs
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 from tests.memory_watch import memory_watched
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.collective import new_secret
-from sparkdl.data.spark_jobs import spark_job
+from sparkdl.data.spark.jobs import spark_job
 from sparkdl.errors import (
     CommunicatorError,
     LaunchError,
@@ -26,10 +26,9 @@ from sparkdl.errors import (
     WorkersLostError,
 )
 from sparkdl.launch import run, run_on_ranks, wait_for_slots
-from sparkdl.launch.driver_channel import DriverChannel
-from sparkdl.launch.driver_link import DriverLink
-from sparkdl.launch.launch_spec import installed_versions
-from sparkdl.launch.meeting import Meeting, Peer
+from sparkdl.launch.task.meeting import Meeting, Peer
+from sparkdl.launch.wire.channel import DriverChannel, DriverLink
+from sparkdl.launch.wire.spec import installed_versions
 from sparkdl.rendezvous.addresses import Address
 from tests.collective.eventually import eventually
 from tests.flood import flooded

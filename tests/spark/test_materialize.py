@@ -18,8 +18,8 @@ from sparkdl.data import (
     open_dataset,
     use_materialized,
 )
-from sparkdl.data.cleanup import remove_unless_used
-from sparkdl.data.spark_columns import check_types
+from sparkdl.data.spark.columns import check_types
+from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import DataError, ParamError, StoreError
 from tests.small_disk import small_disk
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, Store, materialize, use_materialized
-from sparkdl.data.plan_key import lasting_key, plan_key
+from sparkdl.data.spark.plan import lasting_key, plan_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -165,7 +165,7 @@ def test_row_groups_have_their_size_whatever_the_number_of_partitions(
     spark: SparkSession, store: Store, monkeypatch: pytest.MonkeyPatch, joined_by: str
 ) -> None:
     if joined_by == "executors":
-        monkeypatch.setattr("sparkdl.data.merging._ON_DRIVER_BYTES", 0)
+        monkeypatch.setattr("sparkdl.data.spark.writing._ON_DRIVER_BYTES", 0)
     target = 1 << 16  # 8,192 rows of a bigint
     for partitions in (1, 3, 40):
         df = spark.range(0, 40_000, 1, partitions).selectExpr("id * 1 as x")

@@ -23,7 +23,7 @@ from sparkdl.errors import (
 )
 from sparkdl.estimators.checkpoint_holder import held_alone
 from sparkdl.launch import Restarts, run_with_restarts
-from sparkdl.training.checkpoint_folder import CheckpointFolder
+from sparkdl.training.checkpoint.folder import CheckpointFolder
 from tests.spark.estimator_examples import (
     LossThatHangsRankOneOnce,
     LossThatKillsRankOneOnce,

@@ -15,9 +15,9 @@ from torch import nn
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchModel
-from sparkdl.training.model_inputs import MATRIX
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.inputs import MATRIX
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 from tests.spark.estimator_examples import NUM_ROWS, make_estimator
 from tests.training.signatures import make_inputs, make_signature
 

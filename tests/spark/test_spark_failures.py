@@ -16,7 +16,7 @@ import pyspark
 import pytest
 
 from sparkdl.data import Store, materialize, use_materialized
-from sparkdl.data.spark_failures import spark_failures_named
+from sparkdl.data.spark.failures import spark_failures_named
 from sparkdl.errors import (
     ClusterLostError,
     CorruptFileError,

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl import Runner
 from sparkdl.data import materialize
-from sparkdl.data.spark_jobs import DESCRIPTION, GROUP, spark_job
+from sparkdl.data.spark.jobs import DESCRIPTION, GROUP, spark_job
 from sparkdl.doctor.cluster_facts import look_at_executors
 from sparkdl.errors import LaunchCancelledError
 from sparkdl.launch import run_on_ranks

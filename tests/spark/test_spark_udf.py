@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import sparkdl.mlflow
 from sparkdl.estimators import TorchModel
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.model.saved_model import SavedModel
 from tests.mlflow_servers import environments_of_mlflow
 from tests.training.signatures import make_signature
 from tests.unit.mlflow.model_examples import expected, many_into_many, rows

@@ -19,17 +19,15 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torchmetrics import PearsonCorrCoef
 
-from sparkdl.data.drawn_rows import draw_rows
+from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.estimators import TorchClassifier, TorchEstimator
 from sparkdl.estimators.fit_inputs import prepare_fit
-from sparkdl.training.callbacks import Callback
-from sparkdl.training.checkpoint import MANIFEST, manifest_from_json
-from sparkdl.training.checkpoint_folder import CheckpointFolder
-from sparkdl.training.early_stopping import Patience
-from sparkdl.training.goal import Goal
-from sparkdl.training.heads import Head, LabelColumn
-from sparkdl.training.loop import train
-from sparkdl.training.spec import CheckpointPlan
+from sparkdl.model.heads import Head, LabelColumn
+from sparkdl.training.callbacks import Callback, Patience
+from sparkdl.training.checkpoint.files import MANIFEST, manifest_from_json
+from sparkdl.training.checkpoint.folder import CheckpointFolder
+from sparkdl.training.spec import CheckpointPlan, Goal
+from sparkdl.training.trainer import train
 from tests.training.training_scenes import Outcome, make_spec
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.data import Column
-from sparkdl.training.model_inputs import ModelInput, ModelInputs
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.inputs import ModelInput, ModelInputs
+from sparkdl.model.signature import ModelOutput, ModelSignature
 
 
 def make_inputs(*names: str, dtypes: tuple[str, ...] = (), **changes: Any) -> ModelInputs:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.data import ParquetDataset
-from sparkdl.training.loop import train
 from sparkdl.training.spec import TrainingSpec
+from sparkdl.training.trainer import train
 from tests.run_ranks import run_ranks
 from tests.training.faulty_files import BAD_FILE, register
 from tests.training.training_scenes import make_spec, write_dataset

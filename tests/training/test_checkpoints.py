@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.data.drawn_rows import draw_rows
-from sparkdl.training.checkpoint_folder import CheckpointFolder
+from sparkdl.data.dataset.rows import draw_rows
+from sparkdl.training.checkpoint.folder import CheckpointFolder
 from tests.run_ranks import run_ranks
 from tests.training.checkpoint_scenes import (
     VALIDATION_ROWS,

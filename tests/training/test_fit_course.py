@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from sparkdl.errors import RankError
-from sparkdl.training.callbacks import Callback
-from sparkdl.training.early_stopping import Patience
-from sparkdl.training.goal import Goal
+from sparkdl.training.callbacks import Callback, Patience
+from sparkdl.training.spec import Goal
 from tests.run_ranks import run_ranks
 from tests.training.test_validation import with_split
 from tests.training.training_scenes import make_spec, train_all, write_dataset

@@ -12,8 +12,8 @@ from torch import nn
 from sparkdl.data import ParquetFeed
 from sparkdl.estimators import TorchEstimator
 from sparkdl.estimators.fit_inputs import prepare_fit
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from tests.run_ranks import run_ranks
 from tests.training.input_scenes import CODES, KINDS, SCENES, decode, padded, tensor, write_rows
 from tests.training.training_scenes import train_all

@@ -25,8 +25,8 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.estimators.fit_inputs import prepare_fit
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
 from tests.run_ranks import run_ranks
 from tests.training.training_scenes import train_all
 

@@ -22,9 +22,9 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.estimators import ImageClassifier
 from sparkdl.estimators.fit_inputs import prepare_fit
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.ready_made.residual_network import ResidualNetwork
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.networks.images import ResidualNetwork
 from tests.run_ranks import run_ranks
 from tests.training.training_scenes import train_all
 

@@ -13,9 +13,9 @@ from torchmetrics import PearsonCorrCoef
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.drawn_rows import draw_rows
-from sparkdl.data.marked_rows import marked_rows
-from sparkdl.training.loop import train
+from sparkdl.data.dataset.rows import draw_rows
+from sparkdl.estimators.fit.split import marked_rows
+from sparkdl.training.trainer import train
 from tests.run_ranks import run_ranks
 from tests.training.training_scenes import make_model, make_spec, train_all, write_dataset
 

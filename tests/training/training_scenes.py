@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from sparkdl.data import Column, ParquetDataset, ParquetFeed, scan_dataset
-from sparkdl.training.heads import Head, LabelColumn
+from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.training.history import EpochRecord
-from sparkdl.training.loop import train
 from sparkdl.training.spec import TrainingSpec
+from sparkdl.training.trainer import train
 from tests.training.signatures import make_inputs
 
 if TYPE_CHECKING:

@@ -5,6 +5,12 @@ A finder on ``sys.meta_path`` answers for ``petastorm`` and its submodules alone
 pandas, builtins and ``sys.modules`` stay as they are for everybody else. CPython looks ``__import__`` up in
 the builtins of the running frame, and takes those from the module's globals; this is documented behaviour of
 ``exec`` and the same in 3.10 to 3.13.
+
+pyarrow, NumPy and distutils as Petastorm 0.12.1 expects them: the real modules plus removed names.
+
+Facades never enter ``sys.modules``; :mod:`.containment` hands them to Petastorm's modules.
+
+Mends inside Petastorm's own classes, for what facades cannot give; applied when a module is loaded.
 """
 
 from __future__ import annotations
@@ -14,13 +20,20 @@ import importlib
 import importlib.util
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from packaging.version import Version
+
+from sparkdl.data.dataset import legacy_parquet
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Mapping, Sequence
+
 
 SUPPORTED_RELEASE = "0.12"
 """0.13.1 pins setuptools below what torch needs, and its thread pool loses row groups."""
@@ -76,7 +89,6 @@ class _Loader(SourceFileLoader):
     """Executes a module of Petastorm with its own ``__import__`` and then mends it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        from sparkdl.data.petastorm.repairs import REPAIRS
 
         code = self.get_code(module.__name__)
         assert code is not None, "a source file has code"
@@ -95,8 +107,6 @@ def _import(
     level: int = 0,
 ) -> ModuleType:
     """``builtins.__import__`` as Petastorm sees it."""
-    from sparkdl.data.petastorm.facades import FACADES, WITHOUT_ORIGINAL
-
     top = name.partition(".")[0]
     if level == 0 and top in FACADES:
         if name not in WITHOUT_ORIGINAL:
@@ -106,3 +116,140 @@ def _import(
         if name in FACADES:
             return FACADES[name]
     return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+
+class Facade(ModuleType):
+    """A view of a module with names added."""
+
+    def __init__(self, name: str, **added: Any) -> None:
+        super().__init__(name)
+        self.__dict__.update(added)
+
+    def __getattr__(self, name: str) -> Any:
+        original = sys.modules.get(self.__name__)
+        if original is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(original, name)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return _facade_of, (self.__name__,)  # another process finds its own by name
+
+
+class _HadoopFileSystem:
+    """Stands for ``pyarrow.hdfs.HadoopFileSystem``, a name that Petastorm checks instances against."""
+
+
+def _connect_hdfs(host: str = "default", port: int = 0, user: str | None = None, **_: Any) -> Any:
+    """Stands for ``pyarrow.hdfs.connect``."""
+    import fsspec
+
+    return fsspec.filesystem("hdfs", host=host, port=port, user=user)
+
+
+def _is_string(arrow_type: pa.DataType) -> bool:
+    # pandas 3 gives strings to Arrow as large_string, which Petastorm does not know.
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
+
+
+def _facade_of(name: str) -> Facade:
+    return FACADES[name]
+
+
+_PYARROW = {
+    "parquet": Facade(
+        "pyarrow.parquet",
+        ParquetDataset=legacy_parquet.ParquetDataset,
+        ParquetDatasetPiece=legacy_parquet.ParquetDatasetPiece,
+        ParquetPartitions=legacy_parquet.ParquetPartitions,
+        PartitionSet=legacy_parquet.PartitionSet,
+    ),
+    "filesystem": Facade("pyarrow.filesystem", LocalFileSystem=legacy_parquet.LocalFileSystem),
+    "hdfs": Facade("pyarrow.hdfs", HadoopFileSystem=_HadoopFileSystem, connect=_connect_hdfs),
+    "types": Facade("pyarrow.types", is_string=_is_string),
+}
+_DISTUTILS_VERSION = Facade("distutils.version", LooseVersion=Version)
+
+FACADES: dict[str, Facade] = {
+    **{facade.__name__: facade for facade in _PYARROW.values()},
+    "pyarrow": Facade(
+        "pyarrow",
+        __path__=[],
+        localfs=legacy_parquet.LOCAL_FILESYSTEM,
+        LocalFileSystem=legacy_parquet.LocalFileSystem,
+        **_PYARROW,
+    ),
+    "numpy": Facade(
+        "numpy",
+        NaN=np.nan,
+        bool=np.bool_,
+        float_=np.float64,
+        in1d=np.isin,
+        string_=np.bytes_,
+        unicode_=np.str_,
+    ),
+    "distutils.version": _DISTUTILS_VERSION,
+    "distutils": Facade("distutils", __path__=[], version=_DISTUTILS_VERSION),
+}
+"""By the name under which Petastorm imports them."""
+
+WITHOUT_ORIGINAL = frozenset({"pyarrow.filesystem", "pyarrow.hdfs", "distutils", "distutils.version"})
+"""Facades whose module no longer exists in every supported version, so that it must not be imported first."""
+
+
+def _keep_strings_as_objects(module: ModuleType) -> None:
+    """Give the row decoder of ``make_reader`` strings as objects with None.
+
+    pandas 3 makes strings a dtype of its own, with NaN for null, which the decoder takes for a float.
+    """
+    worker = module.PyDictReaderWorker
+    original = worker._read_with_shuffle_row_drop
+
+    def read(self: Any, piece: Any, *args: Any) -> Any:
+        return original(self, _ObjectStringsPiece(piece), *args)
+
+    worker._read_with_shuffle_row_drop = read
+
+
+class _ObjectStringsPiece:
+    def __init__(self, piece: Any) -> None:
+        self._piece = piece
+
+    def read(self, **options: Any) -> _ObjectStringsTable:
+        return _ObjectStringsTable(self._piece.read(**options))
+
+
+class _ObjectStringsTable:
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        frame = self._table.to_pandas(**options)
+        for index, field in enumerate(self._table.schema):
+            if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+                values = self._table.column(index).to_pylist()
+                frame.isetitem(index, pd.Series(values, frame.index, dtype=object))
+        return frame
+
+
+def _contain_child_processes(module: ModuleType) -> None:
+    """Let the children of Petastorm's process pool install the containment before they import Petastorm."""
+    original = module.subprocess
+
+    class _Subprocess:
+        @staticmethod
+        def Popen(args: list[str], **options: Any) -> Any:  # noqa: N802 - the name of subprocess
+            interpreter, _, module_name, *rest = args  # python -m MODULE ...
+            code = (
+                "import runpy; from sparkdl.data.petastorm.containment import install; install(); "
+                f"runpy.run_module({module_name!r}, run_name='__main__', alter_sys=True)"
+            )
+            return original.Popen([interpreter, "-c", code, *rest], **options)
+
+    module.subprocess = _Subprocess  # type: ignore[attr-defined]  # a module of any kind
+
+
+REPAIRS: dict[str, Callable[[ModuleType], None]] = {
+    "petastorm.py_dict_reader_worker": _keep_strings_as_objects,
+    "petastorm.workers_pool.exec_in_new_process": _contain_child_processes,
+}
+"""By the name of Petastorm's module."""

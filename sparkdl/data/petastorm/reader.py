@@ -2,6 +2,8 @@
 
 Only what Petastorm finds out by itself is replaced: the row groups, their ranges and order come from the
 shard plan, so that no folder is listed and no footer read again in every epoch.
+
+A row group of the shard plan, for Petastorm's worker to read. Runs on the reader threads of every *rank*.
 """
 
 from __future__ import annotations
@@ -10,33 +12,74 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from sparkdl.data.filesystems import Location, open_location
-from sparkdl.data.petastorm.columns_worker import ColumnsWorker, PlannedDataset
-from sparkdl.data.petastorm.containment import install
-from sparkdl.data.petastorm.folder_values import folder_values
-from sparkdl.data.petastorm.ordered_pool import OrderedThreadPool, results_in_order
-from sparkdl.data.petastorm.planned_piece import PlannedPiece
-from sparkdl.data.petastorm.reading_errors import reading_error
-from sparkdl.data.petastorm.watched_files import WatchedFiles
-from sparkdl.errors import DataError
-
-install()
 from petastorm.cache import NullCache
 from petastorm.reader import Reader
 from petastorm.unischema import Unischema, UnischemaField
 from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values, with_folder_values
+from sparkdl.data.dataset.reading_errors import reading_error
+from sparkdl.data.files import threads
+from sparkdl.data.files.filesystems import Location, open_location
+from sparkdl.data.files.watched import WatchedFiles
+from sparkdl.data.petastorm.containment import install
+from sparkdl.data.petastorm.pool import OrderedThreadPool, results_in_order
+from sparkdl.data.petastorm.worker import ColumnsWorker, PlannedDataset
+from sparkdl.errors import DataError
 
-    from sparkdl.data.block_cache import BlockCache
-    from sparkdl.data.blocks import Block, BlockLayout
-    from sparkdl.data.dataset import ParquetDataset
-    from sparkdl.data.epoch_plan import Part
-    from sparkdl.data.footer_cache import FooterCache
-    from sparkdl.data.preparation import Preparation
-    from sparkdl.data.row_filter import RowChoice
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from sparkdl.data.dataset.blocks import Block, BlockLayout
+    from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
+    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.feed.cache import BlockCache, FooterCache
+    from sparkdl.data.feed.plan import Part
+
+
+class PlannedPiece(ParquetDatasetPiece):
+    """One row group of a file whose footer is parsed once for all of them.
+
+    Args:
+        path: path of the file.
+        open_file: opens a path.
+        row_group: number of the row group inside the file.
+        footers: keeps footers.
+        folder_values: by name the values of columns that stand in the names of folders.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        open_file: Callable[[str], Any],
+        row_group: int,
+        footers: FooterCache,
+        folder_values: Mapping[str, str | None],
+    ) -> None:
+        super().__init__(path, open_file, row_group=row_group)
+        self._footers = footers
+        self.folder_values = folder_values
+
+    def read(
+        self, columns: Sequence[str] | None = None, use_threads: bool = True, partitions: Any = None, **_: Any
+    ) -> pa.Table:
+        """Return the rows as a table, with the columns of folders that are asked for.
+
+        With ``use_threads`` Arrow decodes the columns in its own pool, which all reader threads share: with two of each
+        1,000,000 rows of 28 floats take 0.87 times as long as without, and lists of 784 floats as long.
+        """
+        assert partitions is None, "planned datasets have no partition folders"
+        names = None if columns is None else list(columns)
+        with self.open_file_func(self.path) as source, self._footers.open(self.path, source) as file:
+            table = file.read_row_group(self.row_group, columns=names, use_threads=use_threads)
+        threads.ARROW_RELEASE.add(table.nbytes)
+        return with_folder_values(table, self.folder_values, names)
+
+
+install()
+
 
 _MAX_ROW_GROUPS_HELD = 64
 # Petastorm's 0.01 s would bound the feed to a few hundred row groups per second.

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 
-from sparkdl.data.arrow_columns import to_numpy
-from sparkdl.data.arrow_from_numpy import to_arrow
+from sparkdl.data.dataset.arrow import to_arrow, to_numpy
+from sparkdl.data.dataset.dataset import Preparation
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, schema_of
-from sparkdl.data.preparation import Preparation
 from sparkdl.errors import DataError
 
 install()
@@ -24,7 +23,7 @@ from petastorm.transform import transform_schema
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdl.data.dataset import Column
+    from sparkdl.data.dataset.dataset import Column
 
 
 def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:

@@ -95,7 +95,7 @@ def main(plain: str, unischema: str) -> None:
 
 
 def _check_new_modules(names: set[str]) -> None:
-    from sparkdl.data.petastorm.facades import FACADES, WITHOUT_ORIGINAL, Facade
+    from sparkdl.data.petastorm.containment import FACADES, WITHOUT_ORIGINAL, Facade
 
     facades = [name for name, module in sys.modules.items() if isinstance(module, Facade)]
     assert not facades, facades

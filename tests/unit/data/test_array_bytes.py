@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
-from sparkdl.data.petastorm.array_bytes import array_from_npy, array_from_npz
+from sparkdl.data.petastorm.fields import array_from_npy, array_from_npz
 
 
 def saved(array: npt.NDArray[Any]) -> bytes:

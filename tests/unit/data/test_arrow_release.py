@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from sparkdl.data import ParquetDataset, ParquetFeed, arrow_release
-from sparkdl.data.arrow_release import ArrowRelease
+from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl.data.files import threads
+from sparkdl.data.files.threads import ArrowRelease
 
 
 @dataclass
@@ -38,7 +39,7 @@ def test_readers_tell_of_every_row_group_that_they_decoded(
 ) -> None:
     dataset = write_dataset([[100, 100], [100]])
     pool = Pool("mimalloc")
-    monkeypatch.setattr(arrow_release, "ARROW_RELEASE", ArrowRelease(1600, lambda: pool))
+    monkeypatch.setattr(threads, "ARROW_RELEASE", ArrowRelease(1600, lambda: pool))
     with ParquetFeed(dataset, columns=["id"], batch_size=10) as feed:
         for epoch, releases in enumerate([1, 3]):  # of 800 bytes each: after the second, fourth and sixth
             list(feed.epoch(epoch))

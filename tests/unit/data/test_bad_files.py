@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
-from sparkdl.data.page_checksums import ARE_CHECKED
-from sparkdl.data.petastorm.watched_files import WatchedFiles, version_of
+from sparkdl.data.dataset.arrow import ARE_CHECKED
+from sparkdl.data.files.watched import WatchedFiles, version_of
 from sparkdl.errors import (
     ColumnMismatchError,
     CorruptFileError,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.data.block_cache import BlockCache
-from sparkdl.data.blocks import Block
+from sparkdl.data.dataset.blocks import Block
+from sparkdl.data.feed.cache import BlockCache
 
 
 def block_of(value: int) -> Block:

@@ -8,13 +8,13 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from sparkdl.data.daemon_threads import DaemonThreads
+from sparkdl.data.files.threads import DaemonThreads
 
 STORE_THAT_NEVER_ANSWERS = """
 import threading
 import fsspec
 from sparkdl.data import Column, ParquetDataset, ParquetFeed, RowFilter
-from sparkdl.data.dataset import RowGroup
+from sparkdl.data.dataset.dataset import RowGroup
 from sparkdl.errors import DataError
 
 class Silent(fsspec.get_filesystem_class("memory")):
@@ -95,7 +95,7 @@ def test_the_interpreter_waits_for_a_call_under_way_also_of_threads_that_nobody_
     """A thread that comes back from C++ when Python is gone would abort the process."""
     program = (
         "import gc, threading, time\n"
-        "from sparkdl.data.daemon_threads import DaemonThreads\n"
+        "from sparkdl.data.files.threads import DaemonThreads\n"
         "threads, begun = DaemonThreads(1, 'test'), threading.Event()\n"
         "def call():\n"
         "    begun.set()\n"

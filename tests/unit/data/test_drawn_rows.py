@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.drawn_rows import draw_rows
-from sparkdl.data.marked_rows import marked_rows
+from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.errors import DataError
+from sparkdl.estimators.fit.split import marked_rows
 from tests.training.training_scenes import write_dataset
 
 

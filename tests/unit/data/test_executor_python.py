@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparkdl.data.executor_python import executor_python_problem
+from sparkdl.data.spark.executor_python import executor_python_problem
 
 SPARK = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="some-python", master="spark://there"))
 TRACE = """Job aborted: org.apache.spark.api.python.PythonException: Traceback (most recent call last):

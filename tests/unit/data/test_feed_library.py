@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, Store
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.manifest import write_manifest
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.store.store import write_manifest
 from sparkdl.errors import DataError, ParamError, ShardingError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.data.footer_cache import FooterCache
+from sparkdl.data.feed.cache import FooterCache
 
 
 def write(path: Path, values: list[int], rows_per_group: int = 2) -> None:

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, Store
-from sparkdl.data.block_cache import BlockCache
-from sparkdl.data.materialization import _check_failures
-from sparkdl.data.row_writer import WrittenFile, write_partition
+from sparkdl.data.feed.cache import BlockCache
+from sparkdl.data.spark.materialization import _check_failures
+from sparkdl.data.spark.writing import WrittenFile, write_partition
 from sparkdl.errors import StoreError, StoreFullError
 from tests.small_disk import small_disk
 

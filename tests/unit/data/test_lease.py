@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from sparkdl.data import lease as lease_module
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.lease import Lease, modified
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.store import housekeeping
+from sparkdl.data.store.housekeeping import Lease, modified
 
 NAME = "_fit-one"
 
@@ -22,10 +22,10 @@ def test_renewals_find_out_that_a_lease_is_lost(tmp_path, monkeypatch, is_late):
             (tmp_path / NAME).unlink()
         return when
 
-    monkeypatch.setattr(lease_module, "RENEWAL_S", 0.001)
-    monkeypatch.setattr(lease_module, "modified", modified_then_gone)
+    monkeypatch.setattr(housekeeping, "RENEWAL_S", 0.001)
+    monkeypatch.setattr(housekeeping, "modified", modified_then_gone)
     if is_late:
-        monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+        monkeypatch.setattr(housekeeping, "LEASE_S", 0.0)
     lease = Lease(open_location(str(tmp_path)), NAME)
     lease._thread.join(60)
     assert not lease._thread.is_alive()
@@ -51,9 +51,9 @@ def test_a_store_that_does_not_answer_does_not_hold_the_end_up(tmp_path, monkeyp
         called.set()
         assert answer.wait(60)
 
-    monkeypatch.setattr(lease_module, "STORE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(housekeeping, "STORE_TIMEOUT_S", 0.01)
     if call == "_write":
-        monkeypatch.setattr(lease_module, "RENEWAL_S", 0.001)
+        monkeypatch.setattr(housekeeping, "RENEWAL_S", 0.001)
     lease = Lease(location, NAME)
     monkeypatch.setattr(Lease, call, hang)
     began = time.monotonic()

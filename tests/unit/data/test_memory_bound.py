@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.launch.arrow_memory import ARROW_VARIABLES
+from sparkdl.launch.rank.environment import ARROW_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data.merging import plan_runs
+from sparkdl.data.spark.writing import plan_runs
 
 
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 20))

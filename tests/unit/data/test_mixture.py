@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data.mixture import Mixture
+from sparkdl.data.blend.mixture import Mixture
 from sparkdl.errors import ParamError
 
 some_weights = st.lists(st.integers(1, 50) | st.floats(0.001, 10), min_size=1, max_size=20)

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.data import footers, scan_dataset
-from sparkdl.data.object_sizes import NUM_SAMPLED, SAMPLED_BYTES
+from sparkdl.data import scan_dataset
+from sparkdl.data.dataset import footers
+from sparkdl.data.dataset.arrow import NUM_SAMPLED, SAMPLED_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

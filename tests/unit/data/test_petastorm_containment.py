@@ -55,7 +55,7 @@ for name, module in modules.items():
     assert dir(module) == directory[name], name
     changed = [key for key, value in vars(module).items() if before[name].get(key) is not value]
     assert not changed, (name, changed)
-from sparkdl.data.petastorm.facades import Facade
+from sparkdl.data.petastorm.containment import Facade
 assert not [name for name, module in sys.modules.items() if isinstance(module, Facade)]
 new = {name for name in set(sys.modules) - keys if name.split(".")[0] in {"numpy", "pyarrow", "pandas"}}
 assert all(sys.modules[name].__spec__ is not None for name in new), new
@@ -139,13 +139,13 @@ if __name__ == "__main__":
     ],
 )
 def test_partition_filters_choose_folders(filters: object, expected: set[int]) -> None:
-    from sparkdl.data.petastorm.partition_filters import accepts
+    from sparkdl.data.dataset.legacy_parquet import accepts
 
     assert {day for day in (1, 2, 3) if accepts(filters, {"day": day})} == expected
 
 
 def test_partition_filter_with_an_unsuitable_value_is_an_error() -> None:
-    from sparkdl.data.petastorm.partition_filters import accepts
+    from sparkdl.data.dataset.legacy_parquet import accepts
 
     with pytest.raises(ValueError, match="'in' cannot be used with the value 1"):
         accepts([("day", "in", 1)], {"day": 1})

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, RowFilter
-from sparkdl.data.planned_feed import parts_of_rank
+from sparkdl.data.feed.planned_feed import parts_of_rank
 from sparkdl.errors import ParamError
 from tests.unit.data.test_resume import buffers, dataset_of, layouts
 

@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from sparkdl.data.read_ahead import ReadAhead
+from sparkdl.data.files.threads import ReadAhead
 from sparkdl.errors import DataError
 
 

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
-from sparkdl.data.course import Course
-from sparkdl.data.epoch_plan import as_indices
-from sparkdl.data.feed_state import Progress
+from sparkdl.data.feed.plan import as_indices
+from sparkdl.data.feed.state import Course, Progress
 from sparkdl.errors import DataError, ParamError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]

@@ -12,7 +12,7 @@ import pytest
 import s3fs
 
 from sparkdl.data import ParquetFeed, Store, open_dataset, scan_dataset
-from sparkdl.data.cleanup import remove_unless_used
+from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import DataError, FileVanishedError, StoreAccessError, StoreError
 from tests.s3_server import S3, s3, s3_endpoint
 

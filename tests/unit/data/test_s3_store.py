@@ -12,14 +12,14 @@ import pytest
 import s3fs
 
 from sparkdl.data import ParquetDataset, ParquetFeed, Store, open_dataset, scan_dataset
-from sparkdl.data.cleanup import remove_unless_used
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.row_writer import WrittenFile, write_partition
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.writing import WrittenFile, write_partition
+from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import StoreError
 from tests.s3_server import s3, s3_endpoint
 
 if TYPE_CHECKING:
-    from sparkdl.data.store import StagedDataset
+    from sparkdl.data.store.store import StagedDataset
     from tests.s3_server import S3
 
 __all__ = ["s3", "s3_endpoint"]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data.shards import random_bits
-from sparkdl.data.shuffle_order import ShuffleOrder, draw_rows, remaining_positions
+from sparkdl.data.dataset.shards import random_bits
+from sparkdl.data.feed.batches import ShuffleOrder, draw_rows, remaining_positions
 
 
 def positions_in_order(num_rows: int, buffer_rows: int, seed: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, scan_dataset
-from sparkdl.data.sources import find_dataset
+from sparkdl.data.feed.sources import find_dataset
 from sparkdl.errors import DataError, ParamError
 
 

@@ -5,7 +5,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
 from sparkdl.data import Column
-from sparkdl.data.spark_columns import check_like, check_types, without_decimals
+from sparkdl.data.spark.columns import check_like, check_types, without_decimals
 from sparkdl.errors import DataError
 
 TRAINED = {

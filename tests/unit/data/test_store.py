@@ -11,8 +11,8 @@ import fsspec
 import pytest
 
 from sparkdl.data import ParquetDataset, Store, open_dataset, scan_dataset
-from sparkdl.data.cleanup import remove_unless_used
-from sparkdl.data.filesystems import open_location
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import ParamError, StoreError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]

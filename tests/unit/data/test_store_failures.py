@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sparkdl.data import ParquetFeed
-from sparkdl.data.spark_failures import _from_words
-from sparkdl.data.store_failures import describe_failure, describe_reading_failure
+from sparkdl.data.files.failures import describe_failure, describe_reading_failure
+from sparkdl.data.spark.failures import _from_words
 from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, StoreAccessError
 
 MISLEADING = (

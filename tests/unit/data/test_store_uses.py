@@ -11,9 +11,9 @@ import fsspec
 import pytest
 
 from sparkdl.data import ParquetDataset, Store
-from sparkdl.data.cleanup import remove_unless_used
-from sparkdl.data.filesystems import open_location
-from sparkdl.data.store import use_dataset
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.store.housekeeping import remove_unless_used
+from sparkdl.data.store.store import use_dataset
 from sparkdl.errors import ParamError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import Column, ParquetFeed
-from sparkdl.data.sources import find_dataset
+from sparkdl.data.feed.sources import find_dataset
 from sparkdl.errors import CorruptFileError, DataError
 from tests.unit.data.unischema_folders import SCHEMA, scene, write_scenes
 
@@ -189,7 +189,7 @@ class _Evil:
 
 
 def test_a_schema_cannot_run_code_nor_import_anything(scenes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkdl.data.petastorm.unischema_dataset import UnischemaDataset
+    from sparkdl.data.petastorm.unischema import UnischemaDataset
 
     monkeypatch.chdir(scenes)
     dataset = find_dataset(scenes, None)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from sparkdl.data.dataset.legacy_parquet import ParquetDataset
 from sparkdl.data.petastorm.containment import install
-from sparkdl.data.petastorm.legacy_parquet import ParquetDataset
 
 install()
 from petastorm import utils

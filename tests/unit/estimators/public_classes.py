@@ -19,8 +19,8 @@ from sparkdl.estimators import (
     TorchRegressor,
 )
 from sparkdl.estimators.torch_model import TrainingSummary
+from sparkdl.model.saved_model import SavedModel
 from sparkdl.training.history import EpochRecord
-from sparkdl.training.saved_model import SavedModel
 from tests.training.signatures import make_signature
 
 

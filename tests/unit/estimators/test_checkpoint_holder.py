@@ -12,8 +12,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from sparkdl.data import lease as lease_module
-from sparkdl.data.lease import LEASE_S
+from sparkdl.data.store import housekeeping
+from sparkdl.data.store.housekeeping import LEASE_S
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
 from sparkdl.estimators import checkpoint_holder
 from sparkdl.estimators.checkpoint_holder import held_alone
@@ -116,7 +116,7 @@ def test_a_fit_whose_lease_was_taken_for_over_ends_with_an_error_and_one_whose_l
         (lease,) = tmp_path.iterdir()
         lease.unlink()
         if is_late:
-            monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+            monkeypatch.setattr(housekeeping, "LEASE_S", 0.0)
         check()  # nobody has looked since
     assert list(tmp_path.iterdir()) == []
 
@@ -127,12 +127,12 @@ def test_a_lease_that_was_written_too_late_is_lost_where_another_fit_has_one(tmp
     with refused if is_late else nullcontext(), held_alone(str(tmp_path), refuse):
         other = lease_from_elsewhere(tmp_path)
         if is_late:
-            monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+            monkeypatch.setattr(housekeeping, "LEASE_S", 0.0)
     assert list(tmp_path.iterdir()) == [other]
 
 
 def test_a_lease_that_was_written_too_late_goes_on_where_nobody_took_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
+    monkeypatch.setattr(housekeeping, "LEASE_S", 0.0)
     with held_alone(str(tmp_path), refuse):
         (tmp_path / "_fitting").touch()
 

@@ -17,9 +17,9 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.column_check import check_columns
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.scoring import score_batch
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 from tests.training.input_scenes import Two, decode, write_rows
 from tests.unit.estimators.fit_examples import (
     HEADS,

@@ -19,8 +19,8 @@ from sparkdl.errors import DataError, ParamError, ShardingError
 from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.fit_checkpoints import with_checkpoints
 from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
-from sparkdl.training.early_stopping import Patience
-from sparkdl.training.goal import Goal
+from sparkdl.training.callbacks import Patience
+from sparkdl.training.spec import Goal
 from tests.training.training_scenes import make_model, write_dataset
 
 

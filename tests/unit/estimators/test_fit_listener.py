@@ -12,9 +12,8 @@ from sparkdl.errors import CheckpointsInUseError
 from sparkdl.estimators.fit_listener import FitListener, StepSampler
 from sparkdl.estimators.progress import ProgressLine
 from sparkdl.tracking import NoRun
-from sparkdl.tracking.switches import Switches
-from sparkdl.training.history import EpochRecord
-from sparkdl.training.progress import ProgressReporter
+from sparkdl.tracking.start import Switches
+from sparkdl.training.history import EpochRecord, ProgressReporter
 
 
 class NotedRun(NoRun):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from sparkdl.estimators.fit_inputs import prepare_fit
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
 from tests.training.input_scenes import write_rows
 from tests.unit.estimators.fit_examples import (
     HEADS,

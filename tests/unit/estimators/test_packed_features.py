@@ -14,9 +14,9 @@ from torch import nn
 from sparkdl.data import Column
 from sparkdl.estimators.packed_features import Packing, packing_of
 from sparkdl.estimators.scoring import ScoringModel, score_columns
-from sparkdl.training.architecture import pack_module
-from sparkdl.training.model_inputs import MATRIX
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.architecture import pack_module
+from sparkdl.model.inputs import MATRIX
+from sparkdl.model.signature import ModelOutput, ModelSignature
 from tests.training.signatures import make_inputs
 
 

@@ -13,7 +13,7 @@ from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators import Callback, TorchEstimator, TorchRegressor
 from sparkdl.estimators.fit_multiple import with_param_maps
 from sparkdl.estimators.training_rows import rows_needed
-from sparkdl.training.optimizer import make_optimizer
+from sparkdl.training.update import make_optimizer
 
 
 def make_estimator(**changes):

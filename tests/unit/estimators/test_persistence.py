@@ -12,8 +12,8 @@ from torch import nn
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.estimators import Callback, TorchEstimator, TorchModel
 from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.model.saved_model import SavedModel
 from sparkdl.training.history import EpochRecord, RankSeconds
-from sparkdl.training.saved_model import SavedModel
 from tests.training.signatures import make_signature
 
 

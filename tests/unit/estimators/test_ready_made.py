@@ -13,7 +13,7 @@ import torch
 from pyspark.sql import Row
 
 from sparkdl.data import scan_dataset
-from sparkdl.data.drawn_rows import draw_rows
+from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.estimators.fit_inputs import prepare_fit
@@ -21,8 +21,8 @@ from sparkdl.estimators.ready_made.classes import count_classes
 from sparkdl.estimators.ready_made.models import TorchClassificationModel
 from sparkdl.estimators.ready_made.shared_arguments import SharedArguments
 from sparkdl.estimators.ready_made.single_row import answer_row
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
 
 NUM_ROWS = 60
 

@@ -18,9 +18,9 @@ from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators import ImageClassifier
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.ready_made.single_row import answer_row
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.pyfunc import PyfuncModel
-from sparkdl.training.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.pyfunc import PyfuncModel
+from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from tests.unit.training.image_libraries import TIMM, TORCHVISION, keep_weights
 
 NUM_ROWS = 40

@@ -18,9 +18,9 @@ from sparkdl.estimators import TextClassifier
 from sparkdl.estimators.fit_inputs import prepare_fit
 from sparkdl.estimators.ready_made.single_row import answer_row
 from sparkdl.estimators.ready_made.vocabulary import texts_with_words
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.pyfunc import PyfuncModel
-from sparkdl.training.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.pyfunc import PyfuncModel
+from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from tests.unit.training.pretrained_folders import NUM_TOKENS, change_config, leave_out, write_folder
 
 TEXTS = ["b a a a", "B c", "d, c", "", "e a d.", "f A d!"] * 5

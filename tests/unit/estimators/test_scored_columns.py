@@ -15,9 +15,9 @@ from sparkdl.estimators import TorchEstimator, TorchModel
 from sparkdl.estimators.scored_columns import ScoredColumn, check_scored_columns, result_type
 from sparkdl.estimators.scored_mixins import scored_columns_of
 from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch
-from sparkdl.training.architecture import pack_module
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.architecture import pack_module
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 from tests.training.signatures import make_inputs, make_signature
 
 ROWS = [[1.0, 2.0], [3.0, -1.0], [0.5, 0.0], [2.0, 2.0], [9.0, 1.0]]

@@ -14,10 +14,10 @@ from torch import nn
 from sparkdl.data import Column
 from sparkdl.errors import DataError
 from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch, score_columns
-from sparkdl.training.architecture import pack_module
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
+from sparkdl.model.architecture import pack_module
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 from tests.training.signatures import make_inputs, make_signature
 
 
@@ -154,7 +154,7 @@ class Sized(nn.Module):
 @pytest.mark.parametrize("rows_at_once", [1, 9, 100])
 @pytest.mark.parametrize("given_by", ["position", "name"])
 def test_many_columns_of_numbers_are_cut_into_passes(given_by, rows_at_once, monkeypatch):
-    monkeypatch.setattr("sparkdl.training.predictor._ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr("sparkdl.model.predictor._ROWS_AT_ONCE", rows_at_once)
     inputs = replace(make_inputs("a", "b", "c"), given_by=given_by)
     signature = ModelSignature(inputs=inputs, outputs=(ModelOutput(name="y", kind="value"),))
     module = Sized()

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyspark
 
-from sparkdl.launch.forked_rank import ForkedRank
-from sparkdl.launch.kept_nurseries import Kind, _leave_idle, prepare_rank
-from sparkdl.launch.rank_environment import rank_environment
-from sparkdl.launch.rank_stacks import StackFile
+from sparkdl.launch.forkserver.kept import Kind, _leave_idle, prepare_rank
+from sparkdl.launch.forkserver.process import ForkedRank
+from sparkdl.launch.rank.environment import rank_environment
+from sparkdl.launch.rank.pulse import StackFile
 
 
 class Worker:

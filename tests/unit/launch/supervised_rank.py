@@ -11,9 +11,9 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.collective import Coordinator
-from sparkdl.launch.outcome import StopReason
-from sparkdl.launch.rank_environment import rank_environment
-from sparkdl.launch.rank_supervisor import RankSupervisor
+from sparkdl.launch.rank.environment import rank_environment
+from sparkdl.launch.task.supervisor import RankSupervisor
+from sparkdl.launch.wire.outcome import StopReason
 from sparkdl.rendezvous.channel import new_secret
 from tests.unit.launch.orders import order_of_one
 

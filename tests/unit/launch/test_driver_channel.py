@@ -9,11 +9,9 @@ import pytest
 
 from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import AuthenticationError
-from sparkdl.launch.driver_channel import MAX_WAITING_MESSAGES, DriverChannel, driver_hosts
-from sparkdl.launch.driver_link import PURPOSE, DriverLink
-from sparkdl.launch.messages import MessageConnection
-from sparkdl.launch.outcome import StopReason
-from sparkdl.launch.rank_signs import RankSigns
+from sparkdl.launch.wire.channel import MAX_WAITING_MESSAGES, PURPOSE, DriverChannel, DriverLink, driver_hosts
+from sparkdl.launch.wire.messages import MessageConnection
+from sparkdl.launch.wire.outcome import RankSigns, StopReason
 from sparkdl.rendezvous.addresses import reachable_hosts
 from sparkdl.rendezvous.channel import new_secret
 from sparkdl.rendezvous.dialing import connect_authenticated

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sparkdl.collective import Coordinator, RendezvousClient
-from sparkdl.launch.failure_board import FailureBoard
-from sparkdl.launch.outcome import Failure
+from sparkdl.launch.task.meeting import FailureBoard
+from sparkdl.launch.wire.outcome import Failure
 from sparkdl.rendezvous.channel import new_secret
 
 CAUSE = Failure(rank=1, host="b", error="LookupError: none", traceback="")
@@ -51,7 +51,7 @@ def test_consequence_is_posted_when_no_cause_shows_up() -> None:
 LOST_TASK = """
 import os, signal, sys
 from sparkdl.collective import Address, RendezvousClient
-from sparkdl.launch.failure_board import FailureBoard
+from sparkdl.launch.task.meeting import FailureBoard
 secret, address = sys.stdin.read().split(maxsplit=1)
 client = RendezvousClient.connect(Address.from_bytes(address), bytes.fromhex(secret), timeout_s=10)
 FailureBoard(client.prefix("tasks"), rank=1, host="b")

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from sparkdl.errors import LaunchError
-from sparkdl.launch import guarded_process, process_guard
-from sparkdl.launch.guarded_process import GuardedProcess
+from sparkdl.launch.forkserver import guard
+from sparkdl.launch.forkserver.guard import GuardedProcess
 from tests.collective.eventually import eventually
 from tests.unkillable import unseen_end
 
@@ -24,14 +24,14 @@ def test_process_that_cannot_be_guarded_is_ended_and_the_guard_is_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = children()
-    monkeypatch.setattr(process_guard, "_SHELL", "/no/such/shell")
+    monkeypatch.setattr(guard, "_SHELL", "/no/such/shell")
     with pytest.raises(LaunchError, match="guard .* cannot be started: /no/such/shell: No such file"):
         GuardedProcess(["sleep", "600"], environment=os.environ, on_exit=lambda: None)
     assert children() <= before  # what other tests left may end meanwhile
 
 
 def test_process_that_is_not_seen_to_end_is_left_and_reaped_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_process, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guard, "KILL_TIMEOUT_S", 0.2)
     before = children()
     process = GuardedProcess(["sleep", "600"], environment=os.environ, on_exit=lambda: None)
     with unseen_end(process.pid):

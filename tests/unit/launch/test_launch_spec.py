@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 
-from sparkdl.launch.launch_spec import LaunchSpec, installed_versions, version_conflicts
+from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import Address
 
 DRIVER = {

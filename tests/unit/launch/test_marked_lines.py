@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.launch.marked_lines import FOR_DRIVER, mark_lines, split_mark
+from sparkdl.launch.wire.messages import FOR_DRIVER, mark_lines, split_mark
 
 
 @given(st.one_of(st.integers(0, 100), st.just(FOR_DRIVER)), st.text())

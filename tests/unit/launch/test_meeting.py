@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import LaunchError
-from sparkdl.launch import driver_channel
-from sparkdl.launch.barrier_task import hosts_for_tasks, task_hosts
-from sparkdl.launch.driver_channel import DriverChannel
-from sparkdl.launch.driver_link import DriverLink
-from sparkdl.launch.meeting import Meeting, Peer
-from sparkdl.launch.outcome import StopReason
+from sparkdl.launch.task.barrier_task import hosts_for_tasks, task_hosts
+from sparkdl.launch.task.meeting import Meeting, Peer
+from sparkdl.launch.wire import channel as driver_channel
+from sparkdl.launch.wire.channel import DriverChannel, DriverLink
+from sparkdl.launch.wire.outcome import StopReason
 from sparkdl.rendezvous.addresses import reachable_hosts
 from sparkdl.rendezvous.channel import new_secret
 from tests.collective.eventually import eventually

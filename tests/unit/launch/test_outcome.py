@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.launch.outcome import Failure, find_culprit, were_ranks_lost
+from sparkdl.launch.wire.outcome import Failure, find_culprit, were_ranks_lost
 
 CAUSE = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pickled=b"x")
 CONSEQUENCE = Failure(rank=0, host="b", error="RankLostError: rank 2", traceback="...", is_consequence=True)

@@ -7,7 +7,7 @@ from typing import BinaryIO
 import pytest
 
 from sparkdl.collective import Deadline
-from sparkdl.launch.output_relay import OutputRelay
+from sparkdl.launch.task.supervisor import OutputRelay
 from tests.collective.eventually import eventually
 
 

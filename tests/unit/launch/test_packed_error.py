@@ -4,7 +4,7 @@ import threading
 from itertools import pairwise
 
 from sparkdl.errors import TrainingError
-from sparkdl.launch.packed_error import pack_error, unpack_error
+from sparkdl.launch.wire.messages import pack_error, unpack_error
 
 
 class NeedsTwoError(Exception):

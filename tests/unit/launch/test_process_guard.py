@@ -4,13 +4,13 @@ import signal
 import subprocess
 import sys
 
-from sparkdl.launch.process_guard import ProcessGuard
+from sparkdl.launch.forkserver.guard import ProcessGuard
 
 
 def test_guard_ends_the_group_when_its_starter_dies() -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     starter = (
-        "import os, sys; from sparkdl.launch.process_guard import ProcessGuard;"
+        "import os, sys; from sparkdl.launch.forkserver.guard import ProcessGuard;"
         f"guard = ProcessGuard({sleeper.pid}); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", starter], check=False, timeout=30)

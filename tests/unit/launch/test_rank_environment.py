@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import LaunchError
-from sparkdl.launch.rank_environment import assigned_gpus, rank_environment
+from sparkdl.launch.rank.environment import assigned_gpus, rank_environment
 
 
 def task(addresses: list[str] | None) -> Any:

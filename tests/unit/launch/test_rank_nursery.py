@@ -18,12 +18,14 @@ import cloudpickle
 import pytest
 
 from sparkdl.collective import Coordinator
-from sparkdl.launch import kept_nurseries, rank_nursery, rank_supervisor
-from sparkdl.launch.nursery_start import reach_nursery
-from sparkdl.launch.outcome import Failure, StopReason
-from sparkdl.launch.preparation import prepare_in_task
-from sparkdl.launch.rank_environment import rank_environment
-from sparkdl.launch.rank_supervisor import RankSupervisor
+from sparkdl.launch.forkserver import client
+from sparkdl.launch.forkserver import kept as kept_nurseries
+from sparkdl.launch.forkserver.kept import prepare_in_task
+from sparkdl.launch.forkserver.start import reach_nursery
+from sparkdl.launch.rank.environment import rank_environment
+from sparkdl.launch.task import supervisor as rank_supervisor
+from sparkdl.launch.task.supervisor import RankSupervisor
+from sparkdl.launch.wire.outcome import Failure, StopReason
 from sparkdl.rendezvous.channel import new_secret
 from tests.processes import wait_until_gone
 from tests.unit.launch.orders import order_of_one
@@ -283,9 +285,9 @@ def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_p
     worker = tmp_path / "worker.py"
     worker.write_text(
         "import os, sys, time\n"
-        "from sparkdl.launch.rank_environment import rank_environment\n"
-        "from sparkdl.launch.forked_rank import ForkedRank\n"
-        "from sparkdl.launch.rank_stacks import StackFile\n"
+        "from sparkdl.launch.rank.environment import rank_environment\n"
+        "from sparkdl.launch.forkserver.process import ForkedRank\n"
+        "from sparkdl.launch.rank.pulse import StackFile\n"
         "import socket\n"
         "ours, theirs = socket.socketpair()\n"
         "rank = ForkedRank(environment=rank_environment({}, gpus=None), more_variables={}, modules=(),\n"
@@ -310,7 +312,7 @@ def test_a_process_that_imports_yet_ends_with_the_worker(tmp_path: Path) -> None
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
     worker = (
-        "import os, time; from sparkdl.launch.nursery_start import reach_nursery\n"
+        "import os, time; from sparkdl.launch.forkserver.start import reach_nursery\n"
         "nursery = reach_nursery(dict(os.environ), ['slow_library'])\n"
         f"while not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9)"
@@ -328,7 +330,7 @@ def test_a_process_that_imports_yet_ends_with_the_worker(tmp_path: Path) -> None
 def test_process_that_ranks_are_forked_from_is_left_when_nobody_sees_it_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_nursery, "_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "_END_TIMEOUT_S", 0.2)
     nursery = reach_nursery(dict(os.environ), ())
     os.kill(nursery.pid, signal.SIGSTOP)
     with unseen_end(nursery.pid):

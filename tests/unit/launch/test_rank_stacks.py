@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import sparkdl
-from sparkdl.launch.rank_stacks import MAX_STACK_CHARS, StackFile, name_threads, process_state
+from sparkdl.launch.rank.pulse import MAX_STACK_CHARS, StackFile, name_threads, process_state
 
 PACKAGE = Path(sparkdl.__file__).parent
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import RankLostError
-from sparkdl.launch import rank_supervisor
-from sparkdl.launch.outcome import StopReason
-from sparkdl.launch.packed_error import unpack_error
+from sparkdl.launch.task import supervisor as rank_supervisor
+from sparkdl.launch.wire.messages import unpack_error
+from sparkdl.launch.wire.outcome import StopReason
 from tests.processes import wait_until_gone
 from tests.unit.launch.supervised_rank import supervised, value_of
 

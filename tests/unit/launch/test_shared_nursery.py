@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.launch import nursery_start
-from sparkdl.launch.nursery_clients import NurseryClients
+from sparkdl.launch.forkserver import start
+from sparkdl.launch.forkserver.client import NurseryClients
 from tests.processes import is_running, wait_until_gone
 
 
@@ -218,24 +218,24 @@ def test_a_rank_that_is_stuck_in_its_fork_holds_up_no_other(tmp_path: Path) -> N
 
 
 def test_ranks_of_different_gpus_do_not_look_for_the_same_process() -> None:
-    names = {nursery_start._name({"CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1")}
+    names = {start._name({"CUDA_VISIBLE_DEVICES": gpu}, ()) for gpu in ("0", "1")}
     assert len(names) == 2
 
 
 def test_a_name_whose_owner_lets_nobody_in_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nursery_start, "_JOIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(start, "_JOIN_TIMEOUT_S", 0.2)
     environment = {**os.environ, "OF_ALL": "let nobody in"}
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking,
     ):
-        taken.bind(nursery_start._name(environment, ()))
+        taken.bind(start._name(environment, ()))
         taken.listen(0)
         knocking.connect(taken.getsockname())  # so the queue is full
-        assert nursery_start.begin_nursery(environment, ()) is None
-        nursery = nursery_start.reach_nursery(environment, ())
+        assert start.begin_nursery(environment, ()) is None
+        nursery = start.reach_nursery(environment, ())
     assert is_running(nursery.pid)
     nursery.leave()
 
@@ -243,12 +243,12 @@ def test_a_name_whose_owner_lets_nobody_in_is_not_waited_for_without_end(
 def test_where_no_name_can_be_had_each_worker_starts_a_process_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nursery_start, "_JOIN_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(start, "_JOIN_TIMEOUT_S", 600.0)
     # A name in a folder that does not exist is refused, as a sandbox refuses all.
-    monkeypatch.setattr(nursery_start, "_name", lambda environment, modules: "/nonexistent/name")
+    monkeypatch.setattr(start, "_name", lambda environment, modules: "/nonexistent/name")
     both = [
-        nursery_start.begin_nursery(dict(os.environ), ()),
-        nursery_start.reach_nursery(dict(os.environ), ()),
+        start.begin_nursery(dict(os.environ), ()),
+        start.reach_nursery(dict(os.environ), ()),
     ]
     for nursery in both:
         assert nursery is not None
@@ -258,7 +258,7 @@ def test_where_no_name_can_be_had_each_worker_starts_a_process_at_once(
 def test_a_process_that_ends_and_so_can_start_no_thread_leaves_what_it_kept() -> None:
     script = (
         "import os, threading\n"
-        "from sparkdl.launch.kept_nurseries import Kind, prepare_rank\n"
+        "from sparkdl.launch.forkserver.kept import Kind, prepare_rank\n"
         "prepare_rank(Kind(dict(os.environ), ()))\n"
         "def refuse(thread): raise RuntimeError('no new thread at interpreter shutdown')\n"
         "threading.Thread.start = refuse\n"  # as Python does since 3.12

@@ -10,12 +10,11 @@ from torch import nn
 from sparkdl.data import Column
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.model.inputs import ModelInput, ModelInputs
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.networks.tabular import CODES, NUMBERS, TabularInputs, TabularNetwork
 from sparkdl.training.history import EpochRecord
-from sparkdl.training.model_inputs import ModelInput, ModelInputs
-from sparkdl.training.ready_made.tabular_inputs import CODES, NUMBERS, TabularInputs
-from sparkdl.training.ready_made.tabular_network import TabularNetwork
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.signature import ModelOutput, ModelSignature
 from tests.training.signatures import make_inputs
 from tests.unit.mlflow.many_into_many import ManyIntoMany
 

@@ -28,8 +28,8 @@ import sparkdl.mlflow
 from sparkdl.data import Column
 from sparkdl.errors import ParamTypeError, SavedModelError
 from sparkdl.estimators import TorchModel
-from sparkdl.training.ready_made.image_inputs import ImageInputs
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.networks.images import ImageInputs
 from tests.fresh_mlflow import tracked
 from tests.mlflow_servers import python_for_serving
 from tests.training.signatures import make_inputs, make_signature
@@ -377,7 +377,7 @@ served = mlflow.pyfunc.load_model(sys.argv[1])
 example = mlflow.models.Model.load(sys.argv[1]).load_input_example(sys.argv[1])
 print(served.predict(example)["kind"].tolist() == sys.argv[2].split())
 import sparkdl.mlflow
-from sparkdl.tracking.model_code import write_carried_code
+from sparkdl.tracking.flavor import write_carried_code
 print(sparkdl.__file__)
 print(version("sparkdl-torch"), type(sparkdl.mlflow.load_module(sys.argv[1])).__name__)
 wheel, _ = write_carried_code(Path(sys.argv[3]))

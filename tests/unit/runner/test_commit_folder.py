@@ -5,7 +5,7 @@ import torch
 
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, ParamError, StoreError
 from sparkdl.runner.commit_folder import CommitFolder, commit_folder
-from sparkdl.training import checkpoint_files
+from sparkdl.training.checkpoint import files
 
 
 def contents_of(value):
@@ -84,14 +84,14 @@ def test_ranks_that_others_took_the_place_of_write_no_more(folder):
 
 def test_a_commit_that_took_too_long_to_write_is_given_up(folder, tmp_path, monkeypatch):
     folder.keep(0, contents_of(1))
-    written = checkpoint_files.write_file
+    written = files.write_file
 
     def write_late(*args):
         said = written(*args)
         CommitFolder(folder.url, "other").claim()
         return said
 
-    monkeypatch.setattr(checkpoint_files, "write_file", write_late)
+    monkeypatch.setattr(files, "write_file", write_late)
     with pytest.raises(CheckpointsInUseError):
         folder.keep(0, contents_of(2))
     assert CommitFolder(folder.url, "other").last(0)["objects"] == {"epoch": 1}

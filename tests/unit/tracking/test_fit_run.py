@@ -20,9 +20,9 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.model_logging import save_for_mlflow
 from sparkdl.estimators.unsent_runs import UnsentRuns
+from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking import NoRun
 from sparkdl.tracking.logged_model import pip_requirements
-from sparkdl.training.saved_model import SavedModel
 from tests.training.signatures import make_inputs, make_signature
 
 ANY_TYPE = hasattr(mlflow.types.schema, "AnyType")

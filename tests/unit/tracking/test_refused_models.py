@@ -16,9 +16,9 @@ from sparkdl.data import Store
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.model_logging import save_for_mlflow
 from sparkdl.estimators.unsent_runs import UnsentRuns
+from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.flavor import is_mlflow_2
-from sparkdl.tracking.registering import Registration, register
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.tracking.logged_model import Registration, register
 from tests.fresh_mlflow import unset_tracking_uri
 from tests.training.signatures import make_signature
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.tracking.messages import Message
-from sparkdl.tracking.sender import RefusedError, Sender
+from sparkdl.tracking.sender import Message, RefusedError, Sender
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

@@ -16,9 +16,9 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.model_logging import save_for_mlflow
 from sparkdl.estimators.unsent_runs import UnsentRuns
+from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking import LoggedDataset, NoRun
-from sparkdl.tracking.switches import Switches, current_switches
-from sparkdl.training.saved_model import SavedModel
+from sparkdl.tracking.start import Switches, current_switches
 from tests.training.signatures import make_signature
 
 ROWS = LoggedDataset(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.tracking.tracking_uri import reporting_to, with_known_credentials, without_credentials
+from sparkdl.tracking.start import reporting_to, with_known_credentials, without_credentials
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparkdl.errors import ParamError
-from sparkdl.training.ready_made.backbone_weights import load_fitting
+from sparkdl.networks.backbones import load_fitting
 
 
 class Network(nn.Module):

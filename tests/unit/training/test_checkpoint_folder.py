@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from sparkdl.errors import CheckpointError, StoreError
-from sparkdl.training.checkpoint import FILES, FORMAT_VERSION, MANIFEST, Content, Manifest
-from sparkdl.training.checkpoint_choice import choose_checkpoint
-from sparkdl.training.checkpoint_files import load_file
-from sparkdl.training.checkpoint_folder import CheckpointFolder
-from sparkdl.training.checkpoint_writer import CheckpointWriter
-from sparkdl.training.host_copy import copy_to_host
+from sparkdl.training.checkpoint.checkpointing import choose_checkpoint
+from sparkdl.training.checkpoint.files import FILES, FORMAT_VERSION, MANIFEST, Content, Manifest, load_file
+from sparkdl.training.checkpoint.folder import CheckpointFolder, CheckpointWriter
+from sparkdl.training.checkpoint.state import copy_to_host
 
 IDENTITY: dict[str, Any] = {"tensors": {}, "dataset": {}, "settings": {}}
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sparkdl.training.class_scores import class_probabilities, class_scores
-from sparkdl.training.losses import prediction_kind
-from sparkdl.training.predictor import decide
+from sparkdl.model.heads import prediction_kind
+from sparkdl.model.predictor import class_probabilities, class_scores, decide
 
 LOSSES_OF_CLASSES = (nn.CrossEntropyLoss(), nn.NLLLoss(), nn.BCEWithLogitsLoss(), nn.BCELoss())
 

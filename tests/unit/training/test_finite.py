@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparkdl.errors import TrainingError
-from sparkdl.training.finite import FiniteLossCheck
+from sparkdl.training.step import FiniteLossCheck
 
 NAN, INFINITY = math.nan, math.inf
 

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sparkdl.errors import TrainingError
-from sparkdl.training.best_weights import BestWeights
-from sparkdl.training.callbacks import Callback
-from sparkdl.training.early_stopping import EarlyStopping, Patience
-from sparkdl.training.fit_course import FitCourse
-from sparkdl.training.goal import Goal
+from sparkdl.training.callbacks import BestWeights, Callback, EarlyStopping, FitCourse, Patience
 from sparkdl.training.history import EpochRecord
+from sparkdl.training.spec import Goal
 
 ALONE = SimpleNamespace(world_size=1, rank=0)
 VALUES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.nan]), min_size=1, max_size=12)

@@ -16,14 +16,12 @@ from torch import nn
 from torchmetrics.classification import BinaryAccuracy
 
 from sparkdl.data import scan_dataset
-from sparkdl.data.row_filter import RowFilter
+from sparkdl.data.dataset.rows import RowFilter
 from sparkdl.errors import CheckpointError
-from sparkdl.training.callbacks import Callback
-from sparkdl.training.early_stopping import Patience
-from sparkdl.training.fit_identity import fit_identity
-from sparkdl.training.goal import Goal
-from sparkdl.training.identity_check import check_identity
-from sparkdl.training.model_inputs import ModelInput
+from sparkdl.model.inputs import ModelInput
+from sparkdl.training.callbacks import Callback, Patience
+from sparkdl.training.checkpoint.identity import check_identity, fit_identity
+from sparkdl.training.spec import Goal
 from tests.training.training_scenes import make_model, make_spec, write_dataset
 
 
@@ -324,5 +322,5 @@ def test_rows_behind_the_first_ones_are_compared_in_whatever_order(tmp_path):
 def test_of_a_large_dataset_the_first_rows_alone_are_compared(dataset, monkeypatch):
     size = 33 * (4 * 4 + 8)
     for limit, is_compared in ((size, True), (size - 1, False)):
-        monkeypatch.setattr("sparkdl.training.dataset_identity._COMPARED_BYTES", limit)
+        monkeypatch.setattr("sparkdl.training.checkpoint.identity._COMPARED_BYTES", limit)
         assert (fit_identity(make_spec(), dataset)["dataset"]["rows"] is not None) is is_compared

@@ -14,10 +14,9 @@ import torch
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import TrainingError
-from sparkdl.training.history import EpochMeter
-from sparkdl.training.loop import _run_epoch
+from sparkdl.training.history import EpochMeter, ProgressReporter
 from sparkdl.training.objective import Place
-from sparkdl.training.progress import ProgressReporter
+from sparkdl.training.trainer import _run_epoch
 from sparkdl.training.update import UpdatePlan
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from sparkdl.errors import DataError
-from sparkdl.training.heads import Head, LabelColumn
+from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.training.objective import Objective, Place
-from sparkdl.training.precision import Precision
+from sparkdl.training.update import Precision
 from tests.training.training_scenes import make_spec
 
 CPU = torch.device("cpu")

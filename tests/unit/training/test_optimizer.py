@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparkdl.errors import ParamError
-from sparkdl.training.optimizer import make_optimizer
+from sparkdl.training.update import make_optimizer
 
 
 @pytest.fixture(params=[True, False])

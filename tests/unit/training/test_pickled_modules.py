@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 from torch import nn
 
-from sparkdl.training.pickled_modules import modules_in_pickle
+from sparkdl.model.saved_model import modules_in_pickle
 
 
 def uses_modules(text: str) -> Any:

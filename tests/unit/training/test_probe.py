@@ -8,9 +8,8 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.heads import Head, LabelColumn
-from sparkdl.training.losses import as_module, prediction_kind
-from sparkdl.training.model_inputs import ModelInputs
+from sparkdl.model.heads import Head, LabelColumn, as_module, prediction_kind
+from sparkdl.model.inputs import ModelInputs
 from sparkdl.training.probe import probe
 
 

@@ -15,11 +15,10 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.predictor import Predictor, decide
-from sparkdl.training.pyfunc import PyfuncModel
-from sparkdl.training.saved_model import SavedModel
-from sparkdl.training.served_columns import as_trained
-from sparkdl.training.signature import ModelOutput
+from sparkdl.model.predictor import Predictor, decide
+from sparkdl.model.pyfunc import PyfuncModel, as_trained
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput
 from tests.training.signatures import make_inputs, make_signature
 
 

@@ -8,11 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.training.ready_made.first_weights import seeded
-from sparkdl.training.ready_made.moments import Moments
-from sparkdl.training.ready_made.standardized_loss import StandardizedMSELoss
-from sparkdl.training.ready_made.tabular_inputs import CODES, NUMBERS, TabularInputs, category_codes
-from sparkdl.training.ready_made.tabular_network import TabularNetwork
+from sparkdl.networks.initial_weights import seeded
+from sparkdl.networks.standardization import Moments, StandardizedMSELoss
+from sparkdl.networks.tabular import CODES, NUMBERS, TabularInputs, TabularNetwork, category_codes
 
 
 @given(

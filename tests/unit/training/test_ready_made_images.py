@@ -15,12 +15,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.training.ready_made.backbones import check_backbone, make_backbone, pretrained_scales
-from sparkdl.training.ready_made.image_augmentation import ImageAugmentation
-from sparkdl.training.ready_made.image_inputs import ImageInputs
-from sparkdl.training.ready_made.image_network import ImageNetwork
-from sparkdl.training.ready_made.image_pixels import brought_to, encoded_size
-from sparkdl.training.ready_made.residual_network import ResidualNetwork
+from sparkdl.networks.backbones import check_backbone, make_backbone, pretrained_scales
+from sparkdl.networks.images import (
+    ImageAugmentation,
+    ImageInputs,
+    ImageNetwork,
+    ResidualNetwork,
+    brought_to,
+    encoded_size,
+)
 from tests.unit.training.image_libraries import TIMM, TORCHVISION, keep_weights
 
 RED_LEFT = np.zeros((4, 6, 3), np.uint8)

@@ -13,9 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.training.ready_made.text_inputs import TOKENS, TextInputs
-from sparkdl.training.ready_made.text_network import TextNetwork
-from sparkdl.training.ready_made.tokenizers import PADDING, START, ByteTokenizer, WordTokenizer, words_of
+from sparkdl.networks.text import (
+    PADDING,
+    START,
+    TOKENS,
+    ByteTokenizer,
+    TextInputs,
+    TextNetwork,
+    WordTokenizer,
+    words_of,
+)
 
 WORDS = WordTokenizer(("the", "cat", "!", "élan"))
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from sparkdl.errors import SavedModelError, SerializationError
-from sparkdl.training.architecture import split_module
-from sparkdl.training.predictor import Predictor
-from sparkdl.training.saved_model import SavedModel, load_model, save_model
-from sparkdl.training.signature import ModelSignature
-from sparkdl.training.trial_copy import trial_copy
+from sparkdl.model.architecture import split_module
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.signature import ModelSignature
+from sparkdl.training.probe import trial_copy
 from tests.training.signatures import make_signature
 
 
@@ -248,12 +248,12 @@ def test_a_model_of_a_format_that_is_no_longer_read_says_to_save_it_again(saved)
 SERVING = """
 import sys
 import pandas as pd
-from sparkdl.training.pyfunc import PyfuncModel
-from sparkdl.training.saved_model import load_model
+from sparkdl.model.pyfunc import PyfuncModel
+from sparkdl.model.saved_model import load_model
 
 model = PyfuncModel(load_model(sys.argv[1]))
 print(model.predict(pd.DataFrame({"x": [[1.0, 2.0, 3.0, 4.0]]})).shape)
-heavy = ("pyspark", "petastorm", "mlflow", "sparkdl._native", "sparkdl.data.feed", "sparkdl.collective")
+heavy = ("pyspark", "petastorm", "mlflow", "sparkdl._native", "sparkdl.data.feed.feed", "sparkdl.collective")
 print([name for name in heavy if name in sys.modules])
 """
 

@@ -6,7 +6,7 @@ import torch
 
 from sparkdl.collective.job import is_consequence
 from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostError, TrainingError
-from sparkdl.training.step_failure import told_with_place
+from sparkdl.training.objective import told_with_place
 
 
 def fail_with(error: BaseException, cause: BaseException | None = None) -> None:

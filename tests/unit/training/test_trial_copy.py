@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sparkdl.training.gradients import TrialGradients, step_without
-from sparkdl.training.trial_copy import trial_copy
+from sparkdl.training.probe import TrialGradients, step_without, trial_copy
 
 
 class Words(nn.Module):

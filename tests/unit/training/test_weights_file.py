@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparkdl.errors import SavedModelError, SerializationError
-from sparkdl.training.weights_file import (
+from sparkdl.model.weights_file import (
     _CHUNK_BYTES,
     _DTYPES,
     map_weights,

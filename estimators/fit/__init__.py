@@ -1,0 +1,1 @@
+"""What a fit does on the driver, and hands to its ranks."""

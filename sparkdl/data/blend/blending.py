@@ -1,0 +1,364 @@
+"""Several datasets as one stream of batches, mixed by weights, as Megatron's blended datasets are.
+
+Runs on every *rank*; no rank has to ask another. Which dataset serves which row depends on (seed, step) alone and is
+the same on all ranks, so that all of them come to the end of a dataset in the same step, but for a row.
+
+Where a blend of feeds stands, as a dict for JSON, and whether another blend can go on from there.
+
+Runs on every *rank*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data.blend.mixture import Mixture
+from sparkdl.data.checks import StateKind, check_counts, check_integer, is_count
+from sparkdl.data.feed.row_stream import Batch, Feed, ResumableFeed, RowStream, no_map_of_rows, num_rows
+from sparkdl.errors import DataError, ParamError, SparkdlError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+
+_KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"), version=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendState:
+    """How far the ranks have come with a blend.
+
+    Attributes:
+        steps_done: batches that each rank has had.
+        drawn: how many samples each feed has served on every rank, in the order of the feeds.
+        feeds: by name where each feed stands.
+    """
+
+    steps_done: int
+    drawn: tuple[int, ...]
+    feeds: Mapping[str, Any]
+
+
+def to_json(
+    settings: Mapping[str, Any], steps_done: int, drawn: Sequence[int], feeds: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a state as :func:`json.dumps` takes it.
+
+    Args:
+        settings: what two blends must have in common for one to go on where the other stopped.
+        steps_done: batches that each rank has had.
+        drawn: how many samples each feed has served.
+        feeds: by name where each feed stands.
+    """
+    return {
+        "version": _KIND.version,
+        "blend": dict(settings),
+        "steps_done": steps_done,
+        "drawn": list(drawn),
+        "feeds": dict(feeds),
+    }
+
+
+def from_json(state: Any, settings: Mapping[str, Any]) -> BlendState:
+    """Return what a state says.
+
+    Raises:
+        ParamError: if it is no state of a blend, or of one of other settings; it names what differs.
+        DataError: if a newer version wrote it.
+    """
+    _KIND.check(state)
+    then = state["blend"] if isinstance(state["blend"], Mapping) else {}
+    for key, value in settings.items():
+        if then.get(key) != value:
+            raise ParamError(
+                f"This blend has {key} {value}, but the state is of one with {then.get(key)}. Resume with the same "
+                "settings, or begin anew."
+            )
+    names, drawn = settings["feeds"], state["drawn"]
+    is_counts = isinstance(drawn, Sequence) and all(map(is_count, drawn))
+    if not is_counts or len(drawn) != len(names):
+        raise _KIND.impossible("drawn", drawn, f"a list of {len(names)} whole numbers, at least 0")
+    if not is_count(state["steps_done"]):
+        raise _KIND.impossible("steps_done", state["steps_done"], "a whole number, at least 0")
+    if not isinstance(state["feeds"], Mapping) or set(state["feeds"]) != set(names):
+        raise _KIND.impossible("feeds", state["feeds"], f"a dict of the states of {', '.join(names)}")
+    return BlendState(steps_done=state["steps_done"], drawn=tuple(drawn), feeds=state["feeds"])
+
+
+_LOOK_AHEAD = 1 << 14
+
+
+class BlendedFeed:
+    """Batches of several feeds, in shares that follow weights at every step.
+
+    Iterating goes on where the last iteration stopped. The rule that chooses is :class:`~sparkdl.data.Mixture`'s.
+
+    Args:
+        feeds: by name the feeds, such as one :class:`~sparkdl.data.ParquetFeed` for each dataset; on every rank
+            the same ones with its own ``rank``. Each shuffles by its own seed, and anew in each of its epochs.
+            All their epochs are given whole, from the first one: where a feed stood of itself does not matter, nor
+            is it moved.
+        weights: by the same names positive numbers; only their ratios matter.
+        batch_size: rows per batch and rank, drawn row by row; the feeds then need the same columns. With None
+            every batch comes as a whole from one feed, the same feed on all ranks; columns may differ, and
+            weights count batches.
+        seed: any integer; the same on every rank.
+        at_end: what follows the last row of a dataset: ``repeat``, its next epoch; or ``stop``, the end of the
+            blend, in the same step on all ranks.
+        num_steps: batches after which the blend ends in any case.
+        source_column: name of an additional int64 column that tells each row's feed by its place in ``feeds``.
+
+    Raises:
+        ParamError: if names do not match, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        feeds: Mapping[str, Feed],
+        weights: Mapping[str, float],
+        *,
+        batch_size: int | None = None,
+        seed: int = 0,
+        at_end: Literal["repeat", "stop"] = "repeat",
+        num_steps: int | None = None,
+        source_column: str | None = None,
+    ) -> None:
+        if set(feeds) != set(weights):
+            raise ParamError(f"The feeds are {list(feeds)}, but weights are given for {list(weights)}.")
+        for name, value in (("batch_size", batch_size), ("num_steps", num_steps)):
+            if value is not None:
+                check_counts(least=1, **{name: value})
+        check_integer(seed=seed)
+        if at_end not in ("repeat", "stop"):
+            raise ParamError(f"at_end must be 'repeat' or 'stop', got {at_end!r}.")
+        self._mixture = Mixture([weights[name] for name in feeds], seed=seed)
+        self._streams = [RowStream(name, feed) for name, feed in feeds.items()]
+        world_sizes = {stream.name: len(stream.feed.rows_in_step(0)) for stream in self._streams}
+        if len(set(world_sizes.values())) > 1:
+            raise ParamError(
+                f"All feeds of a blend are shared by the same ranks, but their numbers are {world_sizes}."
+            )
+        self._batch_size, self._num_steps, self._source_column = batch_size, num_steps, source_column
+        self._settings: dict[str, Any] = {
+            "feeds": list(feeds),
+            "weights": [float(weights[name]) for name in feeds],
+            "batch_size": batch_size,
+            "seed": int(seed),
+            "at_end": at_end,
+        }
+        self._steps_done = 0
+        self._rows_of_ranks: list[int] = []
+        self._begin()
+
+    @property
+    def rows_of_ranks(self) -> list[int]:
+        """How many rows each rank has in the batch that was taken last, to weight what ranks average."""
+        return list(self._rows_of_ranks)
+
+    def __len__(self) -> int:
+        """Batches of the whole blend, those before it was resumed too.
+
+        Raises:
+            TypeError: if it repeats its datasets without end.
+        """
+        lengths = [] if self._num_steps is None else [self._num_steps]
+        if self._limits is not None:
+            mixture = Mixture(self._settings["weights"], seed=self._settings["seed"])
+            mixture.drawn = self._drawn_before
+            samples = _samples_within(mixture, self._limits)
+            lengths.append(self._steps_before + -(-samples // (self._batch_size or 1)))
+        if not lengths:
+            raise TypeError("A blend that repeats its datasets has no length; give num_steps.")
+        return min(lengths)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches that are left.
+
+        Yields:
+            As the feeds do, with ``source_column`` at the end if there is one. With a ``batch_size`` all
+            batches have that many rows on every rank; only the last one before a stop can have fewer, equally
+            many on every rank. Without one a batch is as the feed made it, and may have no rows on a rank whose
+            shard is a row shorter.
+
+        Raises:
+            DataError: if a feed cannot be read, or the feeds differ in columns that are to lie in one batch.
+        """
+        while self._num_steps is None or self._steps_done < self._num_steps:
+            before = self._mixture.drawn
+            chosen = self._mixture.draw(self._batch_size or 1)
+            allowed = self._within_limits(before, chosen)
+            if allowed < len(chosen):
+                chosen = chosen[:allowed]
+                self._mixture.drawn = _counted(before, chosen)
+            if not allowed:
+                return
+            yield self._next_mixed(chosen) if self._batch_size else self._next_whole(int(chosen[0]))
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse, with what to do: a DataLoader asks for items where it is given no ``IterableDataset``."""
+        raise no_map_of_rows(self)
+
+    def state(self) -> dict[str, Any]:
+        """Return where the blend stands after the batches that were taken, as plain values for JSON.
+
+        It is the same on every rank if all feeds are such as :class:`~sparkdl.data.ParquetFeed`; of others it has
+        this rank's position.
+        """
+        feeds = {stream.name: stream.state(in_rows=self._batch_size is not None) for stream in self._streams}
+        return to_json(self._settings, self._steps_done, self._mixture.drawn, feeds)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on with the batch after those that had been taken when :meth:`state` was called.
+
+        On as many ranks, and with as large shuffle buffers, the batches are those that would have come. On
+        another number of ranks every feed divides the rows that nobody has had of its epoch anew, and each of them
+        comes once; which feed serves which row of a step stays the same. A blend that a state is refused by stays
+        where it was.
+
+        Raises:
+            ParamError: if it is no state of a blend, or that of one of other feeds, weights, batch size, seed
+                or ``at_end``.
+            DataError: if a feed has other rows, another seed or another order than the state says, or is none that
+                goes on with another number of ranks; it names the feed.
+        """
+        settled = from_json(state, self._settings)
+        before = [stream.state(in_rows=self._batch_size is not None) for stream in self._streams]
+        try:
+            for stream in self._streams:
+                _resume(stream, settled.feeds[stream.name])
+        except SparkdlError:
+            for stream, position in zip(self._streams, before, strict=True):
+                stream.resume(position)
+            raise
+        self._mixture.drawn = settled.drawn
+        self._steps_done = settled.steps_done
+        self._begin()
+
+    def close(self) -> None:
+        """Close all feeds; calling it again does nothing."""
+        for stream in self._streams:
+            stream.close()
+            close = getattr(stream.feed, "close", None)
+            if close is not None:
+                close()
+
+    def __enter__(self) -> BlendedFeed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        """Settle what the end of the blend is counted from."""
+        self._steps_before, self._drawn_before = self._steps_done, self._mixture.drawn
+        self._limits = None
+        if self._settings["at_end"] == "stop":
+            left = [
+                stream.left_of_first_epoch(in_rows=self._batch_size is not None) for stream in self._streams
+            ]
+            self._limits = [
+                drawn + rows if isinstance(stream.feed, ResumableFeed) else rows
+                for stream, drawn, rows in zip(self._streams, self._drawn_before, left, strict=True)
+            ]
+
+    def _within_limits(self, before: Sequence[int], chosen: npt.NDArray[np.intp]) -> int:
+        if self._limits is None:
+            return len(chosen)
+        return _first_over(before, chosen, self._limits)
+
+    def _next_whole(self, source: int) -> Batch:
+        stream = self._streams[source]
+        batch = stream.take_batch()
+        self._steps_done += 1
+        self._rows_of_ranks = stream.rows_of_ranks()
+        if self._source_column is None:
+            return batch
+        return self._with_source(batch, np.full(num_rows(batch), source))
+
+    def _next_mixed(self, chosen: npt.NDArray[np.intp]) -> Batch:
+        """Return a batch whose i-th row is the next one of the i-th chosen feed."""
+        batch: Batch = {}
+        for source, stream in enumerate(self._streams):
+            places = np.flatnonzero(chosen == source)
+            start = 0
+            for part in stream.take(len(places)):
+                if not batch:
+                    first, kinds = stream, _kinds(part)
+                    batch = {
+                        name: np.empty((len(chosen), *rows.shape[1:]), rows.dtype)
+                        for name, rows in part.items()
+                    }
+                elif _kinds(part) != kinds:
+                    raise _unequal_columns(first.name, batch, stream.name, part)
+                stop = start + num_rows(part)
+                for name, rows in part.items():
+                    batch[name][places[start:stop]] = rows
+                start = stop
+        self._steps_done += 1
+        self._rows_of_ranks = [len(chosen)] * len(self._streams[0].feed.rows_in_step(0))
+        return batch if self._source_column is None else self._with_source(batch, chosen)
+
+    def _with_source(self, batch: Batch, sources: npt.NDArray[Any]) -> Batch:
+        assert self._source_column is not None, "it is asked for"
+        if self._source_column in batch:
+            raise ParamError(
+                f"The feeds have a column {self._source_column!r} of their own; give source_column another name."
+            )
+        return {**batch, self._source_column: sources.astype(np.int64)}
+
+
+def _counted(before: Sequence[int], chosen: npt.NDArray[np.intp]) -> list[int]:
+    counts = np.bincount(chosen, minlength=len(before))
+    return [drawn + int(count) for drawn, count in zip(before, counts, strict=True)]
+
+
+def _first_over(before: Sequence[int], chosen: npt.NDArray[np.intp], limits: Sequence[int]) -> int:
+    """Return how many of the chosen samples come before one that its dataset no longer has."""
+    allowed = len(chosen)
+    for source, (drawn, limit) in enumerate(zip(before, limits, strict=True)):
+        places = np.flatnonzero(chosen == source)
+        if drawn + len(places) > limit:
+            allowed = min(allowed, int(places[limit - drawn]))
+    return allowed
+
+
+def _samples_within(mixture: Mixture, limits: Sequence[int]) -> int:
+    """Return how many samples a mixture gives from where it stands before one that its dataset no longer has."""
+    samples = 0
+    while True:
+        before = mixture.drawn
+        allowed = _first_over(before, mixture.draw(_LOOK_AHEAD), limits)
+        samples += allowed
+        if allowed < _LOOK_AHEAD:
+            return samples
+
+
+def _resume(stream: RowStream, state: Any) -> None:
+    try:
+        stream.resume(state)
+    except SparkdlError as error:
+        raise type(error)(f"The feed {stream.name!r} of the blend cannot go on: {error}") from error
+
+
+def _kinds(batch: Batch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    return {name: (array.dtype, array.shape[1:]) for name, array in batch.items()}
+
+
+def _unequal_columns(first: str, batch: Batch, name: str, part: Batch) -> DataError:
+    return DataError(
+        f"Rows of the feeds {first!r} and {name!r} cannot lie in one batch: one has {_listed(batch)}, the other "
+        f"{_listed(part)}. Read equal columns, or leave batch_size out for batches of one feed each."
+    )
+
+
+def _listed(batch: Batch) -> str:
+    kinds = ((name, array.dtype, list(array.shape[1:]) or "") for name, array in batch.items())
+    return ", ".join(f"{name}: {dtype}{shape}" for name, dtype, shape in kinds)

@@ -1,0 +1,279 @@
+"""Packing: token sequences of any length into rows of one length, with the borders of documents kept.
+
+Runs on every *rank*. What comes out depends on the documents and their order alone.
+
+Packed sequences: rows of a fixed length that hold whole documents, with what attention and the loss need.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+Tokens = npt.NDArray[Any]
+
+IGNORED_LABEL = -100
+"""The label that ``torch.nn.functional.cross_entropy`` leaves out by default."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """Rows of packed documents.
+
+    Attributes:
+        tokens: shape ``(rows, length)``; padding at the end of a row is the packer's ``pad_token``.
+        position_ids: int64 of the same shape: place inside the document, from 0 in each of them.
+        document_ids: int32 of the same shape: number of the document inside its row, from 0; -1 on padding.
+        cu_seqlens: int32: borders of all sequences in the batch laid out in one line of ``rows * length`` tokens,
+            from 0 on, as ``flash_attn_varlen_func`` and torch's ``varlen_attn`` take them. The padding of a row is a
+            sequence of its own.
+        max_seqlen: tokens of the longest of those sequences.
+    """
+
+    tokens: Tokens
+    position_ids: npt.NDArray[np.int64]
+    document_ids: npt.NDArray[np.int32]
+    cu_seqlens: npt.NDArray[np.int32]
+    max_seqlen: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens without padding."""
+        return int(np.count_nonzero(self.document_ids >= 0))
+
+    @property
+    def loss_mask(self) -> npt.NDArray[np.bool_]:
+        """Where the next token is one of the same document, so that it can be predicted; ``(rows, length)``."""
+        mask = np.zeros(self.tokens.shape, np.bool_)
+        here, following = self.document_ids[:, :-1], self.document_ids[:, 1:]
+        mask[:, :-1] = (here == following) & (here >= 0)
+        return mask
+
+    def labels(self, ignored: int = IGNORED_LABEL) -> npt.NDArray[np.int64]:
+        """Return for every token the next one of its document, and ``ignored`` where there is none."""
+        following = np.roll(self.tokens, -1, axis=1).astype(np.int64)
+        return np.where(self.loss_mask, following, ignored)
+
+
+def lay_out(
+    rows: Sequence[Sequence[Tokens]], length: int, pad_token: int, dtype: np.dtype[Any]
+) -> PackedBatch:
+    """Return rows of documents as a batch; every document has tokens, and those of a row fit into ``length``."""
+    tokens = np.full((len(rows), length), pad_token, dtype)
+    sequence_lengths: list[int] = []
+    numbers: list[int] = []
+    for row, documents in zip(tokens, rows, strict=True):
+        lengths = [len(document) for document in documents]
+        filled = sum(lengths)
+        row[:filled] = np.concatenate(documents)
+        sequence_lengths += lengths
+        numbers += range(len(documents))
+        if filled < length:
+            sequence_lengths.append(length - filled)
+            numbers.append(-1)
+    borders = np.concatenate([[0], np.cumsum(sequence_lengths)])
+    positions = np.arange(tokens.size) - np.repeat(borders[:-1], sequence_lengths)
+    return PackedBatch(
+        tokens=tokens,
+        position_ids=positions.reshape(tokens.shape),
+        document_ids=np.repeat(np.asarray(numbers, np.int32), sequence_lengths).reshape(tokens.shape),
+        cu_seqlens=borders.astype(np.int32),
+        max_seqlen=max(sequence_lengths),
+    )
+
+
+class SequencePacker:
+    """Packs documents, first fit into a bounded number of open rows.
+
+    A document goes into the first open row that has room for it. If none has, a new row is opened; when more than
+    ``num_open_rows`` would be open then, the one opened first is done. A row that is full is done at once. With
+    one open row documents stay in their order.
+
+    No document is ever divided between rows, except those longer than a row where that is asked for: their pieces
+    then count as documents of their own, as attention cannot reach from one row to another.
+
+    Args:
+        length: tokens of a row.
+        batch_size: rows of a batch.
+        num_open_rows: among how many rows a place is sought; more of them need less padding.
+        long_documents: what becomes of a document longer than a row: ``split`` into pieces of a row's
+            length and a rest, or ``refuse``, an error.
+        pad_token: the token behind the last document of a row.
+        dtype: integer dtype of the tokens.
+
+    Raises:
+        ParamError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        batch_size: int,
+        num_open_rows: int = 1,
+        long_documents: Literal["split", "refuse"] = "split",
+        pad_token: int = 0,
+        dtype: npt.DTypeLike = np.int64,
+    ) -> None:
+        for name, value in (("length", length), ("batch_size", batch_size), ("num_open_rows", num_open_rows)):
+            if value < 1:
+                raise ParamError(f"{name} must be at least 1, got {value}.")
+        if long_documents not in ("split", "refuse"):
+            raise ParamError(f"long_documents must be 'split' or 'refuse', got {long_documents!r}.")
+        self._dtype = np.dtype(dtype)
+        if self._dtype.kind not in "iu":
+            raise ParamError(f"dtype must be an integer dtype, got {self._dtype}.")
+        self._length, self._batch_size, self._num_open_rows = length, batch_size, num_open_rows
+        self._splits_long_documents = long_documents == "split"
+        self._pad_token = pad_token
+        self._open: list[_Row] = []
+        self._done: deque[_Row] = deque()
+
+    def pack(self, batches_of_documents: Iterable[Iterable[npt.ArrayLike]]) -> Iterator[PackedBatch]:
+        """Yield the batches that documents make; the last one can have fewer rows.
+
+        How many batches come of an epoch depends on the documents, so ranks get different numbers of them. Give
+        documents without end, as a :class:`~sparkdl.data.BlendedFeed` does, and take equally many steps on all ranks.
+
+        Args:
+            batches_of_documents: such as ``(batch["tokens"] for batch in feed.epoch(0))``. The next one is asked for
+                when all batches have been yielded that the ones before complete, so that a feed's state and
+                the packer's belong together.
+
+        Raises:
+            DataError: if a document is no sequence of integers, or too long and to be refused.
+        """
+        yield from self._complete()
+        for documents in batches_of_documents:
+            self.add(documents)
+            yield from self._complete()
+        while (last := self.finish()) is not None:
+            yield last
+
+    def add(self, documents: Iterable[npt.ArrayLike]) -> None:
+        """Take documents, each a sequence of integers; empty ones leave nothing behind.
+
+        Raises:
+            DataError: if one is no sequence of integers, or too long and to be refused; those before it are taken.
+        """
+        for document in documents:
+            tokens = self._as_tokens(document)
+            if len(tokens) > self._length and not self._splits_long_documents:
+                raise DataError(
+                    f"A document has {len(tokens)} tokens, but rows have {self._length}. Cut it, make rows longer, "
+                    "or set long_documents='split'."
+                )
+            for start in range(0, len(tokens), self._length):
+                self._place(tokens[start : start + self._length])
+
+    def pop(self) -> PackedBatch | None:
+        """Return the next batch if enough rows are done, or None."""
+        return self._lay_out(self._batch_size) if len(self._done) >= self._batch_size else None
+
+    def finish(self) -> PackedBatch | None:
+        """Return what remains, open rows too, at most a batch of it at a time; None when nothing is left."""
+        self._done.extend(self._open)
+        self._open.clear()
+        return self._lay_out(min(self._batch_size, len(self._done))) if self._done else None
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows that are not in a batch yet, as plain values for JSON.
+
+        Together with the state of the feed, taken at the same time, it is all that a later run needs to go on.
+        """
+        return {
+            "length": self._length,
+            "open": [row.as_lists() for row in self._open],
+            "done": [row.as_lists() for row in self._done],
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state` was called.
+
+        Raises:
+            ParamError: if it is no state of a packer, or of rows of another length.
+        """
+        parts = ("length", "open", "done")
+        if not isinstance(state, Mapping) or not all(part in state for part in parts):
+            raise ParamError(
+                f"This is no state of a packer: {str(state)[:80]}. Give what a SequencePacker's state() returned, a "
+                f"dict of {', '.join(parts)}."
+            )
+        if state["length"] != self._length:
+            raise ParamError(
+                f"Rows have {self._length} tokens, but the state is of rows of {state['length']}. Resume "
+                "with that length."
+            )
+        self._open = [self._row_of(documents) for documents in state["open"]]
+        self._done = deque(self._row_of(documents) for documents in state["done"])
+
+    def _complete(self) -> Iterator[PackedBatch]:
+        while (batch := self.pop()) is not None:
+            yield batch
+
+    def _place(self, document: Tokens) -> None:
+        row = next((row for row in self._open if row.free >= len(document)), None)
+        if row is None:
+            if len(self._open) == self._num_open_rows:
+                self._done.append(self._open.pop(0))
+            row = _Row(self._length)
+            self._open.append(row)
+        row.add(document)
+        if not row.free:
+            self._open.remove(row)
+            self._done.append(row)
+
+    def _as_tokens(self, document: npt.ArrayLike) -> Tokens:
+        tokens = np.asarray(document)
+        if not tokens.size and tokens.ndim == 1:
+            return tokens.astype(self._dtype)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise DataError(
+                f"A document must be a sequence of integers, but one is an array of {tokens.dtype} with the shape "
+                f"{tokens.shape}. Encode text before it is packed."
+            )
+        kept = tokens.astype(self._dtype)  # a copy, so that no whole batch stays in memory for one document
+        if not np.can_cast(tokens.dtype, self._dtype) and (kept != tokens).any():
+            raise DataError(
+                f"A document has tokens from {tokens.min()} to {tokens.max()}, which {self._dtype} cannot hold. "
+                "Choose a wider dtype."
+            )
+        return kept
+
+    def _row_of(self, documents: Iterable[Iterable[int]]) -> _Row:
+        row = _Row(self._length)
+        for document in documents:
+            row.add(np.asarray(document, self._dtype))
+        return row
+
+    def _lay_out(self, num_rows: int) -> PackedBatch:
+        rows = [self._done.popleft().documents for _ in range(num_rows)]
+        return lay_out(rows, self._length, self._pad_token, self._dtype)
+
+
+class _Row:
+    """Documents of one row, and how many tokens are free behind them."""
+
+    __slots__ = ("documents", "free")
+
+    def __init__(self, length: int) -> None:
+        self.documents: list[Tokens] = []
+        self.free = length
+
+    def add(self, document: Tokens) -> None:
+        self.documents.append(document)
+        self.free -= len(document)
+
+    def as_lists(self) -> list[list[int]]:
+        return [document.tolist() for document in self.documents]

@@ -1,0 +1,101 @@
+"""Checks of the numbers that callers of the data floor give. Runs anywhere.
+
+What has to hold of any state that a program gives back, before its parts are looked at.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from sparkdl.errors import DataError, ParamError
+
+
+def check_integer(**arguments: Any) -> None:
+    """Check that arguments are whole numbers, NumPy's too.
+
+    Raises:
+        ParamError: if one is not; it names it with its value.
+    """
+    for name, value in arguments.items():
+        try:
+            operator.index(value)
+        except TypeError:
+            raise ParamError(f"{name} must be a whole number, got {value!r}.") from None
+
+
+def check_counts(*, least: int, **arguments: Any) -> None:
+    """Check that arguments are whole numbers of at least ``least``.
+
+    Raises:
+        ParamError: if one is not; it names it with its value.
+    """
+    check_integer(**arguments)
+    for name, value in arguments.items():
+        if value < least:
+            raise ParamError(f"{name} must be at least {least}, got {value}.")
+
+
+def check_seconds(**arguments: Any) -> None:
+    """Check that arguments are numbers of seconds above 0 that can be waited for, NumPy's too.
+
+    Raises:
+        ParamError: if one is not; it names it with its value.
+    """
+    for name, value in arguments.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= threading.TIMEOUT_MAX:
+            raise ParamError(
+                f"{name} must be a number of seconds above 0 and at most {threading.TIMEOUT_MAX:.0f}, got {value!r}."
+            )
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """One kind of state.
+
+    Attributes:
+        name: of what it is the state.
+        parts: keys that it has, ``"version"`` among them.
+        version: that this sparkdl writes and reads.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    version: int
+
+    def check(self, state: Any) -> None:
+        """Check that a state has all parts, and the version.
+
+        Raises:
+            ParamError: if it is something else; it names the parts that are missing.
+            DataError: if another version wrote it.
+        """
+        missing = [part for part in self.parts if not isinstance(state, Mapping) or part not in state]
+        if missing:
+            lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(self.parts) else ""
+            raise ParamError(
+                f"This is no state of a {self.name}: {str(state)[:80]}.{lacks} Give what a {self.name}'s state() "
+                f"returned, a dict of {', '.join(self.parts)}."
+            )
+        if state["version"] != self.version:
+            raise DataError(
+                f"The state has version {state['version']}; this sparkdl reads version {self.version}. Resume with "
+                "the version of sparkdl that wrote it."
+            )
+
+    def impossible(self, part: str, value: Any, expected: str) -> ParamError:
+        """The error for a part that cannot have such a value."""
+        return ParamError(
+            f"This is no state of a {self.name}: {part} is {value!r:.80}, and has to be {expected}. Give what a "
+            f"{self.name}'s state() returned."
+        )
+
+
+def is_count(value: Any) -> bool:
+    """Whether a part of a state is a whole number, at least 0, as JSON has it."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,6 @@
+"""A dataset of Parquet files as the feed sees it: columns, row groups, which rows belong to which rank.
+
+Runs on driver and ranks, without Spark and Petastorm. Begin with :mod:`~sparkdl.data.dataset.dataset`; the footers of
+the files are read in :mod:`~sparkdl.data.dataset.footers`, and ranks are given their rows in
+:mod:`~sparkdl.data.dataset.shards`.
+"""

@@ -1,0 +1,418 @@
+"""From Arrow to NumPy: what the feed makes of Arrow types, of numbers without a copy of their buffers.
+
+Runs on the *driver* (types) and on the reader threads of every *rank* (buffers).
+
+From NumPy to Arrow: values that were computed from a row group, as columns of a table.
+
+Runs on the reader threads of every *rank*; the way back is :func:`sparkdl.data.dataset.arrow.to_numpy`.
+
+The checksums of Parquet pages, of which pyarrow knows since version 15. Runs where Parquet is read.
+
+How much memory values take that NumPy holds as Python objects, from the first rows of a dataset.
+
+Runs where a folder is described, mostly on the *driver*. A footer tells how many bytes values take as they are
+encoded, which for a string out of a dictionary is a fraction of one, while Python takes 49 and more for each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+import math
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkdl.errors import ColumnMismatchError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkdl.data.dataset.dataset import Column
+
+
+_PRIMITIVES: dict[pa.DataType, str] = {
+    pa.bool_(): "bool",
+    pa.int8(): "int8",
+    pa.int16(): "int16",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.uint8(): "uint8",
+    pa.uint16(): "uint16",
+    pa.uint32(): "uint32",
+    pa.uint64(): "uint64",
+    pa.float16(): "float16",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+}
+
+
+_KINDS = {
+    "string": (pa.types.is_string, pa.types.is_large_string),
+    "binary": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
+    "decimal": (pa.types.is_decimal,),
+    "date": (pa.types.is_date,),
+    "timestamp": (pa.types.is_timestamp,),
+}
+_DTYPES = {"date": "datetime64[D]", "timestamp": "datetime64[us]"}
+
+LengthRemedy: TypeAlias = "Callable[[Column, int], str]"
+"""Says what to do about arrays of another length, of a column and how deep inside it they are."""
+
+IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
+"""Fields of the struct that Spark's ``image`` source reads."""
+
+
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Whether values of the type are lists, of fixed length or not."""
+    return bool(
+        pa.types.is_list(arrow_type)
+        or pa.types.is_large_list(arrow_type)
+        or pa.types.is_fixed_size_list(arrow_type)
+    )
+
+
+def describe_type(name: str, arrow_type: pa.DataType) -> tuple[str, str, int]:
+    """Return kind and NumPy dtype of a column's elements and how many lists are nested around them.
+
+    They are those of :class:`sparkdl.data.Column`.
+
+    Raises:
+        DataError: if the feed has no form for such elements.
+    """
+    depth, element = 0, arrow_type
+    while is_list(element):
+        depth, element = depth + 1, element.value_type
+    kind = _kind(element)
+    if kind is None or (kind == "image" and depth):
+        raise DataError(
+            f"Column {name!r} has the Arrow type {arrow_type}. Columns have to be numbers, booleans, strings, "
+            "binary, decimals, dates, timestamps, images, vectors, or arrays of them: select what is inside it as "
+            "columns of their own."
+        )
+    return kind, _PRIMITIVES.get(element) or _DTYPES.get(kind, "object"), depth
+
+
+def _kind(element: pa.DataType) -> str | None:
+    if element in _PRIMITIVES:
+        return "number"
+    for kind, checks in _KINDS.items():
+        if any(check(element) for check in checks):
+            return kind
+    is_image = pa.types.is_struct(element) and tuple(each.name for each in element) == IMAGE_FIELDS
+    return "image" if is_image else None
+
+
+def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:
+    """Return the lengths of the lists in the first row, outermost first; a scalar has ``()``."""
+    values = array.slice(0, 1).combine_chunks()
+    shape: list[int] = []
+    while is_list(values.type):
+        values = values.flatten() if not shape else values.slice(0, 1).flatten()
+        shape.append(len(values))
+    return tuple(shape)
+
+
+def to_numpy(
+    array: pa.ChunkedArray, column: Column, remedy: LengthRemedy | None = None
+) -> npt.NDArray[np.generic]:
+    """Return the values of a column as one array of shape ``(num_rows, *column.shape)``.
+
+    The result is a writable view of Arrow's buffer wherever Arrow made that buffer for this read alone, and a
+    copy otherwise (booleans, which Arrow packs in bits; several chunks).
+
+    Args:
+        array: the values.
+        column: what they have to be.
+        remedy: what the reader of arrays of another length is told to do.
+
+    Raises:
+        DataError: if there are nulls, lists of another length, elements of another type than the column
+            says, or timestamps that microseconds in 64 bits do not reach.
+    """
+    try:
+        return _to_numpy(array, column, remedy)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"Column {column.name!r} of the type {array.type} cannot be given as {_describe(column)}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
+def _to_numpy(array: pa.ChunkedArray, column: Column, remedy: LengthRemedy | None) -> npt.NDArray[np.generic]:
+    values = (
+        array.chunk(0)
+        if array.num_chunks == 1
+        else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
+    )
+    if column.kind in {"ragged", "image"}:
+        return _objects_of_rows(values, column, remedy)
+    num_rows = len(values)
+    for level in range(len(column.shape)):
+        _check_no_nulls(values, column)
+        values = _flatten(values, level, column, remedy)
+    _check_no_nulls(values, column)
+    if column.kind != "number":
+        return _without_number_type(values, column).reshape((num_rows, *column.shape))
+    if _PRIMITIVES.get(values.type) != column.dtype:
+        raise _other_type(array.type, column)
+    return _primitive_to_numpy(values, column.dtype).reshape((num_rows, *column.shape))
+
+
+def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.generic]:
+    """Return strings, binary, decimals, dates or timestamps as they are described in :class:`Column`."""
+    if _kind(values.type) != column.kind:
+        raise _other_type(values.type, column)
+    if column.kind == "date":
+        return np.asarray(values.cast(pa.date32()).cast(pa.int32())).astype(column.dtype)
+    if column.kind == "timestamp":
+        if values.type.unit == "ns":
+            return (np.asarray(values.cast(pa.int64())) // 1000).view(column.dtype)
+        return np.array(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())).view(column.dtype)
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values.to_pylist()
+    return objects
+
+
+def _objects_of_rows(
+    values: pa.Array, column: Column, remedy: LengthRemedy | None
+) -> npt.NDArray[np.generic]:
+    """Return one array per row: of a ragged column, or an image."""
+    _check_no_nulls(values, column)
+    rows = np.empty(len(values), dtype=object)
+    if column.kind == "image":
+        if _kind(values.type) != "image":
+            raise _other_type(values.type, column)
+        rows[:] = [_image(row, column) for row in values.to_pylist()]
+        return rows
+    for index, row in enumerate(_ragged_rows(values, column, column.lengths, remedy)):
+        rows[index] = row
+    return rows
+
+
+def _ragged_rows(
+    values: pa.Array, column: Column, lengths: tuple[int | None, ...], remedy: LengthRemedy | None
+) -> list[Any]:
+    """Return for every list an array, of arrays where inner lists differ in length, too."""
+    if not is_list(values.type):
+        raise _other_type(values.type, column)
+    _check_no_nulls(values, column)
+    kind, dtype = column.element
+    inner = values.flatten()
+    elements: Any
+    if None in lengths[1:]:
+        elements = _ragged_rows(inner, column, lengths[1:], remedy)
+    else:
+        shape = tuple(length for length in lengths[1:] if length is not None)
+        as_elements = dataclasses.replace(column, kind=kind, dtype=dtype, shape=shape, lengths=())
+        elements = to_numpy(pa.chunked_array([inner]), as_elements, remedy)
+    ends = np.cumsum(np.asarray(pc.list_value_length(values)))
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    return [elements[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _image(row: dict[str, Any], column: Column) -> npt.NDArray[np.uint8]:
+    shape = row["height"], row["width"], row["nChannels"]
+    data = row["data"]
+    if data is None or len(data) != math.prod(shape):
+        found = "no bytes" if data is None else f"{len(data)} bytes"
+        raise DataError(
+            f"Column {column.name!r} has an image of {shape[0]} x {shape[1]} x {shape[2]} that holds {found}: "
+            f"{row['origin']}. Leave such rows out."
+        )
+    return np.frombuffer(data, np.uint8).reshape(shape).copy()
+
+
+def _other_type(found: pa.DataType, column: Column) -> ColumnMismatchError:
+    return ColumnMismatchError(
+        f"Column {column.name!r} holds {found} here, but {_describe(column)} elsewhere in the data."
+    )
+
+
+def _check_no_nulls(values: pa.Array, column: Column) -> None:
+    if values.null_count:
+        raise DataError(
+            f"Column {column.name!r} has {values.null_count} nulls. Fill those values, or leave their rows out, and "
+            "write the files again."
+        )
+
+
+def _flatten(values: pa.Array, level: int, column: Column, remedy: LengthRemedy | None) -> pa.Array:
+    length = column.shape[level]
+    if not is_list(values.type):
+        raise _other_type(values.type, column)
+    if pa.types.is_fixed_size_list(values.type):
+        lengths = np.array([values.type.list_size])
+    else:
+        lengths = np.diff(values.offsets.to_numpy())
+    if len(values) and (lengths != length).any():
+        least, greatest = lengths.min(), lengths.max()
+        found = f"{least}" if least == greatest else f"{least} to {greatest}"
+        more = f" {remedy(column, level)}" if remedy is not None else ""
+        raise ColumnMismatchError(
+            f"Column {column.name!r} has arrays of {found} elements; all must have {length}.{more}"
+        )
+    return values.flatten()
+
+
+def _primitive_to_numpy(values: pa.Array, dtype: str) -> npt.NDArray[np.generic]:
+    buffer = values.buffers()[1]
+    if dtype == "bool" or buffer is None:
+        return np.asarray(values.to_numpy(zero_copy_only=False), dtype=dtype).copy()
+    # frombuffer rather than to_numpy(): it is writable, as torch wants it, where the buffer is ours.
+    array = np.frombuffer(buffer, dtype=dtype)[values.offset : values.offset + len(values)]
+    return array if array.flags.writeable else array.copy()
+
+
+def _describe(column: Column) -> str:
+    shape = " x ".join(map(str, column.shape))
+    element = column.dtype if column.kind == "number" else column.kind
+    return f"arrays of {shape} {element}" if math.prod(column.shape) and column.shape else element
+
+
+def to_arrow(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> pa.Array:
+    """Return the values of all rows as an Arrow array.
+
+    Args:
+        values: one item per row, each a number or array of ``column.shape``.
+        column: what they have to be; numbers are cast within their kind, so also to less precision.
+
+    Raises:
+        DataError: if a value is missing, has another shape, or is of another kind.
+    """
+    if column.kind == "ragged":
+        return _ragged(list(values), column)
+    if column.dtype == "object":  # strings and the like, which NumPy has no types of
+        return pa.array(list(values))
+    rows = _stacked(values, column)
+    array = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    for length in reversed(column.shape):
+        array = pa.FixedSizeListArray.from_arrays(array, length)
+    return array
+
+
+def _ragged(rows: list[Any], column: Column) -> pa.Array:
+    """Return arrays that differ in their first dimension alone, as lists."""
+    if None in column.lengths[1:]:
+        return pa.array(rows)
+    inner = tuple(length for length in column.lengths[1:] if length is not None)
+    for number, row in enumerate(rows):
+        if row is None or np.ndim(row) != len(column.lengths) or np.shape(row)[1:] != inner:
+            found = "no value" if row is None else f"a value of the shape {np.shape(row)}"
+            raise DataError(
+                f"Column {column.name!r} has {found} in row {number} of those that were read; all must have the shape "
+                f"{column.lengths}."
+            )
+    dtype = column.element[1]
+    elements = np.concatenate([np.empty((0, *inner), dtype), *rows])
+    as_numbers = dataclasses.replace(column, kind="number", dtype=dtype, shape=inner, lengths=())
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), to_arrow(elements, as_numbers))
+
+
+def _stacked(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> npt.NDArray[Any]:
+    items = values if isinstance(values, np.ndarray) and values.dtype != object else list(values)
+    for number, item in enumerate(items if isinstance(items, list) else ()):
+        if item is None:
+            raise DataError(f"Column {column.name!r} has no value in row {number} of those that were read.")
+        if np.shape(item) != column.shape:
+            raise DataError(
+                f"Column {column.name!r} has a value of the shape {np.shape(item)} in row {number} of those that were "
+                f"read; all must have {column.shape}."
+            )
+    rows = np.asarray(items) if len(items) else np.empty(0, column.dtype)
+    if rows.size and not np.can_cast(rows.dtype, column.dtype, "same_kind"):
+        raise DataError(f"Column {column.name!r} holds {rows.dtype}, which is no {column.dtype}.")
+    return rows.astype(column.dtype, copy=False).reshape((len(items), *column.shape))
+
+
+_ARGUMENT = "page_checksum_verification"
+
+ARE_CHECKED = _ARGUMENT in inspect.signature(pq.ParquetFile.__init__).parameters
+"""Whether this pyarrow compares the checksum of a page with the page."""
+
+CHECKING: dict[str, Any] = {_ARGUMENT: True} if ARE_CHECKED else {}
+"""Keyword arguments of ``ParquetFile`` that have it do so."""
+
+_logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def warn_if_unchecked() -> None:
+    """Say, once in a process, that damage can go unnoticed."""
+    if not ARE_CHECKED:
+        _logger.warning(
+            "pyarrow %s does not look at the checksums of Parquet pages: numbers that were damaged on the way from "
+            "their Store may be trained on. Install pyarrow 15 or later.",
+            pa.__version__,
+        )
+
+
+NUM_SAMPLED = 256
+"""How many rows are looked at, at most."""
+
+SAMPLED_BYTES = 8 << 20
+"""About how much memory the rows that are looked at take, at most."""
+
+_LARGE_BYTES = SAMPLED_BYTES // NUM_SAMPLED
+"""What an object adds to a value as large as this is not worth a look."""
+
+
+def with_object_sizes(
+    columns: Sequence[Column],
+    read_rows: Callable[[list[str], int, int], pa.Table],
+    chunk_bytes: Callable[[str], int],
+) -> tuple[Column, ...]:
+    """Return the columns with what an object of each takes on average: the sampled, or the encoded if that is more.
+
+    Args:
+        columns: as the footers describe them.
+        read_rows: reads the first rows of some columns: so many at most, and fewer once they take so many bytes.
+        chunk_bytes: tells how much of a column lies together in the file. Of large values nothing is read where it is
+            much, as a single page or dictionary can be all of it; they count as they are encoded, which is too
+            little where they come again and again out of a large dictionary.
+    """
+    sampled = [
+        column.name
+        for column in columns
+        if column.dtype == "object"
+        and not (column.object_bytes >= _LARGE_BYTES and chunk_bytes(column.name) > SAMPLED_BYTES)
+    ]
+    if not sampled:
+        return tuple(columns)
+    encoded_bytes = sum(column.object_bytes for column in columns if column.name in sampled)
+    num_rows = min(NUM_SAMPLED, max(1, SAMPLED_BYTES // max(1, encoded_bytes)))
+    sample = read_rows(sampled, num_rows, SAMPLED_BYTES)
+    return tuple(
+        replace(column, object_bytes=max(column.object_bytes, _mean_bytes(sample, column)))
+        if column.name in sampled
+        else column
+        for column in columns
+    )
+
+
+def _mean_bytes(sample: pa.Table, column: Column) -> int:
+    values = sample.column(column.name).drop_null()
+    if not len(values):
+        return 0
+    objects: npt.NDArray[Any] = to_numpy(values, column)
+    return objects.itemsize + sum(map(bytes_of, objects)) // len(objects)
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes that an object takes, with those that it holds."""
+    if isinstance(value, list):  # of arrays, where inner lists differ in length
+        return sys.getsizeof(value) + sum(map(bytes_of, value))
+    if not isinstance(value, np.ndarray):
+        return sys.getsizeof(value)
+    # An array that is a view says nothing of the memory it looks at.
+    held = value.nbytes + (sum(map(bytes_of, value.flat)) if value.dtype == object else 0)
+    return sys.getsizeof(np.empty(0)) + held

@@ -1,0 +1,211 @@
+"""What a Parquet dataset is to the feed: its columns, its row groups and where they lie.
+
+Plain frozen values, made on the *driver* and pickled to the ranks. Nothing here reads data; see
+:mod:`sparkdl.data.dataset.footers` for how one is found out and :mod:`sparkdl.data.store.store` for how one is kept.
+
+What happens to a row group between reading and batching: columns in, other columns out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from sparkdl.data.dataset.rows import RowFilter
+
+
+MANIFEST_NAME = "_sparkdl_dataset.json"
+"""The file that makes a folder a dataset of a Store: written last; a folder without it is never read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column, as every row has it.
+
+    Attributes:
+        name: name as in the DataFrame.
+        dtype: NumPy name of the elements as the feed gives them: ``bool``, ``int8`` to ``int64``, ``uint8`` to
+            ``uint64``, ``float16`` to ``float64``; ``datetime64[D]`` for dates, ``datetime64[us]`` for timestamps
+            (nanoseconds are rounded down); ``object`` for what NumPy has no type of: ``str``, ``bytes``,
+            :class:`decimal.Decimal`, and arrays whose length differs from row to row.
+        shape: ``()`` for a scalar, ``(k,)`` for a vector or array of length k, longer for nested arrays. Ragged
+            arrays and images are objects, with the shape ``()``.
+        kind: what the elements are: ``number`` (booleans too), ``string``, ``binary``, ``decimal``, ``date``,
+            ``timestamp``, ``image`` (each a uint8 array of height, width and channels, as Spark's ``image`` source
+            reads them) or ``ragged``.
+        lengths: of a ragged column the length at every level of arrays, None where it differs.
+        element: of a ragged column the kind and the dtype of its elements.
+        value_range: smallest and largest value of an integer scalar column, where the file footers tell them.
+        num_nulls: nulls that the footers count; of an array column also null elements and empty arrays.
+
+    What the footers tell is no part of a column's identity: it is left out of comparisons.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    kind: str = "number"
+    lengths: tuple[int | None, ...] = ()
+    element: tuple[str, str] = ("", "")
+    value_range: tuple[int, int] | None = field(default=None, compare=False)
+    num_nulls: int = field(default=0, compare=False)
+    object_bytes: int = field(default=0, compare=False)
+    """Bytes that an object takes on average, as the first rows and the footers tell; 0 for other columns."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one row takes in memory, of objects on average."""
+        if self.object_bytes:
+            return self.object_bytes
+        return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroup:
+    """One row group of one file: the smallest part that is read at once.
+
+    Attributes:
+        path: path of the file relative to the dataset's URL.
+        index: number of the row group inside the file.
+        num_rows: rows in it.
+    """
+
+    path: str
+    index: int
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetDataset:
+    """A folder of Parquet files whose footers are known.
+
+    Attributes:
+        url: URL of the folder, as :class:`sparkdl.data.Store` takes it.
+        columns: the columns that can be read, in the order of the files.
+        row_groups: all row groups, by path and index: the order of the rows when nothing is shuffled.
+        versions: by path what tells a file from one that was written in its place since, as far as the filesystem
+            tells; no part of a dataset's identity. Sets of a Store have none, as they are never written again.
+    """
+
+    url: str
+    columns: tuple[Column, ...]
+    row_groups: tuple[RowGroup, ...]
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all row groups together."""
+        return sum(row_group.num_rows for row_group in self.row_groups)
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Rows of every row group, as :func:`sparkdl.data.plan_shards` takes them."""
+        return tuple(row_group.num_rows for row_group in self.row_groups)
+
+    def column(self, name: str) -> Column:
+        """Return the column of that name.
+
+        Raises:
+            DataError: if there is none; the message lists those there are.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise missing_column_error(name, list(self._by_name)) from None
+
+    @cached_property
+    def _by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation | None:
+        """Return what has to be done with row groups between reading and batching, or None.
+
+        Args:
+            transform: a ``TransformSpec`` of Petastorm, or None.
+            names: the columns that are read, by default all.
+
+        Raises:
+            DataError: if one of them does not exist.
+        """
+        if transform is None:
+            return None
+        from sparkdl.data.petastorm.transform import prepare_frames
+
+        columns = self.columns if names is None else [self.column(name) for name in names]
+        return prepare_frames(columns, transform)
+
+    def filter_of(self, row_filter: RowFilter) -> RowFilter:
+        """Return a filter of values as users see them as one of values as they lie in the files."""
+        return row_filter
+
+
+def missing_column_error(name: str, available: Sequence[str]) -> DataError:
+    """The error for a column that is not there."""
+    return DataError(f"There is no column {name!r}. The columns are: {listed(available)}.")
+
+
+def listed(names: Sequence[str], most: int = 100) -> str:
+    """Return names as a list in words, of which no more than so many are named."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+_PARTS_OF_SPEC = ("func", "edit_fields", "removed_fields", "selected_fields")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """A function of tables, applied by the reader threads.
+
+    Attributes:
+        source_names: the columns that it takes, as they lie in the files.
+        columns: the columns that it can give.
+        unusable: by name why a column that might be asked for cannot be given.
+        apply: takes a table of the sources and names of ``columns``, and returns a table of those with as many rows,
+            in types that :meth:`sparkdl.data.dataset.blocks.BlockLayout.pack` takes.
+    """
+
+    source_names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    unusable: dict[str, str]
+    apply: Callable[[pa.Table, Sequence[str]], pa.Table]
+
+    def column(self, name: str) -> Column:
+        """Return the column of that name.
+
+        Raises:
+            DataError: if there is none, or it cannot be given.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        if name in self.unusable:
+            raise DataError(f"Column {name!r} cannot be fed: {self.unusable[name]}.")
+        raise missing_column_error(name, [column.name for column in self.columns])
+
+
+def check_transform(transform: Any) -> None:
+    """Check that what a feed was given as a transform is a ``TransformSpec`` of Petastorm, or None.
+
+    Raises:
+        ParamError: if it is something else.
+    """
+    if transform is None or all(hasattr(transform, part) for part in _PARTS_OF_SPEC):
+        return
+    example = (
+        "TransformSpec(function)" if callable(transform) else "TransformSpec(function, edit_fields=[...])"
+    )
+    raise ParamError(
+        f"transform is a {type(transform).__name__}; give a petastorm.transform.TransformSpec, such as {example}."
+    )

@@ -1,0 +1,390 @@
+"""Finding out what a folder of Parquet files holds, from the footers of the files alone.
+
+Runs on the *driver*. Footers are read by several threads, as on object stores each costs a round trip.
+
+Which files below a folder are Parquet, and what to say where there are none.
+
+Runs on the *driver*, and wherever a feed is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.data.dataset.arrow import (
+    CHECKING,
+    describe_type,
+    shape_of_first_row,
+    warn_if_unchecked,
+    with_object_sizes,
+)
+from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, missing_column_error
+from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece
+from sparkdl.data.dataset.reading_errors import is_damage, reading_error
+from sparkdl.data.files.failures import describe_reading_failure, reading_from
+from sparkdl.data.files.filesystems import Location, absolute_url, open_location
+from sparkdl.data.files.watched import version_of
+from sparkdl.errors import (
+    ColumnMismatchError,
+    CorruptFileError,
+    DataError,
+    EmptyDatasetError,
+    FileVanishedError,
+    ParamError,
+    StoreAccessError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+_SUFFIX = ".parquet"
+_NUM_NAMED = 3
+
+
+def find_parquet_files(location: Location, url: str) -> list[str]:
+    """Return what :func:`list_parquet_files` does, and at least one file.
+
+    Args:
+        location: the folder.
+        url: the folder as the user spells it.
+
+    Raises:
+        DataError: if there are none; it says whether there is such a folder at all, and what it holds instead.
+        StoreAccessError: if the filesystem does not tell.
+    """
+    with reading_from(url):
+        found = list_parquet_files(location)
+        if not found:
+            raise _none_found(location, url)
+    return found
+
+
+def list_parquet_files(location: Location) -> list[str]:
+    """Return the paths of the data files below a folder, relative to it and sorted."""
+    location.filesystem.invalidate_cache()  # Spark writes behind the back of fsspec's listings
+    return sorted(path for path in _paths_below(location) if path.endswith(_SUFFIX) and not _is_private(path))
+
+
+def _paths_below(location: Location) -> list[str]:
+    # Of a file, fsspec finds the file itself, whose path inside the folder is empty.
+    relative = (
+        str(path)[len(location.path) :].lstrip("/") for path in location.filesystem.find(location.path)
+    )
+    return sorted(path for path in relative if path)
+
+
+def _is_private(path: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+def _none_found(location: Location, url: str) -> DataError:
+    filesystem: Any = location.filesystem
+    if "*" in url:
+        return DataError(
+            f"{url} is a pattern, and a folder is needed. Give the folder of the files; for some of its files, "
+            "scan_dataset(folder, paths=[...])."
+        )
+    if not filesystem.exists(location.path):
+        # Object stores have no folders: one without files does not exist.
+        return EmptyDatasetError(
+            f"There is nothing at {url}. Mend the path, or wait until the files are there."
+        )
+    if filesystem.isfile(location.path):
+        folder, _, name = url.rstrip("/").rpartition("/")
+        return DataError(
+            f"{url} is a file, and a folder is needed. Give the folder, or for this file alone "
+            f"scan_dataset({folder or '/'!r}, paths=[{name!r}])."
+        )
+    others = [path for path in _paths_below(location) if not _is_private(path)]
+    if not others:
+        return EmptyDatasetError(f"There are no Parquet files in {url}: the folder is empty.")
+    named = ", ".join(others[:_NUM_NAMED]) + (", ..." if len(others) > _NUM_NAMED else "")
+    return EmptyDatasetError(
+        f"There are no Parquet files in {url}: names have to end in {_SUFFIX}, and there are {named}. Name them so, or "
+        "give the files as scan_dataset(folder, paths=[...])."
+    )
+
+
+_NUM_THREADS = 16
+_BATCH_ROWS = 16
+_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Footer:
+    path: str
+    where: str
+    """The path as users know it."""
+    metadata: Any
+    schema: pa.Schema
+    version: str | None
+    leaves: Mapping[str, int]
+    """By column name the number of its leaf; the columns described here have one each."""
+
+    def statistics(self, name: str) -> Iterator[Any]:
+        """Yield the statistics of a column in every row group that has rows; None where there are none."""
+        for index in range(self.metadata.num_row_groups):
+            row_group = self.metadata.row_group(index)
+            if row_group.num_rows:
+                yield row_group.column(self.leaves[name]).statistics
+
+
+def scan_dataset(
+    url: str,
+    columns: Sequence[str] | None = None,
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+    paths: Sequence[str] | None = None,
+) -> ParquetDataset:
+    """Describe a folder of Parquet files.
+
+    Args:
+        url: URL of the folder. Files and folders whose name begins with ``_`` or ``.`` are left out, as Spark
+            does.
+        columns: the columns that matter, by default all.
+        shapes: shapes of array columns where they are known; the others are taken from the first row, and a
+            row of another shape is an error when it is read. None stands for a length that differs from row to
+            row; such a column is fed as one array per row.
+        paths: the files inside the folder, in the order of their rows; by default all there are, by name.
+
+    Raises:
+        EmptyDatasetError: if there are no Parquet files or no rows.
+        CorruptFileError: if a file is damaged.
+        ColumnMismatchError: if the type of a column differs between files.
+        DataError: if a column is missing or of a type that the feed has no form for.
+        StoreAccessError: if the folder cannot be listed, or its filesystem not be reached.
+        ParamError: if a shape is given for what is no array column, or for more or fewer levels of arrays than it has.
+        StoreError: if the filesystem cannot be opened.
+    """
+    warn_if_unchecked()
+    location = open_location(url)
+    paths = find_parquet_files(location, url) if paths is None else list(paths)
+    if not paths:
+        raise DataError(f"No files of {url} were given; name at least one in paths.")
+    with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
+        footers = list(pool.map(lambda path: _read_footer(location, path), paths))
+    row_groups = tuple(
+        RowGroup(path=footer.path, index=index, num_rows=footer.metadata.row_group(index).num_rows)
+        for footer in footers
+        for index in range(footer.metadata.num_row_groups)
+        if footer.metadata.row_group(index).num_rows
+    )
+    if not row_groups:
+        raise EmptyDatasetError(f"The Parquet files in {url} have no rows.")
+    names = list(footers[0].schema.names if columns is None else columns)
+    described = _describe_columns(location, footers, row_groups[0], names, shapes or {})
+    versions = {footer.path: footer.version for footer in footers if footer.version is not None}
+    return ParquetDataset(url=absolute_url(url), columns=described, row_groups=row_groups, versions=versions)
+
+
+def _read_footer(location: Location, path: str) -> _Footer:
+    where = location.name_of(f"{location.path}/{path}")
+    try:
+        with location.open_file(f"{location.path}/{path}") as file:
+            version = version_of(file, f"{location.path}/{path}")
+            metadata = pq.read_metadata(file)
+        schema = metadata.schema.to_arrow_schema()
+    except FileNotFoundError as error:
+        raise FileVanishedError(
+            f"The Parquet file {where} was there when the folder was listed, and is gone now. Wait "
+            "until whoever writes to the folder is done."
+        ) from error
+    except Exception as error:
+        why = describe_reading_failure(error)
+        if why:
+            raise StoreAccessError(f"{where} cannot be read: {why}") from error
+        if is_damage(error):
+            why = " ".join(str(error).split()).rstrip(".")
+            raise CorruptFileError(
+                f"The Parquet file {where} cannot be read: {why}. Write it again."
+            ) from error
+        raise DataError(f"The Parquet file {where} cannot be read: {error}") from error
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    first_leaves: dict[str, int] = {}
+    for index, path_of_leaf in enumerate(paths):
+        parts = path_of_leaf.split(".")
+        for num_parts in range(1, len(parts) + 1):
+            first_leaves.setdefault(".".join(parts[:num_parts]), index)
+    leaves = {name: first_leaves.get(f"{name}.data", first_leaves[name]) for name in schema.names}
+    return _Footer(path, where, metadata, schema, version, leaves)
+
+
+def _describe_columns(
+    location: Location,
+    footers: Sequence[_Footer],
+    first: RowGroup,
+    names: Sequence[str],
+    shapes: Mapping[str, tuple[int | None, ...]],
+) -> tuple[Column, ...]:
+    types = {name: _common_type(footers, name) for name in names}
+    described = {}
+    for name, arrow_type in types.items():
+        try:
+            described[name] = describe_type(name, arrow_type)
+        except DataError as error:
+            raise DataError(f"{footers[0].where} cannot be fed: {error}") from error
+    for name, shape in shapes.items():
+        if name not in footers[0].schema.names:
+            raise missing_column_error(name, footers[0].schema.names)
+        if name in described:
+            _check_shape(name, shape, described[name][2])
+    unknown = [name for name, (_, _, depth) in described.items() if depth and name not in shapes]
+    known = {**_shapes_of_first_row(location, first, unknown), **shapes}
+    columns = [
+        _describe_column(footers, name, kind, dtype, tuple(known[name]) if depth else ())
+        for name, (kind, dtype, depth) in described.items()
+    ]
+    return with_object_sizes(
+        columns, partial(_first_rows, location, first), partial(_chunk_bytes, footers, first)
+    )
+
+
+def _check_shape(name: str, shape: Any, depth: int) -> None:
+    is_shape = isinstance(shape, Sequence) and all(
+        length is None or (isinstance(length, int) and length >= 0) for length in shape
+    )
+    if not depth or not is_shape or len(shape) != depth:
+        has = f"has {depth} levels of arrays" if depth > 1 else "is an array" if depth else "is no array"
+        raise ParamError(
+            f"shapes gives {shape!r} for column {name!r}, which {has}. Give a length for each level of arrays, None "
+            "where it differs from row to row."
+        )
+
+
+def _describe_column(
+    footers: Sequence[_Footer], name: str, kind: str, dtype: str, lengths: tuple[int | None, ...]
+) -> Column:
+    num_nulls = _num_nulls(footers, name)
+    if None in lengths:
+        return Column(
+            name=name,
+            dtype="object",
+            kind="ragged",
+            lengths=lengths,
+            element=(kind, dtype),
+            num_nulls=num_nulls,
+            object_bytes=_object_bytes(footers, name),
+        )
+    return Column(
+        name=name,
+        dtype=dtype,
+        kind=kind,
+        shape=tuple(length for length in lengths if length is not None),
+        value_range=_value_range(footers, name) if not lengths and "int" in dtype else None,
+        num_nulls=num_nulls,
+        object_bytes=_object_bytes(footers, name) if dtype == "object" else 0,
+    )
+
+
+def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
+    common = None
+    for footer in footers:
+        if name not in footer.schema.names:
+            if footer is footers[0]:
+                if any(part.startswith(f"{name}=") for part in footer.path.split("/")):
+                    raise _partition_column_error(name, footer.path)
+                raise missing_column_error(name, footer.schema.names)
+            raise ColumnMismatchError(
+                f"Column {name!r} is in {footers[0].where}, but not in {footer.where}. Write files of equal columns, "
+                "or leave it out."
+            )
+        found = footer.schema.field(name).type
+        if common is not None and found != common:
+            raise ColumnMismatchError(
+                f"Column {name!r} has the type {common} in {footers[0].where} and {found} in {footer.where}. "
+                "Cast it to one type."
+            )
+        common = found
+    return common
+
+
+def _partition_column_error(name: str, path: str) -> DataError:
+    return DataError(
+        f"Column {name!r} is a partition column: its values stand in the names of folders ({path}), and a feed reads "
+        "what stands in the files. Write the files with that column inside, as sparkdl.data.materialize does."
+    )
+
+
+def _shapes_of_first_row(
+    location: Location, first: RowGroup, names: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    if not names:
+        return {}
+    table = _first_rows(location, first, names, 1, 1)
+    return {name: shape_of_first_row(table.column(name)) for name in names}
+
+
+def _first_rows(
+    location: Location, first: RowGroup, names: Sequence[str], num_rows: int, num_bytes: int
+) -> pa.Table:
+    """Read the first rows of a row group: at most so many, and only until they take so many bytes."""
+    batches: list[pa.RecordBatch] = []
+    try:
+        with (
+            location.open_file(f"{location.path}/{first.path}") as source,
+            # Through a buffer, as otherwise all that the row group has of the columns is read at once.
+            pq.ParquetFile(source, **CHECKING, buffer_size=_BUFFER_BYTES) as file,
+        ):
+            size = min(num_rows, _BATCH_ROWS)
+            for batch in file.iter_batches(batch_size=size, row_groups=[first.index], columns=list(names)):
+                batches.append(batch)
+                num_bytes -= batch.nbytes
+                if num_bytes <= 0 or sum(map(len, batches)) >= num_rows:
+                    break
+    except Exception as error:
+        piece = ParquetDatasetPiece(
+            f"{location.path}/{first.path}", location.open_file, row_group=first.index
+        )
+        raise reading_error(error, piece, names, location.name_of(piece.path)) from error
+    return pa.Table.from_batches(batches).slice(0, num_rows)
+
+
+def _chunk_bytes(footers: Sequence[_Footer], first: RowGroup, name: str) -> int:
+    """Return how many bytes a row group has of a column, before they are compressed."""
+    footer = next(footer for footer in footers if footer.path == first.path)
+    row_group = footer.metadata.row_group(first.index)
+    return sum(row_group.column(leaf).total_uncompressed_size for leaf in _leaves(footer, name))
+
+
+def _leaves(footer: _Footer, name: str) -> list[int]:
+    paths = (footer.metadata.schema.column(index).path for index in range(footer.metadata.num_columns))
+    return [index for index, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
+
+
+def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
+    """Return how many bytes the values of a row take on average as they are encoded, before they are compressed."""
+    num_rows = sum(footer.metadata.num_rows for footer in footers)
+    total = 0
+    for footer in footers:
+        inside = _leaves(footer, name)
+        for index in range(footer.metadata.num_row_groups):
+            row_group = footer.metadata.row_group(index)
+            total += sum(row_group.column(leaf).total_uncompressed_size for leaf in inside)
+    return max(1, int(total) // max(1, int(num_rows)))
+
+
+def _num_nulls(footers: Sequence[_Footer], name: str) -> int:
+    return sum(
+        statistics.null_count
+        for footer in footers
+        for statistics in footer.statistics(name)
+        if statistics is not None and statistics.has_null_count
+    )
+
+
+def _value_range(footers: Sequence[_Footer], name: str) -> tuple[int, int] | None:
+    lows, highs = [], []
+    for footer in footers:
+        for statistics in footer.statistics(name):
+            if statistics is None or not statistics.has_min_max:
+                return None
+            lows.append(int(statistics.min))
+            highs.append(int(statistics.max))
+    return min(lows), max(highs)

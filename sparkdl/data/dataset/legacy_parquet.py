@@ -1,0 +1,321 @@
+"""The part of pyarrow's former ``ParquetDataset`` (removed in pyarrow 16) that Petastorm 0.12.1 uses.
+
+Written anew on today's pyarrow: a folder, hive-partitioned or not, as a list of pieces, each a file or one
+row group.
+
+The filters of pyarrow's former ``ParquetDataset``: which partition folders are read.
+
+Columns whose values stand in the names of folders (``part=7/rows.parquet``), as ``partitionBy`` writes them.
+
+Runs on the *driver*, and on the reader threads of every *rank*.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.data.dataset.arrow import CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "in": lambda value, wanted: value in wanted,
+    "not in": lambda value, wanted: value not in wanted,
+}
+
+
+def accepts(filters: Any, values: Mapping[str, Any]) -> bool:
+    """Tell whether a piece passes the filters.
+
+    Args:
+        filters: (column, operator, value) triples that all hold, or a list of such lists of which one holds.
+        values: the piece's values of the partition columns. A triple on any other column holds, as rows are
+            not looked at.
+
+    Raises:
+        ValueError: if an operator is unknown or does not suit its value.
+    """
+    if not filters:
+        return True
+    alternatives = [filters] if isinstance(filters[0][0], str) else filters
+    return any(all(_holds(condition, values) for condition in conditions) for conditions in alternatives)
+
+
+def _holds(condition: tuple[str, str, Any], values: Mapping[str, Any]) -> bool:
+    column, name, wanted = condition
+    if column not in values:
+        return True
+    if name not in _OPERATORS:
+        raise ValueError(f"Unknown filter operator {name!r}; there are {', '.join(_OPERATORS)}.")
+    is_membership = name.endswith("in")
+    is_collection = isinstance(wanted, Collection) and not isinstance(wanted, str)
+    if is_membership != is_collection:
+        raise ValueError(f"Filter operator {name!r} cannot be used with the value {wanted!r}.")
+    if is_membership and not wanted:
+        return name == "not in"
+    sample = next(iter(wanted)) if is_membership else wanted
+    return _OPERATORS[name](type(sample)(values[column]), wanted)
+
+
+PartitionKeys = list[tuple[str, int]]
+
+
+class LocalFileSystem:
+    """Stands for ``pyarrow.filesystem.LocalFileSystem``; files are opened by pyarrow itself."""
+
+    exists = staticmethod(os.path.exists)
+    isdir = staticmethod(os.path.isdir)
+    isfile = staticmethod(os.path.isfile)
+    walk = staticmethod(os.walk)
+
+    @staticmethod
+    def open(path: str | os.PathLike[str], mode: str = "rb") -> Any:
+        """Open a file."""
+        return pa.OSFile(os.fspath(path), "rb") if mode == "rb" else cast("BinaryIO", Path(path).open(mode))
+
+    @staticmethod
+    def rm(path: str, recursive: bool = False) -> None:
+        """Remove a file, or a folder with all that it holds."""
+        if recursive:
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink()
+
+    delete = rm
+
+
+LOCAL_FILESYSTEM = LocalFileSystem()
+
+
+class PartitionSet:
+    """The values of one level of partition folders."""
+
+    def __init__(self, name: str, keys: Sequence[str] = ()) -> None:
+        self.name = name
+        self.keys = list(keys)
+
+    def get_index(self, key: str) -> int:
+        """Return the position of a value, adding it if it is new."""
+        if key not in self.keys:
+            self.keys.append(key)
+        return self.keys.index(key)
+
+    @property
+    def dictionary(self) -> pa.Array:
+        """The values as Arrow integers, or else strings."""
+        try:
+            return pa.array([int(key) for key in self.keys])
+        except ValueError:
+            return pa.array(self.keys, pa.string())
+
+
+class ParquetPartitions:
+    """The levels of partition folders, outermost first."""
+
+    def __init__(self) -> None:
+        self.levels: list[PartitionSet] = []
+
+    @property
+    def partition_names(self) -> set[str]:
+        """Names of the columns that the folders stand for."""
+        return {level.name for level in self.levels}
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def __getitem__(self, level: int) -> PartitionSet:
+        return self.levels[level]
+
+    def get_index(self, level: int, name: str, key: str) -> int:
+        """Return the position of a value in a level, adding level and value if they are new."""
+        if level == len(self.levels):
+            self.levels.append(PartitionSet(name))
+        return self.levels[level].get_index(key)
+
+    def value(self, level: int, index: int) -> Any:
+        """Return a value as Python integer or string."""
+        return self.levels[level].dictionary[index].as_py()
+
+
+class ParquetDatasetPiece:
+    """One file, or one of its row groups.
+
+    Attributes:
+        folder_values: by name the values of columns that :meth:`read` adds, as they stand in the names of folders.
+    """
+
+    folder_values: Mapping[str, str | None] = MappingProxyType({})
+
+    def __init__(
+        self,
+        path: str,
+        open_file_func: Callable[[str], Any] = LOCAL_FILESYSTEM.open,
+        file_options: Any = None,  # noqa: ARG002 - pyarrow's signature
+        row_group: int | None = None,
+        partition_keys: PartitionKeys | None = None,
+    ) -> None:
+        self.path = str(path)
+        self.open_file_func = open_file_func
+        self.row_group = row_group
+        self.partition_keys = partition_keys or []
+
+    def __repr__(self) -> str:
+        return f"ParquetDatasetPiece({self.path!r}, row_group={self.row_group})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ParquetDatasetPiece) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.path, self.row_group, tuple(self.partition_keys)
+
+    def get_metadata(self) -> pq.FileMetaData:
+        """Return the footer of the file."""
+        with self.open_file_func(self.path) as file:
+            return pq.read_metadata(file)
+
+    def read(
+        self,
+        columns: Sequence[str] | None = None,
+        use_threads: bool = True,
+        partitions: ParquetPartitions | None = None,
+        **_: Any,
+    ) -> pa.Table:
+        """Return the rows as a table, the values of partition folders as dictionary columns."""
+        options = {"columns": None if columns is None else list(columns), "use_threads": use_threads}
+        with (
+            self.open_file_func(self.path) as source,
+            # Spark writes a checksum for every page; without looking at it flipped bits would be read as numbers.
+            pq.ParquetFile(source, **CHECKING) as file,
+        ):
+            table = (
+                file.read(**options)
+                if self.row_group is None
+                else file.read_row_group(self.row_group, **options)
+            )
+        for level, (name, index) in enumerate(self.partition_keys):
+            assert partitions is not None, "pieces with partition keys come from a partitioned dataset"
+            codes = pa.array(np.full(table.num_rows, index, dtype=np.int32))
+            values = pa.DictionaryArray.from_arrays(codes, partitions[level].dictionary)
+            table = table.append_column(name, values)
+        return table
+
+
+class ParquetDataset:
+    """A folder, a file, or a list of files."""
+
+    def __init__(
+        self, path_or_paths: str | list[str], filesystem: Any = None, filters: Any = None, **_: Any
+    ) -> None:
+        self.fs = _as_filesystem(filesystem)
+        self.paths = path_or_paths
+        self.partitions: ParquetPartitions | None = None
+        self.metadata_path: str | None = None
+        self.common_metadata_path: str | None = None
+        paths = [path_or_paths] if isinstance(path_or_paths, str) else list(path_or_paths)
+        if len(paths) == 1 and self.fs.isdir(paths[0]):
+            self.partitions = ParquetPartitions()
+            pieces = list(self._visit(0, paths[0].rstrip("/"), []))
+            self.pieces = sorted(pieces, key=lambda piece: piece.path)
+        else:
+            missing = [path for path in paths if not self.fs.isfile(path)]
+            if missing:
+                raise OSError(f"Passed non-file path: {missing[0]}")
+            self.pieces = [ParquetDatasetPiece(path, self.fs.open) for path in paths]
+        self.metadata = self._read_footer(self.metadata_path)
+        self.common_metadata = self._read_footer(self.common_metadata_path or self.metadata_path)
+        if filters is not None:
+            self.pieces = [piece for piece in self.pieces if self._is_wanted(piece, filters)]
+
+    def _is_wanted(self, piece: ParquetDatasetPiece, filters: Any) -> bool:
+        if self.partitions is None:
+            return True
+        values = {
+            name: self.partitions.value(level, index)
+            for level, (name, index) in enumerate(piece.partition_keys)
+        }
+        return accepts(filters, values)
+
+    def _read_footer(self, path: str | None) -> Any:
+        if path is None:
+            return None
+        with self.fs.open(path) as file:
+            return pq.read_metadata(file)
+
+    def _visit(self, level: int, folder: str, keys: PartitionKeys) -> Iterator[ParquetDatasetPiece]:
+        assert self.partitions is not None
+        _, folders, names = next(iter(self.fs.walk(folder)))
+        files = []
+        for name in names:
+            if name.endswith("_common_metadata"):
+                self.common_metadata_path = f"{folder}/{name}"
+            elif name.endswith("_metadata"):
+                self.metadata_path = f"{folder}/{name}"
+            elif not (name.endswith((".crc", "_$folder$")) or name.startswith((".", "_"))):
+                files.append(f"{folder}/{name}")
+        folders = sorted(name for name in folders if not _is_private(name))
+        if files and folders:
+            raise ValueError(f"Found files in an intermediate directory: {folder}")
+        for name in folders:
+            column, _, value = name.partition("=")
+            key = (column, self.partitions.get_index(level, column, value))
+            yield from self._visit(level + 1, f"{folder}/{name}", [*keys, key])
+        for path in sorted(files):
+            yield ParquetDatasetPiece(path, self.fs.open, partition_keys=keys)
+
+
+def _is_private(folder: str) -> bool:
+    return folder.startswith(".") or (folder.startswith("_") and "=" not in folder)
+
+
+def _as_filesystem(filesystem: Any) -> Any:
+    if filesystem is None:
+        return LOCAL_FILESYSTEM
+    if isinstance(filesystem, pa.fs.FileSystem):
+        from fsspec.implementations.arrow import ArrowFSWrapper
+
+        return ArrowFSWrapper(filesystem)
+    return filesystem
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def folder_values(path: str) -> dict[str, str | None]:
+    """Return by name the values in the folders of a path inside a dataset, as text; None for a null."""
+    pairs = (folder.partition("=") for folder in path.split("/")[:-1])
+    return {
+        unquote(name): None if value == _NULL else unquote(value) for name, equals, value in pairs if equals
+    }
+
+
+def with_folder_values(
+    table: pa.Table, values: Mapping[str, str | None], names: Sequence[str] | None
+) -> pa.Table:
+    """Return a table with those columns of folders among ``names``, or all, that it does not hold itself."""
+    for name, value in values.items():
+        if name not in table.column_names and (names is None or name in names):
+            table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
+    return table

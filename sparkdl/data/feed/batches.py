@@ -1,0 +1,257 @@
+"""From blocks as they are read to batches: in the order of the files, or through a shuffle buffer.
+
+Runs on every *rank*; the cost per batch is a few NumPy calls, whatever the number of rows.
+
+The order in which a shuffle buffer gives rows, as numbers alone: nothing here reads or holds a row.
+
+A buffer takes the rows of a shard as they are read. Whenever it is full, some of its slots are drawn; their rows
+leave in the order of the draw, and the next rows of the shard take their places. What is left at the end leaves
+in random order. Because the draws depend on nothing but numbers, the order can be gone through again without
+the rows, which is how an epoch is continued in its middle. Runs on every *rank*.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data.dataset.blocks import (
+    Block,
+    BlockLayout,
+    concatenate,
+    num_rows,
+    put_rows,
+    slice_rows,
+    take_rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+
+_BLOCK_BYTES = 1 << 20
+
+
+def cut_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
+    """Cut blocks into batches of ``batch_size`` rows, the last one with what remains.
+
+    Batches are views of the blocks unless they span several.
+    """
+    queue = _RowQueue(iter(blocks))
+    while batch := queue.take(batch_size):
+        yield batch
+
+
+def shuffled_blocks(
+    blocks: Iterable[Block], layout: BlockLayout, order: ShuffleOrder, num_taken: int = 0
+) -> Generator[Block, None, None]:
+    """Shuffle rows through a buffer, from where ``num_taken`` rows have left it.
+
+    Args:
+        blocks: the rows that are left, in reading order: those that the buffer holds at that point, then the others.
+        layout: layout of the blocks.
+        order: which rows leave the buffer when; it is used up.
+        num_taken: rows that left before.
+
+    Yields:
+        Blocks in memory of their own, of :func:`rows_at_once` rows or fewer.
+    """
+    queue = _RowQueue(iter(blocks))
+    point = order.start_at(num_taken)
+    is_last = point.draws_done == order.num_draws
+    # The buffer is filled in the order of reading, to the slots that the rows have by now.
+    empty = point.slots[point.offset :] if is_last else _slots_but(point.slots[: point.offset], order.size)
+    empty = empty[np.argsort(point.positions[empty], kind="stable")]
+    buffer = layout.allocate(order.size + order.num_last)
+    _fill(buffer, empty, queue)
+    step = rows_at_once(layout, order)
+    slots, offset, following = point.slots, point.offset, order.draws_after(point.draws_done + 1)
+    for _ in range(point.draws_done, order.num_draws):
+        _fill(buffer, slots[:offset], queue)
+        for start in range(offset, len(slots), step):
+            leaving = take_rows(buffer, slots[start : start + step])
+            _fill(buffer, slots[start : start + step], queue)
+            yield leaving
+        slots, offset = next(following), 0
+    if not is_last:
+        _fill(buffer, np.arange(order.size, order.size + order.num_last), queue)
+    for start in range(offset, len(slots), step):
+        yield take_rows(buffer, slots[start : start + step])
+
+
+def rows_at_once(layout: BlockLayout, order: ShuffleOrder) -> int:
+    """Return how many rows leave the shuffle buffer as one block: those of a draw, or of 1 MiB where that is less.
+
+    A power of two, as draws are. Larger blocks would be new memory from the system every time.
+    """
+    fitting = _BLOCK_BYTES // max(1, layout.row_bytes)
+    return min(order.rows_per_draw, 1 << max(0, fitting.bit_length() - 1))
+
+
+def _slots_but(taken: Indices, size: int) -> Indices:
+    is_empty = np.ones(size, np.bool_)
+    is_empty[taken] = False
+    return np.flatnonzero(is_empty)
+
+
+def _fill(buffer: Block, slots: Indices, queue: _RowQueue) -> None:
+    filled = 0
+    while filled < len(slots) and (part := queue.take_up_to(len(slots) - filled)):
+        put_rows(buffer, slots[filled : filled + num_rows(part)], part)
+        filled += num_rows(part)
+    assert filled == len(slots), "the reader gives every row of the plan or an error"
+
+
+class _RowQueue:
+    """Hands out the rows of a stream of blocks in any portions."""
+
+    def __init__(self, blocks: Iterator[Block]) -> None:
+        self._blocks = blocks
+        self._waiting: deque[Block] = deque()
+
+    def take_up_to(self, rows: int) -> Block | None:
+        """Return at most ``rows`` next rows as views of one block, or None at the end."""
+        block = self._waiting.popleft() if self._waiting else next(self._blocks, None)
+        if block is None:
+            return None
+        if num_rows(block) > rows:
+            self._waiting.appendleft(slice_rows(block, rows, num_rows(block)))
+            block = slice_rows(block, 0, rows)
+        return block
+
+    def take(self, rows: int) -> Block | None:
+        """Return the next ``rows`` rows, fewer at the end, or None when there are no more."""
+        parts: list[Block] = []
+        while rows and (part := self.take_up_to(rows)) is not None:
+            parts.append(part)
+            rows -= num_rows(part)
+        return concatenate(parts) if parts else None
+
+
+Indices = npt.NDArray[np.int64]
+
+_MAX_DRAW_ROWS = 4096
+
+
+def draw_rows(buffer_rows: int) -> int:
+    """Return how many rows leave a buffer at once: at most an eighth of it.
+
+    A power of two, so that batches of usual sizes seldom span two draws; few enough that a row still stays for
+    eight draws on average; many enough that a draw costs next to nothing per row.
+    """
+    return min(_MAX_DRAW_ROWS, 1 << max(0, (buffer_rows // 8).bit_length() - 1))
+
+
+@dataclass(frozen=True)
+class BufferPoint:
+    """Where a shuffle stands.
+
+    Attributes:
+        positions: for every slot the position in the shard of the row that it holds, or will hold.
+        slots: the slots of the draw that is under way.
+        offset: how many of them have left.
+        draws_done: draws that are complete.
+        next_position: the next row of the shard that comes into the buffer.
+    """
+
+    positions: Indices
+    slots: Indices
+    offset: int
+    draws_done: int
+    next_position: int
+
+
+class ShuffleOrder:
+    """The order of one shard in one epoch; to be gone through once.
+
+    Args:
+        num_rows: rows of the shard.
+        buffer_rows: rows of the buffer, at least 1; with ``buffer_rows >= num_rows`` all orders are possible.
+        bits: source of the draws. Only raw bits are used, which NumPy promises to be the same in every version.
+
+    Attributes:
+        size: slots that the buffer uses.
+        rows_per_draw: rows of every draw but the last.
+        num_draws: draws before the last, which empties the buffer.
+        num_last: rows of the shard, fewer than a draw, that join the buffer only for the last draw.
+    """
+
+    def __init__(self, num_rows: int, buffer_rows: int, bits: np.random.PCG64) -> None:
+        self.num_rows = num_rows
+        self.size = min(buffer_rows, num_rows)
+        self.rows_per_draw = draw_rows(buffer_rows)
+        self.num_draws, self.num_last = divmod(num_rows - self.size, self.rows_per_draw)
+        self._bits = bits
+        self._stamp = np.empty(self.size, np.int32)
+        self._is_taken = np.zeros(self.size, np.bool_)
+
+    def start_at(self, num_taken: int) -> BufferPoint:
+        """Go through the order up to where ``num_taken`` rows have left.
+
+        Costs about 15 ns for each of them; needs memory for the buffer's positions alone.
+        """
+        capacity = self.size + self.num_last
+        positions = np.arange(capacity)
+        positions[self.size :] = np.arange(self.num_rows - self.num_last, self.num_rows)
+        draws_done, offset = divmod(num_taken, self.rows_per_draw)
+        if draws_done >= self.num_draws:
+            draws_done, offset = self.num_draws, num_taken - self.num_draws * self.rows_per_draw
+        next_position = self.size
+        for _ in range(draws_done):
+            positions[self._draw()] = np.arange(next_position, next_position + self.rows_per_draw)
+            next_position += self.rows_per_draw
+        return BufferPoint(positions, next(self.draws_after(draws_done)), offset, draws_done, next_position)
+
+    def draws_after(self, draws_done: int) -> Iterator[Indices]:
+        """Yield the slots of the draws that follow, the last one with all slots."""
+        for _ in range(draws_done, self.num_draws):
+            yield self._draw()
+        yield _permutation(self.size + self.num_last, self._bits)
+
+    def _draw(self) -> Indices:
+        """Draw slots, each at most once: those drawn before are left out and others drawn instead."""
+        slots = self._random_slots(self.rows_per_draw)
+        taken = np.empty(0, np.int64)
+        while True:
+            # Of a slot that was drawn twice the first one counts: the last to write its number there.
+            numbers = np.arange(len(slots), dtype=np.int32)
+            self._stamp[slots[::-1]] = numbers[::-1]
+            slots = slots[(self._stamp[slots] == numbers) & ~self._is_taken[slots]]
+            taken = np.concatenate([taken, slots]) if len(taken) else slots
+            if len(taken) == self.rows_per_draw:
+                self._is_taken[taken] = False
+                return taken
+            self._is_taken[slots] = True
+            slots = self._random_slots(self.rows_per_draw - len(taken))
+
+    def _random_slots(self, count: int) -> Indices:
+        # Multiplying and shifting, with a bias below size / 2**32, is quicker than a division for each.
+        bits = self._bits.random_raw(count) >> np.uint64(32)
+        return ((bits * np.uint64(self.size)) >> np.uint64(32)).astype(np.int64)
+
+
+def remaining_positions(order: ShuffleOrder, num_taken: int) -> tuple[Indices, int]:
+    """Return what is left of a shard once ``num_taken`` rows have left its buffer.
+
+    Returns:
+        Sorted positions of the rows in the buffer, and the position from which on all are left.
+    """
+    point = order.start_at(num_taken)
+    if point.draws_done == order.num_draws:
+        return np.sort(point.positions[point.slots[point.offset :]]), order.num_rows
+    in_buffer = np.ones(order.size, np.bool_)
+    in_buffer[point.slots[: point.offset]] = False
+    return np.sort(point.positions[: order.size][in_buffer]), point.next_position
+
+
+def _permutation(count: int, bits: np.random.PCG64) -> Indices:
+    """Return the numbers below ``count`` in random order."""
+    # The number stands in the low bits of its random key: no two keys are equal, and sorting them is all.
+    low = np.uint64((1 << max(1, count).bit_length()) - 1)
+    keys = (bits.random_raw(count) & ~low) | np.arange(count, dtype=np.uint64)
+    keys.sort()
+    return (keys & low).astype(np.int64)

@@ -1,0 +1,194 @@
+"""Reads what a feed gives of an epoch: threads that decode row groups, one that shuffles rows, the cache between them.
+
+Runs on every *rank*. Which rows in which order is decided elsewhere; see :mod:`sparkdl.data.feed.state`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdl.data.dataset.rows import count_rows
+from sparkdl.data.feed.batches import rows_at_once, shuffled_blocks
+from sparkdl.data.feed.cache import BlockCache, FooterCache
+from sparkdl.data.feed.plan import taken_by
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.files.threads import ReadAhead
+from sparkdl.errors import EmptyDatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import ExitStack
+
+    from sparkdl.collective import Communicator
+    from sparkdl.data.dataset.blocks import Block, BlockLayout
+    from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
+    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.feed.plan import Part
+    from sparkdl.data.feed.state import Leg
+    from sparkdl.data.files.watched import WatchedFiles
+    from sparkdl.data.petastorm.reader import ShardReader
+
+_MAX_SHUFFLED_AHEAD = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How to read; see :class:`sparkdl.data.ParquetFeed`.
+
+    Attributes:
+        num_threads: threads that read row groups.
+        read_ahead_bytes: bound of what waits to be used.
+        timeout_s: for one row group.
+        buffer_rows: rows of the shuffle buffer; 0 without shuffling.
+        cache: ``"memory"``, ``"disk"`` or None.
+        cache_limit_bytes: what the cache takes at most.
+        cache_folder: where its files go.
+    """
+
+    num_threads: int
+    read_ahead_bytes: int
+    timeout_s: float
+    buffer_rows: int
+    cache: str | None
+    cache_limit_bytes: int
+    cache_folder: str | None
+
+
+class EpochReader:
+    """Opens readers for the epochs of one feed, and ends them.
+
+    Args:
+        dataset: what is read.
+        layout: of the blocks that are given.
+        row_choice: which rows are given, by default all.
+        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
+        options: how to read.
+
+    Attributes:
+        is_closed: whether epochs can no longer be read.
+        waited_s: seconds that callers have waited for batches, as they add them up.
+    """
+
+    def __init__(
+        self,
+        dataset: ParquetDataset,
+        layout: BlockLayout,
+        *,
+        row_choice: RowChoice | None,
+        preparation: Preparation | None,
+        options: ReadingOptions,
+    ) -> None:
+        self._dataset, self._layout, self._options = dataset, layout, options
+        self._choice, self._preparation = row_choice, preparation
+        self._footers = FooterCache()
+        self._files: WatchedFiles | None = None
+        self._cache = (
+            BlockCache(options.cache, options.cache_limit_bytes, options.cache_folder)
+            if options.cache
+            else None
+        )
+        self._readers: set[ShardReader] = set()
+        self._shufflers: set[ReadAhead[Block]] = set()
+        self.is_closed = False
+        self.waited_s = 0.0
+
+    def count_rows(self, communicator: Communicator | None) -> tuple[int, ...]:
+        """Return how many rows of every row group are given; with a communicator each rank counts its part.
+
+        Raises:
+            EmptyDatasetError: if no row passes the filter.
+            DataError: if a file cannot be read.
+        """
+        if self._choice is None:
+            return self._dataset.row_counts
+        if self._choice.counts is not None:
+            return self._choice.counts
+        from sparkdl.data.petastorm.reader import kept_rows_counter
+
+        timeout_s = self._options.timeout_s
+        if communicator is not None:  # the other ranks wait for the counts, and cannot say for which file
+            timeout_s = min(timeout_s, communicator.timeout_s / 2)
+        count = kept_rows_counter(
+            self._dataset,
+            self._choice,
+            footers=self._footers,
+            files=self._watched_files(),
+            num_threads=self._options.num_threads,
+            timeout_s=timeout_s,
+        )
+        counts = count_rows(len(self._dataset.row_groups), count, communicator)
+        if not sum(counts):
+            raise EmptyDatasetError(
+                f"None of the {self._dataset.num_rows} rows passes the row filter; there is nothing to feed."
+            )
+        return counts
+
+    def blocks(self, leg: Leg, rank: int, row_counts: Sequence[int], stack: ExitStack) -> Iterator[Block]:
+        """Start to read a rank's rows of a leg, in their order; the stack ends it."""
+        plan, shard = leg.plan, leg.plan.shards()[rank]
+        num_rows = sum(len(rows) for _, rows in shard)
+        taken = min(taken_by(rank, leg.num_taken), num_rows)
+        buffer_rows = self._options.buffer_rows
+        unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
+        if not unread:
+            return iter(())
+        reader = self._open(unread, row_counts)
+        self._readers.add(reader)
+        stack.callback(self._readers.discard, reader)
+        if not buffer_rows:
+            stack.callback(reader.close)
+            return iter(reader)
+        order = plan.order(rank, num_rows, buffer_rows)
+        shuffled = shuffled_blocks(iter(reader), self._layout, order, taken)
+        block_bytes = max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
+        num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, self._options.read_ahead_bytes // 4 // block_bytes))
+        ahead = ReadAhead(shuffled, num_ahead, "sparkdl-shuffler")
+        self._shufflers.add(ahead)
+        stack.callback(self._shufflers.discard, ahead)
+        stack.callback(ahead.close)
+        stack.callback(reader.close)  # first, as the shuffler may be waiting for it
+        return iter(ahead)
+
+    def close(self) -> None:
+        """End all threads but those that a Store keeps waiting, and remove what the cache keeps on disk."""
+        self.is_closed = True
+        for reader in list(self._readers):
+            reader.close()
+        for shuffler in list(self._shufflers):  # which may have waited for their readers
+            shuffler.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def _open(self, shard: list[Part], row_counts: Sequence[int]) -> ShardReader:
+        # Here and not above: who plans or describes an epoch without reading it needs no Petastorm.
+        from sparkdl.data.petastorm.reader import ShardReader
+
+        options = self._options
+        shuffles = options.buffer_rows > 0
+        return ShardReader(
+            self._dataset,
+            self._layout,
+            shard,
+            row_counts=row_counts,
+            num_threads=options.num_threads,
+            # A quarter is for rows that were shuffled.
+            read_ahead_bytes=options.read_ahead_bytes * 3 // 4 if shuffles else options.read_ahead_bytes,
+            timeout_s=options.timeout_s,
+            footers=self._footers,
+            row_choice=self._choice,
+            cache=self._cache,
+            copies_cached=not shuffles,
+            preparation=self._preparation,
+            files=self._watched_files(),
+        )
+
+    def _watched_files(self) -> WatchedFiles:
+        from sparkdl.data.files.watched import WatchedFiles
+
+        if self._files is None:
+            location = open_location(self._dataset.url)
+            versions = self._dataset.versions
+            described = {f"{location.path}/{path}": version for path, version in versions.items()}
+            self._files = WatchedFiles(location.open_file, described)
+        return self._files

@@ -1,0 +1,172 @@
+"""Which rows each rank reads of an epoch, or of what is left of one that was interrupted.
+
+An epoch begins with all rows divided among the ranks. Where it goes on with another number of ranks, the rows that
+nobody has had yet are divided anew; each such part of an epoch is a *stretch*. All of it follows from numbers, so
+that every rank finds the same plan without being told, and without reading a row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from sparkdl.data.dataset.shards import divide_rows, divided_rows, random_bits
+from sparkdl.data.feed.batches import Indices, ShuffleOrder, remaining_positions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Rows: TypeAlias = range | Indices
+"""Numbers of rows inside a row group, ascending."""
+
+Part: TypeAlias = tuple[int, Rows]
+"""Rows of one row group, by its position in ``ParquetDataset.row_groups``."""
+
+Taken: TypeAlias = int | tuple[int, ...]
+"""How many rows ranks have had: all of them as many, or by rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """A part of an epoch that one group of ranks went through together.
+
+    Attributes:
+        world_size: number of ranks.
+        buffer_rows: rows of their shuffle buffers; 0 without shuffling.
+        num_taken: rows that each rank has had of it, fewer where its shard has fewer; or a number for each rank.
+    """
+
+    world_size: int
+    buffer_rows: int
+    num_taken: Taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """The division of an epoch's rows, or of those that earlier stretches left.
+
+    Attributes:
+        row_counts: rows of every row group, all of them.
+        world_size: number of ranks that divide the rows.
+        seed: any integer.
+        epoch: number of the epoch, from 0.
+        shuffle: whether row groups, and then rows, are shuffled.
+        stretch: how many stretches came before.
+        left: where a row group is no longer whole, the rows that are left of it.
+    """
+
+    row_counts: Sequence[int]
+    world_size: int
+    seed: int
+    epoch: int
+    shuffle: bool
+    stretch: int = 0
+    left: Mapping[int, Indices] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are divided."""
+        gone = sum(self.row_counts[row_group] - len(rows) for row_group, rows in self.left.items())
+        return sum(self.row_counts) - gone
+
+    def rows_of_ranks(self) -> list[int]:
+        """Return how many rows each rank has; they differ by at most one."""
+        return divided_rows(self.num_rows, self.world_size)
+
+    def shards(self) -> list[list[Part]]:
+        """Return the rows of every rank in the order in which it reads them."""
+        counts = list(self.row_counts)
+        for row_group, rows in self.left.items():
+            counts[row_group] = len(rows)
+        ranges_of_ranks = divide_rows(
+            counts, self.world_size, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle
+        )
+        return [
+            [(part.row_group, self._rows_left(part.row_group)[part.start : part.stop]) for part in ranges]
+            for ranges in ranges_of_ranks
+        ]
+
+    def order(self, rank: int, num_rows: int, buffer_rows: int) -> ShuffleOrder:
+        """Return the order in which a rank's shard of ``num_rows`` rows leaves its buffer."""
+        key = (self.seed, self.epoch, rank, *([self.stretch] if self.stretch else []))
+        return ShuffleOrder(num_rows, buffer_rows, random_bits(*key))
+
+    def unread(self, rank: int, shard: Sequence[Part], *, buffer_rows: int, num_taken: int) -> list[Part]:
+        """Return what a rank still has to read of its shard when it has had ``num_taken`` rows of it."""
+        num_rows = sum(len(rows) for _, rows in shard)
+        num_taken = min(num_taken, num_rows)
+        if not num_taken:
+            return list(shard)
+        scattered, rest = np.empty(0, np.int64), num_taken
+        if self.shuffle:
+            scattered, rest = remaining_positions(self.order(rank, num_rows, buffer_rows), num_taken)
+        return _at_positions(shard, scattered, rest)
+
+    def after(self, taken: Stretch, world_size: int) -> EpochPlan:
+        """Return how the rows that a stretch of this plan leaves are divided among other ranks."""
+        assert taken.world_size == self.world_size, "a stretch is of the plan that its ranks followed"
+        rows_left: defaultdict[int, list[Rows]] = defaultdict(list)
+        for rank, shard in enumerate(self.shards()):
+            num_taken = taken_by(rank, taken.num_taken)
+            unread = self.unread(rank, shard, buffer_rows=taken.buffer_rows, num_taken=num_taken)
+            for row_group, rows in unread:
+                rows_left[row_group].append(rows)
+        left = {
+            row_group: _joined(rows_left[row_group])
+            for row_group, count in enumerate(self.row_counts)
+            if sum(map(len, rows_left[row_group])) < count
+        }
+        return EpochPlan(
+            row_counts=self.row_counts,
+            world_size=world_size,
+            seed=self.seed,
+            epoch=self.epoch,
+            shuffle=self.shuffle,
+            stretch=self.stretch + 1,
+            left=left,
+        )
+
+    def _rows_left(self, row_group: int) -> Rows:
+        rows = self.left.get(row_group)
+        return range(self.row_counts[row_group]) if rows is None else rows
+
+
+def taken_by(rank: int, taken: Taken) -> int:
+    """Return how many rows a rank has had."""
+    return taken if isinstance(taken, int) else taken[rank]
+
+
+def as_indices(rows: Rows) -> Indices:
+    """Return numbers of rows as an array."""
+    return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
+def _at_positions(shard: Sequence[Part], scattered: Indices, rest: int) -> list[Part]:
+    """Return the rows at some positions of a shard, and all those from position ``rest`` on."""
+    parts: list[Part] = []
+    start = 0
+    for row_group, rows in shard:
+        stop = start + len(rows)
+        if start >= rest:
+            parts.append((row_group, rows))
+        else:
+            low, high = np.searchsorted(scattered, [start, stop])
+            wanted = scattered[low:high] - start
+            after = rows[max(rest - start, 0) :]
+            if not len(wanted):
+                kept: Rows = after
+            else:
+                kept = np.concatenate([as_indices(rows)[wanted], as_indices(after)])
+            if len(kept):
+                parts.append((row_group, kept))
+        start = stop
+    return parts
+
+
+def _joined(parts: Sequence[Rows]) -> Indices:
+    if not parts:
+        return np.empty(0, np.int64)
+    return np.sort(np.concatenate([as_indices(rows) for rows in parts]))

@@ -1,0 +1,142 @@
+"""From what a feed is given to a dataset: a described one, the URL of a folder or file, or a Store that holds one.
+
+Runs wherever the feed is made, on the *driver* or on a *rank*.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, TypeAlias
+
+from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset
+from sparkdl.data.dataset.footers import scan_dataset
+from sparkdl.data.files.failures import describe_failure, reading_from
+from sparkdl.data.files.filesystems import absolute_url, open_location
+from sparkdl.data.files.threads import DaemonThreads
+from sparkdl.data.store.store import Store, open_dataset
+from sparkdl.errors import DataError, ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkdl.data.files.filesystems import Location
+
+Source: TypeAlias = "ParquetDataset | Store | str | os.PathLike[str]"
+
+
+def find_dataset(
+    source: Source,
+    columns: Sequence[str] | None,
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+    *,
+    timeout_s: float | None = None,
+) -> ParquetDataset:
+    """Return the dataset that a source stands for.
+
+    Args:
+        source: a dataset; the URL or path of a folder of Parquet files, of one such file, of a dataset in a Store, or
+            of a dataset that Petastorm wrote with a Unischema; or a Store that holds exactly one dataset.
+        columns: the columns that matter, by default all.
+        shapes: of array columns in plain Parquet files; see :func:`sparkdl.data.scan_dataset`.
+        timeout_s: seconds for all of it, by default without an end.
+
+    Raises:
+        ParamError: if the source is something else, or shapes are given for a dataset that tells those of its
+            columns itself.
+        DataError: if there are no Parquet files, they cannot be read, or a Store holds none or several datasets; if
+            that is not found out in time.
+        StoreAccessError: if the filesystem lets nobody look.
+        StoreError: if the filesystem cannot be opened.
+    """
+    if isinstance(source, ParquetDataset):
+        return _without_shapes(source, shapes)
+    if not isinstance(source, (Store, str, os.PathLike)):
+        raise ParamError(
+            f"The source is a dataset, a Store, or the path or URL of a folder, got {type(source).__name__}. Describe "
+            "some files of a folder with scan_dataset(folder, paths=[...])."
+        )
+    if timeout_s is None:
+        return _find(source, columns, shapes)
+    thread = DaemonThreads(1, "sparkdl-finder")
+    try:
+        found = thread.submit(_find, source, columns, shapes)
+        if not wait([found], timeout=timeout_s).done:
+            name = source.url if isinstance(source, Store) else os.fspath(source)
+            raise DataError(
+                f"Finding out what {name} holds took longer than {timeout_s:g} s. See whether the Store can be "
+                "reached, or raise read_timeout_s."
+            )
+        return found.result()
+    finally:
+        thread.stop()
+
+
+def _find(
+    source: Store | str | os.PathLike[str],
+    columns: Sequence[str] | None,
+    shapes: Mapping[str, tuple[int | None, ...]] | None,
+) -> ParquetDataset:
+    if isinstance(source, Store):
+        return _without_shapes(open_dataset(_only_dataset(source)), shapes)
+    url = os.fspath(source)
+    location = open_location(url)
+    with reading_from(url):
+        filesystem = location.filesystem
+        is_stored = filesystem.exists(f"{location.path}/{MANIFEST_NAME}")
+        has_metadata = not is_stored and filesystem.exists(f"{location.path}/_common_metadata")
+        # Spark writes folders of such names, too.
+        is_file = url.endswith(".parquet") and filesystem.isfile(location.path)
+    if is_stored:
+        return _without_shapes(open_dataset(url), shapes)
+    if has_metadata:
+        from sparkdl.data.petastorm.unischema import find_unischema_dataset
+
+        decoded = find_unischema_dataset(url)
+        if decoded is not None:
+            return _without_shapes(decoded, shapes)
+    if is_file:
+        folder, name = os.path.split(absolute_url(url))
+        return scan_dataset(folder, columns, shapes, paths=[name])
+    return scan_dataset(url, columns, shapes)
+
+
+def _without_shapes(
+    described: ParquetDataset, shapes: Mapping[str, tuple[int | None, ...]] | None
+) -> ParquetDataset:
+    if shapes is not None:
+        raise ParamError(
+            f"shapes={shapes!r} is for folders of plain Parquet files; this dataset tells the shapes of its columns: "
+            f"{', '.join(_shape_of(column) for column in described.columns)}. Leave shapes out."
+        )
+    return described
+
+
+def _shape_of(column: Column) -> str:
+    return f"{column.name} {column.lengths or column.shape}"
+
+
+def _only_dataset(store: Store) -> str:
+    location = store.location
+    with reading_from(store.url):
+        location.filesystem.invalidate_cache()
+        manifests = sorted(location.filesystem.glob(f"{location.path}/*/{MANIFEST_NAME}"))
+        if not manifests:
+            _check_bucket(location)
+    names = [str(path).split("/")[-2] for path in manifests]
+    if len(names) != 1:
+        found = f"holds {len(names)} datasets ({', '.join(names[:5])})" if names else "holds no dataset"
+        raise DataError(
+            f"The Store {store.url} {found}; a feed reads one. Give it the dataset that materialize() or "
+            "open_dataset() returned, or its URL."
+        )
+    return f"{store.url}/{names[0]}"
+
+
+def _check_bucket(location: Location) -> None:
+    """Raise what the filesystem says of a bucket that is missing, which globbing does not tell from an empty one."""
+    try:
+        location.filesystem.ls(location.path)
+    except FileNotFoundError as error:
+        if describe_failure(error):
+            raise

@@ -1,0 +1,339 @@
+"""Where a feed stands, as a small dict for JSON, and whether another feed can go on from there.
+
+A state is the same on every rank that has taken as many batches: any rank's will do for all of them, also for
+another number of ranks. Runs on every *rank*.
+
+The epochs of a feed, some of which may go on where another feed stopped. Pure numbers, on every *rank*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.checks import StateKind
+from sparkdl.data.feed.plan import EpochPlan, Stretch, Taken, taken_by
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from sparkdl.data.dataset.dataset import ParquetDataset
+
+
+_KIND = StateKind("feed", ("version", "epoch", "stretches", "of"), version=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the ranks have come.
+
+    Attributes:
+        epoch: number of the epoch, from 0.
+        stretches: the stretches of it that are done, the first one first; none at its beginning.
+        later: likewise of later epochs that some ranks have begun, which a blend's ranks do when their shards differ.
+    """
+
+    epoch: int = 0
+    stretches: tuple[Stretch, ...] = ()
+    later: Mapping[int, tuple[Stretch, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What two feeds must have in common for one to go on where the other stopped.
+
+    Attributes:
+        num_files: files of the dataset.
+        num_row_groups: row groups of the dataset.
+        num_rows: rows that are fed: those that pass the row filter.
+        digest: digest of the names of the files and of the rows that each row group feeds.
+        versions: digest of what tells the files from others of the same names; empty where the filesystem does not.
+        seed: seed of the order.
+        shuffle: whether rows are shuffled.
+    """
+
+    num_files: int
+    num_row_groups: int
+    num_rows: int
+    digest: str
+    versions: str
+    seed: int
+    shuffle: bool
+
+    @classmethod
+    def of(cls, dataset: ParquetDataset, row_counts: Sequence[int], *, seed: int, shuffle: bool) -> Identity:
+        """Return the identity of a feed of this dataset of whose row groups so many rows are fed."""
+        digest = hashlib.sha256()
+        for row_group, count in zip(dataset.row_groups, row_counts, strict=True):
+            digest.update(f"{row_group.path}\0{row_group.index}\0{row_group.num_rows}\0{count}\n".encode())
+        return cls(
+            num_files=len({row_group.path for row_group in dataset.row_groups}),
+            num_row_groups=len(dataset.row_groups),
+            num_rows=sum(row_counts),
+            digest=digest.hexdigest()[:32],
+            versions=_digest_of(dataset.versions),
+            seed=seed,
+            shuffle=shuffle,
+        )
+
+    def check(self, other: Mapping[str, Any]) -> None:
+        """Check that another identity, as a state holds it, is this one.
+
+        Raises:
+            DataError: naming what differs.
+        """
+        differences = [
+            f"{what} {other.get(name)!r} then and {mine!r} now"
+            for name, what, mine in (
+                ("num_files", "the files number", self.num_files),
+                ("num_row_groups", "the row groups number", self.num_row_groups),
+                ("num_rows", "the rows that are fed number", self.num_rows),
+                ("seed", "seed was", self.seed),
+                ("shuffle", "shuffle was", self.shuffle),
+            )
+            if other.get(name) != mine
+        ]
+        if not differences and other.get("digest") != self.digest:
+            differences = ["files have other names, or row groups feed other numbers of rows"]
+        then = other.get("versions")
+        if not differences and then and self.versions and then != self.versions:
+            differences = ["files were written again, or copied, under the same names"]
+        if differences:
+            raise DataError(
+                "The feed cannot go on from this state, as it was taken on something else: "
+                f"{'; '.join(differences)}. Give the feed the dataset and the options that it had."
+            )
+
+
+def _digest_of(versions: Mapping[str, str]) -> str:
+    if not versions:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()[:32]
+
+
+def to_json(progress: Progress, identity: Identity) -> dict[str, Any]:
+    """Return a state as :func:`json.dumps` takes it."""
+    state = {
+        "version": _KIND.version,
+        "epoch": progress.epoch,
+        "stretches": _stretches_to_json(progress.stretches),
+        "of": vars(identity).copy(),
+    }
+    if progress.later:
+        state["later"] = [
+            [epoch, _stretches_to_json(stretches)] for epoch, stretches in progress.later.items()
+        ]
+    return state
+
+
+def from_json(state: Mapping[str, Any], identity: Identity) -> Progress:
+    """Return what a state says.
+
+    Raises:
+        ParamError: if it is no state of a feed, or a part of it cannot be; it names the part and its value.
+        DataError: if a newer version wrote it, or it is of another dataset or other options than ``identity``.
+    """
+    _KIND.check(state)
+    if not isinstance(state["of"], Mapping):
+        raise _KIND.impossible("of", state["of"], "a dict that tells the dataset")
+    identity.check(state["of"])
+    later = state.get("later", [])
+    if not isinstance(later, Sequence) or not all(
+        isinstance(each, Sequence) and len(each) == 2 for each in later
+    ):
+        raise _KIND.impossible("later", later, "a list of pairs of an epoch and its stretches")
+    return Progress(
+        epoch=_checked_epoch(state["epoch"]),
+        stretches=_stretches_from_json(state["stretches"]),
+        later={_checked_epoch(epoch): _stretches_from_json(stretches) for epoch, stretches in later},
+    )
+
+
+def _stretches_to_json(stretches: Sequence[Stretch]) -> list[list[Any]]:
+    return [
+        [
+            stretch.world_size,
+            stretch.buffer_rows,
+            stretch.num_taken if isinstance(stretch.num_taken, int) else list(stretch.num_taken),
+        ]
+        for stretch in stretches
+    ]
+
+
+def _stretches_from_json(stretches: Any) -> tuple[Stretch, ...]:
+    if not isinstance(stretches, Sequence) or isinstance(stretches, str):
+        raise _KIND.impossible("stretches", stretches, "a list")
+    return tuple(_stretch_from_json(stretch) for stretch in stretches)
+
+
+def _stretch_from_json(stretch: Any) -> Stretch:
+    if isinstance(stretch, Sequence) and not isinstance(stretch, str) and len(stretch) == 3:
+        world_size, buffer_rows, taken = stretch
+        of_ranks = taken if isinstance(taken, Sequence) and not isinstance(taken, str) else [taken]
+        if (
+            _is_count(world_size, 1)
+            and all(_is_count(number, 0) for number in (buffer_rows, *of_ranks))
+            and (of_ranks is not taken or len(of_ranks) == world_size)
+        ):
+            num_taken = tuple(of_ranks) if of_ranks is taken else taken
+            return Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=num_taken)
+    raise _KIND.impossible(
+        "a stretch", stretch, "[number of ranks, rows of the shuffle buffer, rows that each rank has had]"
+    )
+
+
+def _checked_epoch(epoch: Any) -> int:
+    if not _is_count(epoch, 0):
+        raise _KIND.impossible("epoch", epoch, "a whole number, at least 0")
+    return int(epoch)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """What a feed gives of one epoch.
+
+    Attributes:
+        plan: how the rows are divided.
+        num_taken: rows that each rank has had of its shard before.
+        stretches: what had happened in the epoch before this plan.
+    """
+
+    plan: EpochPlan
+    num_taken: Taken = 0
+    stretches: tuple[Stretch, ...] = ()
+
+    def rows_to_come(self) -> list[int]:
+        """Return how many rows each rank still gets."""
+        shards = enumerate(self.plan.rows_of_ranks())
+        return [max(rows - taken_by(rank, self.num_taken), 0) for rank, rows in shards]
+
+    def taken_after(self, given: Taken) -> Taken:
+        """Return how many rows each rank has had of its shard when it was given so many more, or all that are left."""
+        if isinstance(given, int) and isinstance(self.num_taken, int):
+            return self.num_taken + given
+        shards = enumerate(self.plan.rows_of_ranks())
+        return tuple(
+            min(taken_by(rank, self.num_taken) + taken_by(rank, given), rows) for rank, rows in shards
+        )
+
+
+class Course:
+    """Says for every epoch how its rows are divided.
+
+    Args:
+        row_counts: rows of every row group.
+        world_size: number of ranks.
+        buffer_rows: rows of the shuffle buffers; 0 without shuffling.
+        seed: any integer.
+        shuffle: whether rows are shuffled.
+    """
+
+    def __init__(
+        self, row_counts: Sequence[int], *, world_size: int, buffer_rows: int, seed: int, shuffle: bool
+    ) -> None:
+        self._row_counts = tuple(row_counts)
+        self._here = Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=0)
+        self._seed, self._shuffle = seed, shuffle
+        self._resumed: dict[int, Leg] = {}
+
+    def afresh(self) -> Course:
+        """Return a course of the same epochs of which none was resumed."""
+        here = self._here
+        return Course(
+            self._row_counts,
+            world_size=here.world_size,
+            buffer_rows=here.buffer_rows,
+            seed=self._seed,
+            shuffle=self._shuffle,
+        )
+
+    def leg(self, epoch: int) -> Leg:
+        """Return what is given of an epoch."""
+        return self._resumed.get(epoch) or Leg(plan=self._whole(epoch, self._here.world_size))
+
+    def resume(self, progress: Progress) -> None:
+        """Have epochs go on from where they were; their earlier stretches are gone through again, in numbers."""
+        begun = {progress.epoch: progress.stretches, **progress.later}
+        self._resumed = {epoch: self._leg_after(epoch, stretches) for epoch, stretches in begun.items()}
+
+    def seek(self, epoch: int, num_taken: int) -> None:
+        """Have an epoch begin after so many rows of each rank, and all others whole; what was resumed is forgotten."""
+        self._resumed = {}
+        if num_taken:
+            self._resumed[epoch] = Leg(plan=self._whole(epoch, self._here.world_size), num_taken=num_taken)
+
+    def progress(self, epoch: int, num_given: int) -> Progress:
+        """Return how far the ranks have come when each was given so many rows of an epoch's leg."""
+        if num_given >= max(self.leg(epoch).rows_to_come()):
+            return self._progress(epoch + 1, {})
+        return self._progress(epoch, {epoch: num_given})
+
+    def progress_running_on(self, epoch: int, num_given: int) -> Progress:
+        """Return how far the ranks have come when each was given so many rows from an epoch's leg on.
+
+        A rank whose shard is shorter than those of others goes on with the next epoch before them.
+        """
+        left = [num_given] * self._here.world_size
+        given: dict[int, Taken] = {}
+        last_resumed = max(self._resumed, default=epoch - 1)
+        while any(left):
+            to_come = self.leg(epoch).rows_to_come()
+            if not given and epoch > last_resumed:  # from here on all epochs are alike
+                whole = min(rows // shard for rows, shard in zip(left, to_come, strict=True))
+                if whole:
+                    epoch += whole
+                    left = [rows - whole * shard for rows, shard in zip(left, to_come, strict=True)]
+                    continue
+            taken = [min(rows, shard) for rows, shard in zip(left, to_come, strict=True)]
+            left = [rows - part for rows, part in zip(left, taken, strict=True)]
+            if given or taken != to_come:
+                most = max(taken)
+                alike = all(part == min(most, shard) for part, shard in zip(taken, to_come, strict=True))
+                given[epoch] = most if alike else tuple(taken)
+            epoch += 1
+        return self._progress(min(given, default=epoch), given)
+
+    def _progress(self, epoch: int, given: Mapping[int, Taken]) -> Progress:
+        done = {
+            each: self._done(each, given.get(each, 0))
+            for each in sorted({*given, *self._resumed})
+            if each >= epoch
+        }
+        stretches = done.pop(epoch, ())
+        return Progress(epoch=epoch, stretches=stretches, later={each: of for each, of in done.items() if of})
+
+    def _done(self, epoch: int, given: Taken) -> tuple[Stretch, ...]:
+        leg = self.leg(epoch)
+        taken = leg.taken_after(given)
+        here = Stretch(world_size=self._here.world_size, buffer_rows=self._here.buffer_rows, num_taken=taken)
+        has_begun = taken > 0 if isinstance(taken, int) else any(taken)
+        return (*leg.stretches, here) if has_begun else leg.stretches
+
+    def _leg_after(self, epoch: int, stretches: tuple[Stretch, ...]) -> Leg:
+        num_taken: Taken = 0
+        if stretches and self._is_here(stretches[-1]):
+            num_taken, stretches = stretches[-1].num_taken, stretches[:-1]
+        world_sizes = [*(stretch.world_size for stretch in stretches), self._here.world_size]
+        plan = self._whole(epoch, world_sizes[0])
+        for stretch, world_size in zip(stretches, world_sizes[1:], strict=True):
+            plan = plan.after(stretch, world_size)
+        return Leg(plan=plan, num_taken=num_taken, stretches=stretches)
+
+    def _whole(self, epoch: int, world_size: int) -> EpochPlan:
+        return EpochPlan(
+            row_counts=self._row_counts,
+            world_size=world_size,
+            seed=self._seed,
+            epoch=epoch,
+            shuffle=self._shuffle,
+        )
+
+    def _is_here(self, stretch: Stretch) -> bool:
+        here = self._here
+        return (stretch.world_size, stretch.buffer_rows) == (here.world_size, here.buffer_rows)

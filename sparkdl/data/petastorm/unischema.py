@@ -1,0 +1,248 @@
+"""Datasets that Petastorm's ``materialize_dataset`` wrote, for the feed: what ``petastorm.make_reader`` reads.
+
+Their Unischema lies pickled in ``_common_metadata``. It is unpickled with an allow-list of exact names, as a folder of
+data must not be able to run code.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.data.dataset.arrow import bytes_of, to_arrow
+from sparkdl.data.dataset.dataset import ParquetDataset, Preparation, missing_column_error
+from sparkdl.data.dataset.footers import find_parquet_files, scan_dataset
+from sparkdl.data.dataset.legacy_parquet import folder_values
+from sparkdl.data.dataset.rows import RowFilter, Values
+from sparkdl.data.files.failures import reading_from
+from sparkdl.data.files.filesystems import Location, open_location
+from sparkdl.data.petastorm.containment import install
+from sparkdl.data.petastorm.fields import columns_of, decode_values
+from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
+from sparkdl.errors import DataError
+
+install()
+import petastorm.codecs
+import petastorm.unischema
+from petastorm.codecs import DataframeColumnCodec
+from petastorm.etl.dataset_metadata import UNISCHEMA_KEY
+from petastorm.transform import transform_schema
+from petastorm.unischema import Unischema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnischemaDataset(ParquetDataset):
+    """A folder of Parquet files whose values have to be decoded.
+
+    Attributes:
+        columns: the fields that can be fed, as they are once decoded.
+        pickled_schema: the Unischema as it lies in the folder.
+    """
+
+    pickled_schema: bytes
+
+    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation:
+        """Return how row groups are decoded, and then changed by a ``TransformSpec`` if there is one.
+
+        Args:
+            transform: the ``TransformSpec``, whose function takes a dict of one decoded row, and returns one.
+            names: the fields that are read, by default all; without a transform all that can be fed.
+
+        Raises:
+            DataError: if there is no such field for the transform.
+        """
+        schema = _unpickle(self.pickled_schema, self.url)
+        spec = transform
+        if spec is not None and names is not None:
+            for name in names:
+                if name not in schema.fields:
+                    raise missing_column_error(name, list(schema.fields))
+            schema = Unischema(schema._name, [schema.fields[name] for name in names])
+        given, unusable = (
+            columns_of(schema, self.columns)
+            if spec is None
+            else columns_of(transform_schema(schema, spec), untouched(self.columns, spec))
+        )
+        wanted_names = [column.name for column in given] if names is None else names
+        is_changed = spec is not None and spec.func is not None
+        fields = [name for name in schema.fields if is_changed or name in wanted_names]
+        by_name = {column.name: column for column in given}
+
+        def apply(table: pa.Table, wanted: Sequence[str]) -> pa.Table:
+            decoded = {
+                name: decode_values(schema, name, table.column(name).to_pylist())
+                for name in (fields if is_changed else wanted)
+            }
+            if is_changed:
+                decoded = _transformed(decoded, table.num_rows, spec.func, wanted)
+            return pa.table({name: to_arrow(decoded[name], by_name[name]) for name in wanted})
+
+        return Preparation(source_names=tuple(fields), columns=given, unusable=unusable, apply=apply)
+
+    def filter_of(self, row_filter: RowFilter) -> RowFilter:
+        """Return a filter of decoded values as one of values as they lie in the files.
+
+        Raises:
+            DataError: if it looks at a field that there is not.
+        """
+        schema = _unpickle(self.pickled_schema, self.url)
+        for name in row_filter.columns:
+            if name not in schema.fields:
+                raise missing_column_error(name, list(schema.fields))
+
+        def keep(values: Values) -> npt.NDArray[np.bool_]:
+            return row_filter.keep({name: _decoded(schema, name, items) for name, items in values.items()})
+
+        return RowFilter(row_filter.columns, keep, row_filter.counts)
+
+
+def find_unischema_dataset(url: str) -> UnischemaDataset | None:
+    """Return the dataset in a folder if Petastorm wrote a Unischema there, or None.
+
+    Raises:
+        DataError: if the Unischema cannot be read, or there are no Parquet files or no rows.
+        StoreError: if the filesystem cannot be opened.
+    """
+    pickled = _read_schema(open_location(url))
+    if pickled is None:
+        return None
+    columns, _ = columns_of(_unpickle(pickled, url))
+    paths = find_parquet_files(open_location(url), url)
+    # What a decoded object takes is not known before; as it lies in the files is near enough for a bound of bytes.
+    sizes = _bytes_in_folders(paths)
+    objects = [column.name for column in columns if column.dtype == "object" and column.name not in sizes]
+    plain = scan_dataset(url, objects, paths=paths)
+    sizes |= {column.name: column.object_bytes for column in plain.columns}
+    return UnischemaDataset(
+        url=plain.url,
+        columns=tuple(
+            replace(column, object_bytes=sizes.get(column.name, 0)) if column.dtype == "object" else column
+            for column in columns
+        ),
+        row_groups=plain.row_groups,
+        versions=plain.versions,
+        pickled_schema=pickled,
+    )
+
+
+def _bytes_in_folders(paths: Sequence[str]) -> dict[str, int]:
+    """Return by name of a column that stands in the names of folders what its largest value takes as an object."""
+    sizes: dict[str, int] = {}
+    for path in paths:
+        for name, value in folder_values(path).items():
+            sizes[name] = max(sizes.get(name, 0), bytes_of(value))
+    return sizes
+
+
+def _decoded(schema: Any, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    decoded = np.empty(
+        len(values), object
+    )  # filled item by item, as arrays of one shape would become one array
+    for row, value in enumerate(decode_values(schema, name, values.tolist())):
+        decoded[row] = value
+    return decoded
+
+
+def _transformed(
+    decoded: dict[str, list[Any]], num_rows: int, function: Any, wanted: Sequence[str]
+) -> dict[str, list[Any]]:
+    results: dict[str, list[Any]] = {name: [] for name in wanted}
+    for index in range(num_rows):
+        row = call_function(function, {name: values[index] for name, values in decoded.items()})
+        for name, values in results.items():
+            if not isinstance(row, dict) or name not in row:
+                raise missing_result_error(name, list(row) if isinstance(row, dict) else [type(row).__name__])
+            values.append(row[name])
+    return results
+
+
+def _read_schema(location: Location) -> bytes | None:
+    path = f"{location.path}/_common_metadata"
+    with reading_from(location.name_of(location.path)):
+        if not location.filesystem.exists(path):
+            return None
+    try:
+        with location.open_file(path) as file:
+            metadata = pq.read_metadata(file).metadata or {}
+    except Exception as error:
+        raise DataError(f"The Parquet file {location.name_of(path)} cannot be read: {error}") from error
+    found: bytes | None = metadata.get(UNISCHEMA_KEY)
+    return found
+
+
+def _unpickle(pickled: bytes, url: str) -> Any:
+    try:
+        return _SchemaUnpickler(io.BytesIO(pickled)).load()
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"The Unischema of {url} cannot be read: {type(error).__name__}: {error}. Write it anew with "
+            "petastorm-generate-metadata.py."
+        ) from error
+
+
+class _SparkType:
+    """Stands for a type of Spark where there is no pyspark; codecs keep them for writing alone."""
+
+
+_ALLOWED = {
+    ("collections", "OrderedDict"),
+    ("copy_reg", "_reconstructor"),
+    ("copyreg", "_reconstructor"),
+    ("builtins", "object"),
+    ("builtins", "str"),
+    ("__builtin__", "object"),
+    ("decimal", "Decimal"),
+    ("numpy", "dtype"),
+}
+
+
+class _SchemaUnpickler(pickle.Unpickler):
+    """Finds what a Unischema is made of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "pyspark.sql.types" and name.isidentifier():
+            return _spark_type(name)
+        if (module, name) in _ALLOWED or (module == "numpy" and _is_scalar_type(name)):
+            return super().find_class(module, name)
+        if (module, name) in {
+            ("petastorm.unischema", "Unischema"),
+            ("petastorm.unischema", "UnischemaField"),
+        }:
+            return getattr(petastorm.unischema, name)
+        # Codecs of the user's own too, once the user has imported them; nothing is imported for a pickle.
+        found = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
+        if isinstance(found, type) and issubclass(found, DataframeColumnCodec):
+            return found
+        raise DataError(
+            f"The Unischema refers to {module}.{name}, which belongs to no Unischema. If it is a codec of your own, "
+            f"import {module} before the dataset is opened."
+        )
+
+
+def _is_scalar_type(name: str) -> bool:
+    found = getattr(np, name, None)
+    return isinstance(found, type) and issubclass(found, np.generic)
+
+
+def _spark_type(name: str) -> type:
+    try:
+        from pyspark.sql import types
+    except ImportError:
+        return _SparkType
+    found = getattr(types, name, None)
+    if isinstance(found, type) and issubclass(found, types.DataType):
+        return found
+    raise DataError(f"The Unischema refers to pyspark.sql.types.{name}, which is no type.")

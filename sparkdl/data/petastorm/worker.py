@@ -1,0 +1,164 @@
+"""Petastorm's Arrow worker, handing over NumPy blocks made in the reader thread instead of Arrow tables.
+
+Petastorm's own hand-over goes through pandas and one array per row (``np.vstack``); taking Arrow's buffers as
+they are made reads two to three times as fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
+from sparkdl.data.dataset.reading_errors import reading_error
+from sparkdl.data.petastorm.containment import install
+from sparkdl.errors import DataError, FileChangedError
+
+install()
+from petastorm.arrow_reader_worker import ArrowReaderWorker, ArrowReaderWorkerResultsQueueReader
+from petastorm.workers_pool import EmptyResultError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkdl.data.dataset.blocks import Block, BlockLayout
+    from sparkdl.data.dataset.dataset import Preparation
+    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.data.feed.cache import BlockCache
+    from sparkdl.data.feed.plan import Rows
+    from sparkdl.data.files.filesystems import Location
+
+
+@dataclass(frozen=True)
+class PlannedDataset:
+    """What the worker has to know of a dataset that was planned before; nothing is listed or opened again.
+
+    Attributes:
+        location: where the files lie.
+        layout: how columns are laid out in blocks.
+        row_choice: which rows count; requests number those that pass it.
+        cache: keeps blocks of whole row groups.
+        copies_cached: whether blocks from the cache are copied, because whoever takes them may write.
+        preparation: makes the layout's columns of those that lie in the files, where they are not the same.
+        partitions: none; Petastorm looks at it.
+    """
+
+    location: Location
+    layout: BlockLayout
+    row_choice: RowChoice | None = None
+    cache: BlockCache | None = None
+    copies_cached: bool = True
+    preparation: Preparation | None = None
+    partitions: None = None
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem, under the name by which Petastorm asks for it."""
+        return self.location.filesystem
+
+    def pack(self, table: pa.Table) -> Block:
+        """Return rows as they were read as a block."""
+        if self.preparation is not None:
+            table = self.preparation.apply(table, [column.name for column in self.layout.columns])
+        return self.layout.pack(table)
+
+
+class BlockResultsReader(ArrowReaderWorkerResultsQueueReader):
+    """Takes blocks from the pool as they are."""
+
+    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> Any:  # noqa: ARG002 - Petastorm passes them
+        """Return the next block, or end the iteration."""
+        try:
+            return workers_pool.get_results()
+        except EmptyResultError:
+            raise StopIteration from None
+
+
+class ColumnsWorker(ArrowReaderWorker):
+    """Reads row ranges of row groups; there is one per reader thread."""
+
+    def __init__(self, worker_id: int, publish: Any, arguments: tuple[Any, ...]) -> None:
+        super().__init__(worker_id, publish, arguments)
+        self._dataset: PlannedDataset = arguments[1]
+
+    @staticmethod
+    def new_results_queue_reader() -> BlockResultsReader:
+        """Return what takes this worker's results from the pool."""
+        return BlockResultsReader()
+
+    def process(
+        self,
+        piece_index: int,
+        worker_predicate: Any,  # noqa: ARG002 - Petastorm passes it
+        shuffle_row_drop_partition: tuple[int, int],
+        rows: Rows,
+        expected_rows: int,
+        expected_kept: int,
+    ) -> None:
+        """Read some rows of a row group and publish them as one block.
+
+        Args:
+            piece_index: position of the row group in the dataset.
+            worker_predicate: None.
+            shuffle_row_drop_partition: the whole row group.
+            rows: the rows, numbered among those that pass the filter.
+            expected_rows: rows of the row group when it was planned.
+            expected_kept: rows of it that pass the filter.
+
+        Raises:
+            DataError: if the file cannot be read or holds something else than was planned; see
+                :func:`sparkdl.data.dataset.reading_errors.reading_error`.
+        """
+        piece = self._split_pieces[piece_index]
+
+        def read_table() -> Any:
+            table = self._load_rows(None, piece, shuffle_row_drop_partition)
+            if table.num_rows != expected_rows:
+                raise FileChangedError(
+                    f"it has {table.num_rows} rows now, but had {expected_rows} when the dataset was described"
+                )
+            return table
+
+        try:
+            block = self._block(piece_index, read_table, rows, expected_kept)
+        except Exception as error:
+            names = [field.name for field in self._schema.fields.values()]
+            where = self._dataset.location.name_of(piece.path)
+            raise reading_error(error, piece, names, where) from error
+        self.publish_func(block)
+
+    def _block(self, row_group: int, read_table: Any, rows: Rows, expected_kept: int) -> Block:
+        planned = self._dataset
+        if planned.cache is not None:
+            whole = planned.cache.get(row_group, lambda: self._kept(row_group, read_table(), expected_kept))
+            selected = _select(whole, rows)
+            if planned.copies_cached:
+                return copy_of(selected)
+            # Rows that are shuffled are copied then, but not the objects that they refer to.
+            return [own_objects(array) if array.dtype.hasobject else array for array in selected]
+        if planned.row_choice is not None:
+            return _select(self._kept(row_group, read_table(), expected_kept), rows)
+        if isinstance(rows, range):  # before it is packed, which for many columns is a copy
+            return planned.pack(read_table().slice(rows.start, len(rows)))
+        return take_rows(planned.pack(read_table()), rows)
+
+    def _kept(self, row_group: int, table: Any, expected_kept: int) -> Block:
+        """Return all rows that pass the filter as a block."""
+        row_choice = self._dataset.row_choice
+        if row_choice is None:
+            return self._dataset.pack(table)
+        kept = row_choice.rows_kept(table, row_group)
+        if len(kept) != expected_kept:
+            raise DataError(
+                f"{len(kept)} rows pass the row filter now, but {expected_kept} did when they were counted; a "
+                "filter must give the same answer for the same rows every time"
+            )
+        if len(kept) == table.num_rows:
+            return self._dataset.pack(table)
+        if self._dataset.preparation is not None:  # which costs more than leaving rows out
+            return self._dataset.pack(table.take(kept))
+        return take_rows(self._dataset.pack(table), kept)
+
+
+def _select(block: Block, rows: Rows) -> Block:
+    return slice_rows(block, rows.start, rows.stop) if isinstance(rows, range) else take_rows(block, rows)

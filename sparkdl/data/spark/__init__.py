@@ -1,0 +1,5 @@
+"""From a DataFrame to Parquet files in the Store. Runs on the *driver*, and as Spark tasks on executors.
+
+Begin with :mod:`~sparkdl.data.spark.materialization`, which writes a DataFrame once per content; the tasks that write
+are in :mod:`~sparkdl.data.spark.writing`.
+"""

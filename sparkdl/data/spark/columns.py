@@ -1,0 +1,216 @@
+"""Which columns of a DataFrame can be fed to ranks, from its schema alone. Runs on the *driver*.
+
+Whether what a function was given is a DataFrame of Spark that ends. Runs on the *driver*; imports no pyspark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.dataset.arrow import IMAGE_FIELDS
+from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
+
+    from sparkdl.data.dataset.dataset import Column
+
+
+def check_types(
+    schema: StructType, columns: Sequence[str], *, numbers_only: bool = False
+) -> list[StructField]:
+    """Return the fields of the columns, each once and in the order given.
+
+    Args:
+        schema: of the DataFrame.
+        columns: names of its columns.
+        numbers_only: whether anything but numbers, booleans, vectors and arrays of them is refused.
+
+    Raises:
+        DataError: if a column is missing, there are several of its name, or its type cannot be fed; the message says
+            what to do instead.
+    """
+    if not columns:
+        raise DataError("No columns were given; name at least one.")
+    fields = {field.name: field for field in schema.fields}
+    num_fields = Counter(field.name for field in schema.fields)
+    chosen = []
+    for name in dict.fromkeys(columns):
+        if name not in fields:
+            raise missing_column_error(name, list(fields))
+        if num_fields[name] > 1:
+            raise ambiguous_column_error(name, num_fields[name])
+        data_type = fields[name].dataType
+        if not numbers_only and stored_type(data_type) is None:
+            raise DataError(
+                f"Column {name!r} holds {data_type.simpleString()}, which the feed has no form for. Select what is "
+                "inside it as columns of their own."
+            )
+        remedy = _remedy(data_type) if numbers_only else ""
+        if remedy:
+            raise DataError(
+                f"Column {name!r} holds {fields[name].dataType.simpleString()}, not numbers. {remedy}"
+            )
+        chosen.append(fields[name])
+    return chosen
+
+
+def ambiguous_column_error(name: str, num_columns: int) -> DataError:
+    """Return the error of a name that several columns of a DataFrame have, as after a join."""
+    return DataError(
+        f"The DataFrame has {num_columns} columns with the name {name!r}, and Spark cannot tell which is meant. Drop "
+        "or rename all but one of them, as with df.toDF(*names)."
+    )
+
+
+def is_vector(data_type: DataType) -> bool:
+    """Whether values of the type are vectors of pyspark.ml or pyspark.mllib."""
+    # By name, as importing pyspark.mllib fails where only the Connect client is installed.
+    return type(data_type).__name__ == "VectorUDT"
+
+
+def array_depth(data_type: DataType) -> int:
+    """Return how many arrays are nested around the numbers; a vector counts as one, a scalar as none."""
+    from pyspark.sql.types import ArrayType
+
+    depth = int(is_vector(data_type))
+    while isinstance(data_type, ArrayType):
+        depth, data_type = depth + 1, data_type.elementType
+    return depth
+
+
+def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
+    """Return kind and NumPy dtype of a column's elements, and how many arrays are around them; None if unknown."""
+    from pyspark.sql import types as T
+
+    depth, element = array_depth(data_type), data_type
+    if is_vector(data_type):
+        return "number", "float64", depth
+    while isinstance(element, T.ArrayType):
+        element = element.elementType
+    numbers: dict[type[DataType], str] = {
+        T.BooleanType: "bool",
+        T.ByteType: "int8",
+        T.ShortType: "int16",
+        T.IntegerType: "int32",
+        T.LongType: "int64",
+        T.FloatType: "float32",
+        T.DoubleType: "float64",
+    }
+    if type(element) in numbers:
+        return "number", numbers[type(element)], depth
+    if isinstance(element, (T.StringType, T.CharType, T.VarcharType)):
+        return "string", "object", depth
+    others: dict[type[DataType], tuple[str, str]] = {
+        T.BinaryType: ("binary", "object"),
+        T.DecimalType: ("decimal", "object"),
+        T.DateType: ("date", "datetime64[D]"),
+        T.TimestampType: ("timestamp", "datetime64[us]"),
+        T.TimestampNTZType: ("timestamp", "datetime64[us]"),
+    }
+    if type(element) in others:
+        return (*others[type(element)], depth)
+    if isinstance(element, T.StructType) and tuple(element.names) == IMAGE_FIELDS and not depth:
+        return "image", "object", depth
+    return None
+
+
+def without_decimals(data_type: DataType) -> DataType:
+    """Return the type with doubles for decimals, as Spark ML takes these, also inside of arrays."""
+    from pyspark.sql import types as T
+
+    if isinstance(data_type, T.ArrayType):
+        return T.ArrayType(without_decimals(data_type.elementType), data_type.containsNull)
+    return T.DoubleType() if isinstance(data_type, T.DecimalType) else data_type
+
+
+def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Return a DataFrame with doubles for the decimals of some columns; those that it lacks are passed over."""
+    from pyspark.sql import functions as F
+
+    names = frozenset(columns)
+    wanted = [(field, without_decimals(field.dataType)) for field in df.schema.fields if field.name in names]
+    casts = {
+        field.name: F.expr(f"cast({quoted(field.name)} as {data_type.simpleString()})")
+        for field, data_type in wanted
+        if data_type != field.dataType
+    }
+    return df.withColumns(casts) if casts else df
+
+
+def check_like(field: StructField, column: Column) -> None:
+    """Check that a column of a DataFrame holds what a dataset's column does; numbers may be of another type.
+
+    Raises:
+        DataError: if it does not.
+    """
+    found = stored_type(field.dataType)
+    kind = column.element[0] if column.kind == "ragged" else column.kind
+    depth = len(column.lengths or column.shape)
+    if found is None or (found[0], found[2]) != (kind, depth):
+        arrays = "arrays of " * depth
+        raise DataError(
+            f"Column {field.name!r} holds {field.dataType.simpleString()}, and the model was trained on "
+            f"{arrays}{kind}{'s' if kind == 'number' else ' values'}. Bring it to that type."
+        )
+
+
+def quoted(name: str) -> str:
+    """Return a column name that Spark takes literally, dots and all."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _remedy(data_type: DataType) -> str:
+    """Return what to do about a type that cannot be fed; empty if it can."""
+    from pyspark.sql import types as T
+
+    element = data_type
+    while isinstance(element, T.ArrayType):
+        element = element.elementType
+    if isinstance(element, (T.IntegralType, T.FloatType, T.DoubleType, T.BooleanType)):
+        return ""
+    if is_vector(data_type):
+        return ""
+    if isinstance(element, (T.StringType, T.CharType, T.VarcharType)):
+        return (
+            "Encode strings as numbers first, for instance with StringIndexer. As features TorchClassifier and "
+            "TorchRegressor take strings as categories, TextClassifier as texts, and TorchEstimator with "
+            "prepareFeatures, a function that makes numbers of them (docs/inputs.md)."
+        )
+    if isinstance(element, (T.DateType, T.TimestampType)):
+        return "Cast it to a number, for instance with unix_timestamp."
+    if isinstance(element, T.BinaryType):
+        return (
+            "Decode it into an array of numbers first. As features ImageClassifier takes encoded images, and "
+            "TorchEstimator any bytes with prepareFeatures, a function that makes numbers of them."
+        )
+    return "Turn it into numbers, a vector, or arrays of a fixed length."
+
+
+def check_frame(df: Any, taker: str, *, of_streams: str = "") -> None:
+    """Check that it is a DataFrame of classic Spark or Spark Connect, and not a stream; nothing runs for that.
+
+    Args:
+        df: what was given.
+        taker: the function that takes it, as its caller spells it.
+        of_streams: what the message ends with about a stream: what takes one.
+
+    Raises:
+        DataError: if it is something else, or a stream.
+    """
+    if not (hasattr(df, "sparkSession") and hasattr(df, "schema")):
+        found = f"{type(df).__module__}.{type(df).__name__}"
+        raise DataError(
+            f"{taker} takes a Spark DataFrame, got {found}. Read files with spark.read, and make one of other data "
+            "with spark.createDataFrame(...)."
+        )
+    if df.isStreaming:
+        raise DataError(
+            f"{taker} takes a DataFrame that ends, and this one is a stream. Read its source with spark.read, or call "
+            f"{taker} on each batch that writeStream.foreachBatch(...) gives{of_streams}."
+        )

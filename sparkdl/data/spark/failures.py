@@ -1,0 +1,189 @@
+"""Why a job of Spark that reads or writes rows failed, without the pages of Java that it raises. Runs on the *driver*.
+
+Which row group and column of a Parquet file are damaged Spark does not always tell, and never in few words. The driver
+therefore reads the file that Spark names once more, where it can.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+
+from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece
+from sparkdl.data.dataset.reading_errors import reading_error
+from sparkdl.data.files.failures import describe_reading_words, without_paths
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.executor_python import executor_python_problem
+from sparkdl.errors import (
+    ClusterLostError,
+    CorruptFileError,
+    DataError,
+    FileVanishedError,
+    LaunchCancelledError,
+    LaunchError,
+    SparkdlError,
+    SparkJobError,
+    StoreAccessError,
+    WorkersLostError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+_FILE = re.compile(r"Encountered error while reading file (\S+?)\.?(?:\s|$)")
+_GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # as Spark 3.5 says it
+_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
+_JAVA_EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
+# In the message of the last cause, or its class; frames below it hold the like of any failure.
+_DAMAGE = (
+    "could not read page",
+    "is not a parquet file",
+    "can not read value",
+    "decoding",
+    "checksum",
+    "footer",
+    "compress",
+    "corrupt",
+)
+
+# gRPC says CANCELLED of a connection that somebody in between has ended.
+CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
+_ENDED = re.compile(
+    r"SparkContext was shut ?down|SparkContext has been shut ?down|stopped SparkContext|LiveListenerBus is stopped"
+)
+_LOST = re.compile(
+    r"Python worker exited unexpectedly|ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (?:was )?(?:lost|exited)"
+    r"|Executor heartbeat timed out|Remote RPC client disassociated"
+)
+# Exceptions that say nothing by their class; all others of pyspark are conditions of the query that users know.
+_RAW_OF_CONNECT = frozenset(
+    {"SparkConnectException", "SparkConnectGrpcException", "SparkException", "UnknownException"}
+)
+_LONGEST_WORDS = 400
+
+
+@contextmanager
+def spark_failures_named(
+    spark: SparkSession, columns: Sequence[str] | None = None, *, doing: str = "sparkdl"
+) -> Iterator[None]:
+    """Run a block that runs jobs of Spark, and say what was wrong.
+
+    Args:
+        spark: the session.
+        columns: what is read of the files, by default all that they hold.
+        doing: what the jobs are for, for the message.
+
+    Raises:
+        LaunchError: if the executors' Python lacks what it takes.
+        DataError: if a file cannot be read, of the class that says why.
+        WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
+        LaunchCancelledError: if the job was cancelled.
+        ClusterLostError: if Spark's application ended.
+        SparkJobError: if it failed for another reason that py4j or gRPC brings.
+        Exception: a condition of the query that has a class of pyspark's, as Spark raised it.
+    """
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except Exception as error:
+        problem = executor_python_problem(error, spark)
+        if problem:
+            raise LaunchError(problem) from error
+        named = _FILE.search(str(error)) or _GONE.search(str(error))
+        if named is not None:
+            raise _file_error(unquote(named[1]), str(error), columns) from error
+        if _is_raw(error):
+            raise _job_error(error, spark, doing) from error
+        raise
+
+
+def _is_raw(error: Exception) -> bool:
+    library = type(error).__module__.split(".")[0]
+    return library in ("py4j", "grpc") or (library == "pyspark" and type(error).__name__ in _RAW_OF_CONNECT)
+
+
+def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlError:
+    text, words = str(error), spark_words(error)
+    if type(error).__name__ == "Py4JNetworkError" or _ENDED.search(text):
+        return ClusterLostError(f"{doing}: Spark's application ended meanwhile: {words}")
+    # Before a cancellation, which tasks of a job that failed are told of.
+    if _LOST.search(text):
+        once = ""
+        if _is_tried_once(spark):
+            once = " With the master local[N] Spark tries no task again; local[N, 4] has it tried four times."
+        return WorkersLostError(
+            f"{doing}: a Python worker or executor was lost: {words}. Often the machine had no memory left for it: "
+            "look at the executors' logs, give them more (spark.executor.memoryOverhead) or make the DataFrame's "
+            f"partitions smaller, and run it again.{once}"
+        )
+    if CANCELLED.search(text):
+        return LaunchCancelledError(f"{doing}: Spark was told to cancel the job: {words}")
+    return SparkJobError(
+        f"{doing}: the Spark job failed: {words}. Spark's exception is the cause of this one."
+    )
+
+
+def _is_tried_once(spark: SparkSession) -> bool:
+    try:
+        return re.fullmatch(r"local(\[[^,]*\])?", spark.conf.get("spark.master", "") or "") is not None
+    except Exception:  # of a session that ended; what is said of the failure matters more
+        return False
+
+
+def spark_words(error: Exception | None) -> str:
+    """Return what Spark said in one line, without Java's classes and stacks; py4j puts a line of its own before."""
+    lines = [line.strip(" :") for line in str(error).splitlines()]
+    line = next((line for line in lines if line and not line.startswith("An error occurred")), "")
+    if not line:
+        return type(error).__name__
+    words = _JAVA_EXCEPTION.sub("", line.partition(" Consider setting ")[0]).rstrip(". ")
+    return words if len(words) <= _LONGEST_WORDS else f"{words[:_LONGEST_WORDS]}..."
+
+
+def _file_error(url: str, text: str, columns: Sequence[str] | None) -> DataError:
+    return _read_again(url, columns) or _from_words(url, text)
+
+
+def _read_again(url: str, columns: Sequence[str] | None) -> DataError | None:
+    """Return the error of the first row group that cannot be read; None if all can, or there is no looking at it."""
+    try:
+        location = open_location(url)
+        path, name = location.path, location.name_of(location.path)
+        try:
+            with location.open_file(path) as source, pq.ParquetFile(source) as file:
+                num_row_groups, names = file.metadata.num_row_groups, columns or file.schema_arrow.names
+        except Exception as error:
+            return reading_error(error, ParquetDatasetPiece(path, location.open_file, row_group=0), [], name)
+        for index in range(num_row_groups):
+            piece = ParquetDatasetPiece(path, location.open_file, row_group=index)
+            try:
+                piece.read(columns=names)
+            except Exception as error:
+                return reading_error(error, piece, names, name)
+    except Exception:  # of a filesystem that only Spark has the plugin or the credentials for
+        return None
+    return None
+
+
+def _from_words(url: str, text: str) -> DataError:
+    if "FILE_NOT_EXIST" in text or "File does not exist" in text or _GONE.search(text):
+        return FileVanishedError(
+            f"Spark cannot read {url}: the file is no longer there. Make the DataFrame anew."
+        )
+    causes = _CAUSE.findall(text)
+    cause = causes[-1].strip() if causes else text.strip().splitlines()[0]
+    of_store = describe_reading_words(cause)
+    if of_store:
+        return StoreAccessError(f"Spark cannot read {url}: {of_store}")
+    why = _JAVA_CLASSES.sub("", cause)
+    if any(word in without_paths(cause).lower() for word in _DAMAGE):
+        return CorruptFileError(f"Spark cannot read {url}: {why}. The file is damaged; write it again.")
+    return DataError(f"Spark cannot read {url}: {why}. See whether every executor can read it.")

@@ -1,0 +1,187 @@
+"""The Spark jobs that sparkdl starts: how Spark's UI shows them, and the errors of those that fail.
+
+Runs on the *driver*. :func:`spark_job` goes around every block that runs Spark jobs; :func:`jobs_of` around what they
+are for, a fit or a run. On classic Spark the jobs have a description and, unless the user has set one, a job group;
+both are local properties of the thread, and have their old values again when the block ends. Spark Connect has no
+descriptions: there the jobs have the same words as a tag.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+DESCRIPTION = "spark.job.description"
+GROUP = "spark.jobGroup.id"
+
+TASKS_END_TIMEOUT_S = 10.0
+"""How long a job that failed may take to end its other tasks, whose Python workers Spark kills after two seconds."""
+
+_CONNECT_TASKS_END_S = 4.0
+"""How long to wait for that on Spark Connect, which does not tell whether tasks run."""
+
+
+@dataclass(frozen=True)
+class _Purpose:
+    """What jobs are for, in words, from the whole to the part, and the job group that they get."""
+
+    words: tuple[str, ...]
+    group: str
+
+    def __str__(self) -> str:
+        if not self.words:
+            return "sparkdl"
+        first, *others = self.words
+        return f"sparkdl {first}" + (f": {', '.join(others)}" if others else "")
+
+
+_purpose: ContextVar[_Purpose | None] = ContextVar("sparkdl_purpose_of_spark_jobs", default=None)
+
+
+@contextmanager
+def jobs_of(words: str, *, unless_named: bool = False) -> Iterator[None]:
+    """Say what the Spark jobs of a block are for: ``fit TorchClassifier``. Blocks may be nested; starts no job itself.
+
+    Args:
+        words: come after those of the block around.
+        unless_named: whether to leave them out where a block around has said something.
+    """
+    before = _purpose.get()
+    if before is not None and unless_named:
+        yield
+        return
+    group = f"sparkdl-{secrets.token_hex(4)}" if before is None else before.group
+    token = _purpose.set(_Purpose((*(before.words if before is not None else ()), words), group))
+    try:
+        yield
+    finally:
+        _purpose.reset(token)
+
+
+def name_of(function: Any) -> str:
+    """Return what a function is called in the words for jobs that run it; of a path, the name of the file."""
+    if isinstance(function, str | os.PathLike):
+        return os.path.basename(os.fspath(function))
+    function = getattr(function, "func", function)  # of functools.partial
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+@contextmanager
+def spark_job(
+    spark: SparkSession, words: str, *, columns: Sequence[str] | None = None, outlives_no_task: bool = False
+) -> Iterator[None]:
+    """Run a block that runs Spark jobs: they are named, and their failures are told in sparkdl's errors.
+
+    Args:
+        spark: classic or Connect session.
+        words: what the jobs do, after what :func:`jobs_of` says: ``writing rows``.
+        columns: what they read of files, by default all that these hold.
+        outlives_no_task: whether to leave a block that fails only when the jobs' other tasks have ended, which may
+            still write where the caller is about to clean up.
+
+    Raises:
+        As :func:`~sparkdl.data.spark.failures.spark_failures_named`.
+    """
+    # Here, as the tasks of a launch import this module, too, and have no use for pyarrow's Parquet.
+    from sparkdl.data.spark.failures import spark_failures_named
+
+    with jobs_of(words):
+        purpose = _purpose.get()
+        assert purpose is not None, "it has just been set"
+        with spark_failures_named(spark, columns, doing=str(purpose)), _named(spark, purpose) as tag:
+            try:
+                yield
+            except BaseException:
+                if outlives_no_task:
+                    with suppress(Exception):  # where Spark is gone, so are its tasks
+                        _wait_for_tasks(spark, tag)
+                raise
+
+
+@contextmanager
+def named_jobs(spark: SparkSession, words: str) -> Iterator[None]:
+    """Only name the Spark jobs of a block as :func:`spark_job` does, and those of threads that it starts."""
+    with jobs_of(words):
+        purpose = _purpose.get()
+        assert purpose is not None, "it has just been set"
+        with _named(spark, purpose):
+            yield
+
+
+@contextmanager
+def _named(spark: SparkSession, purpose: _Purpose) -> Iterator[str]:
+    """Name the jobs of a block, and give a tag that they have."""
+    if _is_connect(spark):
+        with _tagged(spark, str(purpose).replace(",", ";")) as tag:  # a tag cannot have commas
+            yield tag
+        return
+    context: Any = spark.sparkContext
+    before = {name: context.getLocalProperty(name) for name in (DESCRIPTION, GROUP)}
+    context.setLocalProperty(DESCRIPTION, str(purpose))
+    if before[GROUP] is None:
+        context.setLocalProperty(GROUP, purpose.group)
+    try:
+        with _tagged(context, f"sparkdl-{secrets.token_hex(8)}") as tag:
+            yield tag
+    finally:
+        with suppress(
+            Exception
+        ):  # a context that has stopped has no properties, and the block's error says so
+            for name, value in before.items():
+                context.setLocalProperty(name, value)
+
+
+@contextmanager
+def _tagged(tagging: Any, tag: str) -> Iterator[str]:
+    is_connect = hasattr(tagging, "addTag")
+    add, remove, get = (
+        (tagging.addTag, tagging.removeTag, tagging.getTags)
+        if is_connect
+        else (tagging.addJobTag, tagging.removeJobTag, tagging.getJobTags)
+    )
+    if tag in get():
+        yield tag
+        return
+    add(tag)
+    try:
+        yield tag
+    finally:
+        with suppress(Exception):  # as above
+            remove(tag)
+
+
+def _wait_for_tasks(spark: SparkSession, tag: str) -> None:
+    """Wait until no task of the jobs runs, for so long."""
+    pause = threading.Event()
+    if _is_connect(spark):
+        pause.wait(_CONNECT_TASKS_END_S)
+        return
+    deadline = time.monotonic() + TASKS_END_TIMEOUT_S
+    while _has_tasks(spark.sparkContext, tag) and time.monotonic() < deadline:
+        pause.wait(0.1)
+
+
+def _has_tasks(context: Any, tag: str) -> bool:
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in context._jsc.sc().statusTracker().getJobIdsForTag(tag)]
+    known = [job for job in jobs if job is not None]
+    stages = [tracker.getStageInfo(stage) for job in known for stage in job.stageIds]
+    # A job is told to have failed somewhat later than whoever waits for it hears of that.
+    return any(job.status == "RUNNING" for job in known) or any(
+        stage is not None and stage.numActiveTasks > 0 for stage in stages
+    )
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")

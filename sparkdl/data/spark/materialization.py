@@ -1,0 +1,390 @@
+"""From a DataFrame to a Parquet dataset in a Store. Runs on the *driver*; the executors write the files.
+
+Works on classic Spark and on Spark Connect: only the DataFrame API is used, and pyspark is imported inside
+the functions, as ranks have none. A DataFrame whose rows are there already is not written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
+from sparkdl.data.files.failures import store_error
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.columns import array_depth, check_frame, check_types, is_vector, quoted
+from sparkdl.data.spark.jobs import jobs_of, spark_job
+from sparkdl.data.spark.plan import open_in_place, plan_key
+from sparkdl.data.spark.validate import check_census, common_length, no_rows_error
+from sparkdl.data.spark.writing import (
+    REPORT_SCHEMA,
+    ColumnCensus,
+    WrittenFile,
+    merge_small_files,
+    write_partition,
+)
+from sparkdl.data.store.housekeeping import remove_unless_used
+from sparkdl.data.store.store import as_store, use_if_removable
+from sparkdl.errors import DataError, ParamError, StoreError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField
+
+    from sparkdl.data.dataset.dataset import ParquetDataset
+    from sparkdl.data.store.housekeeping import FolderUse
+    from sparkdl.data.store.store import StagedDataset, Store
+
+logger = logging.getLogger(__name__)
+
+ROW_GROUP_BYTES = 16 << 20
+"""Size of a row group in memory: smaller ones shuffle better, larger ones read faster; a rank holds a few at once."""
+
+_NAME = "fit"
+_FORMAT = 1
+"""Part of every key: to be raised when the same rows are written in another form."""
+
+_WAIT_S = 3600.0
+_LOOK_S = 0.5
+"""Between two looks at whether somebody else still writes: a Store tells nobody of what changes in it."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    df: DataFrame
+    fields: Sequence[StructField]
+    store: Store
+    vector_dtype: str
+    row_group_bytes: int
+    allow_ragged: bool
+    on_write: Callable[[], None]
+    in_tasks: Callable[[int], None] | None
+
+    @property
+    def key(self) -> str | None:
+        names = [quoted(field.name) for field in self.fields]
+        options = {
+            "format": _FORMAT,
+            "vector_dtype": self.vector_dtype,
+            "row_group_bytes": self.row_group_bytes,
+            "allow_ragged": self.allow_ragged,
+        }
+        return plan_key(self.df.selectExpr(*names), options)
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A dataset, and what keeps it from being removed.
+
+    Attributes:
+        dataset: the rows.
+        use: keeps the folder until its end, which the receiver brings about; None for files of others, which
+            nothing of sparkdl removes.
+        is_written: whether the rows were copied to the Store, now or earlier.
+        is_shared: whether another DataFrame of equal rows gets the same copy.
+    """
+
+    dataset: ParquetDataset
+    use: FolderUse | None
+    is_written: bool = True
+    is_shared: bool = True
+
+
+def materialize(
+    df: DataFrame,
+    columns: Sequence[str],
+    store: Store | str | os.PathLike[str],
+    *,
+    vector_dtype: str = "float64",
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    allow_ragged: bool = True,
+    in_place: bool = True,
+) -> ParquetDataset:
+    """Return columns of a DataFrame as a Parquet dataset, checked to be what ranks can be fed with.
+
+    The rows of one content are written once: who asks for the same rows again, or while they are being written,
+    gets the same dataset (see :mod:`sparkdl.data.spark.plan` for what is the same). A DataFrame that is a plain read
+    of Parquet files is not written at all. What is written becomes visible when all checks have passed; otherwise
+    nothing of it stays.
+
+    Args:
+        df: the DataFrame, of classic Spark or Spark Connect.
+        columns: names of its columns: booleans, numbers, strings, binary, decimals, dates, timestamps, images of
+            Spark's ``image`` source, vectors, and arrays and nested arrays of them, ragged or not.
+        store: where to write, a path or URL too; executors have to reach it under the same URL.
+        vector_dtype: ``float64`` or ``float32``: elements of columns of vectors.
+        row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
+        allow_ragged: whether arrays of a column may differ in length, or be empty.
+        in_place: whether Parquet files may be used where they lie.
+
+    Returns:
+        The dataset. It stays for the Store's ``keep_for`` after its last use; :func:`use_materialized` keeps it
+        until a block ends.
+
+    Raises:
+        DataError: if ``df`` is no DataFrame of Spark, or a stream; if a column is missing or cannot be fed, or has
+            nulls; if there are no rows; if Spark cannot read a file, which it names.
+        StoreError: if the Store cannot be written, or the executors write to another place than the driver
+            reads.
+        LaunchError: if the executors' Python lacks sparkdl or one of its libraries.
+        WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
+        SparkJobError: if the Spark job failed for another reason.
+    """
+    check_frame(df, "materialize")
+    with jobs_of("materialize", unless_named=True):
+        obtained = obtain_dataset(
+            df,
+            columns,
+            store,
+            vector_dtype=vector_dtype,
+            row_group_bytes=row_group_bytes,
+            allow_ragged=allow_ragged,
+            in_place=in_place,
+        )
+    if obtained.use is not None:
+        obtained.use.end()
+    return obtained.dataset
+
+
+@contextmanager
+def use_materialized(
+    df: DataFrame,
+    columns: Sequence[str],
+    store: Store | str | os.PathLike[str],
+    *,
+    vector_dtype: str = "float64",
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    allow_ragged: bool = True,
+    in_place: bool = True,
+    on_write: Callable[[], None] | None = None,
+    in_tasks: Callable[[int], None] | None = None,
+) -> Iterator[ParquetDataset]:
+    """Give what :func:`materialize` returns, safe from every cleanup until the block ends.
+
+    Rows that nobody else can ask for, as those of a random sample, are removed at the end of the block, and so is
+    everything in a Store that keeps nothing (``keep_for=timedelta(0)``).
+
+    ``on_write`` is called before rows are written, and ``in_tasks`` on the executors, in each task that does so, with
+    the number of its partition; rows that are found, or read where they lie, are not written.
+    """
+    check_frame(df, "use_materialized")
+    store = as_store(store)
+    with jobs_of("use_materialized", unless_named=True):
+        obtained = obtain_dataset(
+            df,
+            columns,
+            store,
+            vector_dtype=vector_dtype,
+            row_group_bytes=row_group_bytes,
+            allow_ragged=allow_ragged,
+            in_place=in_place,
+            on_write=on_write,
+            in_tasks=in_tasks,
+        )
+    try:
+        yield obtained.dataset
+    finally:
+        if obtained.use is not None:
+            obtained.use.end()
+        if obtained.is_written and not (obtained.is_shared and store.keep_for):
+            _remove(obtained.dataset)
+
+
+def obtain_dataset(
+    df: DataFrame,
+    columns: Sequence[str],
+    store: Store | str | os.PathLike[str],
+    *,
+    vector_dtype: str = "float64",
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    allow_ragged: bool = True,
+    in_place: bool = True,
+    on_write: Callable[[], None] | None = None,
+    in_tasks: Callable[[int], None] | None = None,
+) -> Obtained:
+    """Do what :func:`materialize` does, for somebody who reads the rows until they end the use of them."""
+    if isinstance(columns, str):
+        raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
+    fields = check_types(df.schema, columns)
+    request = _Request(
+        df,
+        fields,
+        as_store(store),
+        vector_dtype,
+        row_group_bytes,
+        allow_ragged,
+        on_write or _do_nothing,
+        in_tasks,
+    )
+    if request.vector_dtype not in {"float32", "float64"}:
+        raise DataError(f"vector_dtype must be 'float32' or 'float64', got {request.vector_dtype!r}.")
+    if request.row_group_bytes < 1:
+        raise ParamError(f"row_group_bytes must be at least 1, got {request.row_group_bytes}.")
+    if in_place:
+        dataset = open_in_place(request.df, request.fields, allow_ragged=request.allow_ragged)
+        if dataset is not None:
+            return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
+    request.store.check_writable()
+    _clean_up(request.store)
+    key = request.key
+    if key is not None:
+        obtained = _share(request, key)
+        if obtained is not None:
+            return obtained
+    with request.store.stage_dataset(_NAME) as staged:
+        dataset = staged.commit(_write(request, staged))
+        return Obtained(dataset, staged.hand_over_use(), is_shared=False)
+
+
+def _share(request: _Request, key: str) -> Obtained | None:
+    """Return the dataset of that key, written by whoever came first; None if it cannot be shared after all."""
+    store = request.store
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        _wait_for_writer(store, key, deadline)
+        if (found := store.find_dataset(_NAME, key)) is not None:
+            return Obtained(*found)
+        with store.stage_dataset(_NAME, key) as staged:
+            # Two may have begun at once; the first of them goes on.
+            if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
+                continue
+            dataset = _write(request, staged)
+            if request.key != key:
+                logger.info(
+                    "The files of the DataFrame changed while they were read; the rows are not shared."
+                )
+                return None
+            if (found := store.find_dataset(_NAME, key)) is not None:
+                return Obtained(*found)
+            dataset = staged.commit(dataset)
+            return Obtained(dataset, staged.hand_over_use())
+
+
+def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
+    is_told = False
+    while store.is_being_written(_NAME, key) and time.monotonic() < deadline:
+        if not is_told:
+            logger.info("Somebody else is writing the same rows to %s; waiting for them.", store.url)
+            is_told = True
+        time.sleep(_LOOK_S)
+
+
+def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
+    """Write the rows, check them and describe what lies in the folder then."""
+    df, store = request.df, request.store
+    request.on_write()
+    names = [field.name for field in request.fields]
+    # Numbered, as mapInArrow of classic Spark trips over dots in names. As texts: made of Columns, every column would
+    # take some forty calls to the JVM.
+    selected = _with_arrays(df, request.fields, request.vector_dtype).selectExpr(
+        *[f"{quoted(name)} as c{index}" for index, name in enumerate(names)]
+    )
+    task = partial(
+        write_partition,
+        url=staged.url,
+        names=names,
+        row_group_bytes=request.row_group_bytes,
+        begin=request.in_tasks,
+    )
+    # Other tasks of a job that failed would write on, and make the folder anew that is removed now.
+    with spark_job(df.sparkSession, "writing rows", outlives_no_task=True):
+        reports = [
+            WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()
+        ]
+    files = sorted(reports, key=lambda file: file.order)
+    _check_failures(store, files)
+    num_rows = sum(file.num_rows for file in files)
+    if not num_rows:
+        raise no_rows_error()
+    _keep_only(store, staged, files)
+    census = _add_up(files)
+    # Before the nulls, as null elements are counted only in arrays that are there.
+    check_census(census, num_rows)
+    shapes = _shapes(request, census)
+    files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
+    _check_failures(store, files)
+    described = scan_dataset(staged.url, names, shapes, [file.path for file in files])
+    return replace(described, versions={})  # as those have it who find the set there
+
+
+def _shapes(request: _Request, census: dict[str, ColumnCensus]) -> dict[str, tuple[int | None, ...]]:
+    shapes = {}
+    for field in request.fields:
+        depth = array_depth(field.dataType)
+        seen = [(least, greatest) for least, greatest in census[field.name].lengths]
+        levels = seen + [(None, None)] * (depth - len(seen))  # levels inside of empty arrays were not seen
+        if depth:
+            shapes[field.name] = tuple(
+                common_length(field.name, least, greatest, allow_ragged=request.allow_ragged)
+                for least, greatest in levels
+            )
+    return shapes
+
+
+def _add_up(files: Sequence[WrittenFile]) -> dict[str, ColumnCensus]:
+    total: dict[str, ColumnCensus] = {}
+    for file in files:
+        for name, census in file.columns.items():
+            total.setdefault(name, ColumnCensus()).add(census)
+    return total
+
+
+def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:
+    """Return the DataFrame with arrays for the vectors of those columns."""
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    arrays = {}
+    for field in fields:
+        if is_vector(field.dataType):
+            column = F.col(quoted(field.name))
+            # Under a condition, as vector_to_array fails on a null, which is to be counted and reported instead.
+            arrays[field.name] = F.when(column.isNotNull(), vector_to_array(column, vector_dtype))
+    return df.withColumns(arrays) if arrays else df
+
+
+def _check_failures(store: Store, files: Sequence[WrittenFile]) -> None:
+    for file in files:
+        if file.failure:
+            raise store_error(f"The Store {store.url} cannot be written: {file.failure}")
+
+
+def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]) -> None:
+    """Remove what attempts of tasks left that Spark gave up, once all that the others wrote is seen to be there."""
+    location = open_location(staged.url)
+    found = set(list_parquet_files(location))
+    wanted = {file.path for file in files if file.path}
+    if wanted - found:
+        raise StoreError(
+            f"Spark wrote {len(wanted)} files to {store.url}, but the driver finds {len(wanted & found)} of them "
+            "there: the executors have other disks. Choose a Store that all machines share, such as a mounted or "
+            "an object store."
+        )
+    if found - wanted:
+        location.filesystem.rm([f"{location.path}/{path}" for path in sorted(found - wanted)])
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _clean_up(store: Store) -> None:
+    try:
+        store.cleanup()
+    except StoreError as error:
+        logger.warning("%s", error)
+
+
+def _remove(dataset: ParquetDataset) -> None:
+    """Remove the rows; if that fails, neither a trained model nor the reason of a failure gets lost."""
+    try:
+        remove_unless_used(dataset.url)
+    except Exception as error:
+        logger.warning("The rows stay in %s; remove that folder yourself. %s", dataset.url, error)

@@ -1,0 +1,424 @@
+"""The key of a DataFrame's content: equal for DataFrames that give the same rows. Runs on the *driver*.
+
+Spark's semantic hash of the plan has 32 bits and sees neither that a file was written again nor what a clock or a
+random number will say; the key holds what it leaves out, and there is none for a plan whose rows can differ
+from one run to the next.
+
+What Spark tells of a DataFrame's plan, on classic Spark and on Spark Connect alike. Runs on the *driver*.
+
+Both print a plan as text (``df.explain``). Whoever reads it here recognizes what is known to be harmless; a plan
+that is not understood counts as one of which nothing is known.
+
+Which files a DataFrame reads, and by what they are told from others of the same name. Runs on the *driver*.
+
+Which DataFrames are nothing but Parquet files that ranks can read where they lie. Runs on the *driver*.
+
+Spark's optimized plan says so: a read of Parquet and at most a selection of its columns. Whatever else it shows, a
+filter, a cast, a cache, a table of a catalog or a Delta log, has the rows copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary
+
+from sparkdl.data.dataset.footers import scan_dataset
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.columns import array_depth, is_vector, stored_type
+from sparkdl.data.spark.jobs import spark_job
+from sparkdl.data.spark.validate import check_no_nulls, check_shapes
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField
+
+    from sparkdl.data.dataset.dataset import ParquetDataset
+    from sparkdl.data.files.filesystems import Location
+
+
+_HEADING = re.compile(r"^== (.+) ==$", re.MULTILINE)
+_TREE = re.compile(r"^[\s:|+\-]*(?=\S)")
+_EXPRESSION_ID = re.compile(r"#(\d+)L?")
+_MAX_FIELDS = "spark.sql.debug.maxToStringFields"
+_setting = threading.Lock()
+"""Held while :data:`_MAX_FIELDS` is not what the user set it to: a session has one value for all threads."""
+
+
+@dataclass(frozen=True)
+class PlanText:
+    """The analyzed and the optimized plan, one node a line, outermost first.
+
+    Attributes:
+        analyzed: as the user wrote it, with names resolved.
+        optimized: after Spark's optimizer, with cached DataFrames in their places.
+    """
+
+    analyzed: tuple[str, ...]
+    optimized: tuple[str, ...]
+
+    @property
+    def canonical(self) -> str:
+        """The analyzed plan with its expressions numbered in their order, the same for the same plan."""
+        numbers: dict[str, int] = {}
+        return _EXPRESSION_ID.sub(
+            lambda match: f"#{numbers.setdefault(match[1], len(numbers))}", "\n".join(self.analyzed)
+        )
+
+
+def plan_text(df: DataFrame) -> PlanText | None:
+    """Return the plans of a DataFrame; None if Spark shows them in no form known here."""
+    with _setting, _whole_lines(df.sparkSession):
+        text = _explain(df)
+    parts = _HEADING.split(text)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=False))
+    try:
+        # The first line of the analyzed plan is the schema.
+        analyzed = _nodes(sections["Analyzed Logical Plan"])[1:]
+        optimized = _nodes(sections["Optimized Logical Plan"])
+    except KeyError:
+        return None
+    if any(re.search(r"\.\.\. \d+ more fields", node) for node in (*analyzed, *optimized)):
+        return None
+    return PlanText(analyzed, optimized)
+
+
+def _nodes(section: str) -> tuple[str, ...]:
+    return tuple(_TREE.sub("", line).rstrip() for line in section.splitlines() if line.strip())
+
+
+def _explain(df: DataFrame) -> str:
+    if hasattr(df, "_jdf"):
+        # A thread of a CrossValidator may have no active session, without which Spark 3.5 cannot show a cached plan.
+        session: Any = df._jdf.sparkSession()
+        session.setActiveSession(session)
+        return str(df._jdf.queryExecution().toString())
+    # What df.explain prints on Spark Connect; standard output is shared by all threads.
+    return str(cast("Any", df)._explain_string(mode="extended"))
+
+
+@contextlib.contextmanager
+def _whole_lines(spark: SparkSession) -> Iterator[None]:
+    """Have Spark print all fields of a node rather than the first 25, where it lets us."""
+    before = spark.conf.get(_MAX_FIELDS, None)
+    try:
+        spark.conf.set(_MAX_FIELDS, str(1 << 20))
+    except Exception:  # a cluster whose settings are locked; lines cut short are recognized
+        yield
+        return
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_MAX_FIELDS)
+        else:
+            spark.conf.set(_MAX_FIELDS, before)
+
+
+_NUM_THREADS = 16
+_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """The files that a DataFrame reads.
+
+    Attributes:
+        folder: URL of the folder that holds them all.
+        paths: their paths inside it, sorted.
+        is_delta: whether they belong to a Delta table, whose log says which rows of a file are valid.
+        identity: text that differs once a file has been added, removed or written again, or the table has
+            another version.
+    """
+
+    folder: str
+    paths: tuple[str, ...]
+    is_delta: bool
+    identity: str
+
+
+def input_files(df: DataFrame) -> InputFiles | None:
+    """Return the files that a DataFrame reads; None if it reads none, or the driver cannot see them.
+
+    A cached DataFrame reads no files.
+    """
+    try:
+        urls = sorted(set(df.inputFiles()))
+        return _describe(urls) if urls else None
+    except Exception:  # by whatever Spark, or the filesystem of somebody else's data, gives up
+        return None
+
+
+def _describe(urls: list[str]) -> InputFiles:
+    plain = sorted(unquote(url) for url in urls)  # Spark quotes what a URL may not hold
+    folder = os.path.commonprefix(plain).rpartition("/")[0]  # noqa: RUF071 - cut at a slash right away
+    paths = tuple(url[len(folder) + 1 :] for url in plain)
+    location = open_location(folder)
+    location.filesystem.invalidate_cache()
+    with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
+        states = list(pool.map(lambda path: _state(location, f"{location.path}/{path}"), paths))
+    log = _delta_log(location)
+    if log is not None:
+        states += sorted(_state(location, str(path)) for path in location.filesystem.find(log))
+    return InputFiles(folder=folder, paths=paths, is_delta=log is not None, identity="\n".join(states))
+
+
+def _state(location: Location, path: str) -> str:
+    if location.is_local:
+        found = os.stat(path)
+        return f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
+    info = location.filesystem.info(path)
+    return " ".join([path, str(info["size"]), *(f"{tag}={info[tag]}" for tag in _TAGS if tag in info)])
+
+
+def _delta_log(location: Location) -> str | None:
+    """Return the log of the Delta table that the files lie in, if they lie in one."""
+    folder = location.path
+    while folder.strip("/"):
+        log = f"{folder}/_delta_log"
+        if location.filesystem.exists(log):
+            return log
+        folder = os.path.dirname(folder)
+    return None
+
+
+logger = logging.getLogger(__name__)
+
+_FILE_FORMATS = "parquet|orc|csv|json|text|avro|xml|binaryfile|image|libsvm"
+_FILES = re.compile(rf"^Relation .*\] ({_FILE_FORMATS})$", re.IGNORECASE)
+_IN_MEMORY = re.compile(r"^LocalRelation", re.MULTILINE)  # whose rows the text of a plan does not show
+_CONTENT = re.compile(r"^(LocalRelation|Range \(|OneRowRelation)")
+# The same rows while the application lasts: hashes of objects, and choices that hang on how rows are partitioned.
+_OF_APPLICATION = re.compile(r"^(LogicalRDD|Sample|GlobalLimit|LocalLimit)\b")
+_INNER_NODES = re.compile(
+    r"^(Project|Filter|Join|Aggregate|Union|SubqueryAlias|View|Sort|Distinct|Deduplicate|Window|Generate|Expand"
+    r"|Repartition|RepartitionByExpression|RebalancePartitions|WithCTE|CTERelationDef|CTERelationRef"
+    r"|ResolvedHint|UnresolvedHint|Intersect|Except|SubqueryColumnAliases)\b"
+)
+_FUNCTION = re.compile(r"([A-Za-z_]\w*)\(")
+_SCALA_FUNCTION = (
+    "udf"  # as pyspark.ml's transformers make them; their code stays while the application lasts
+)
+_ASSEMBLER = "_VectorAssembler_"
+_PYTHON_FUNCTION = re.compile(r"\)#\d+")
+# How Spark prints expressions that no function of SQL has the name of.
+_PRINTED = frozenset(
+    {"cast", "ansi_cast", "try_cast", "named_struct", "lambdafunction", "namedlambdavariable", "in"}
+)
+# What says something else another time: clocks, random numbers, who asks, and the world outside.
+_VOLATILE = frozenset(
+    {
+        "ai_query",
+        "curdate",
+        "current_catalog",
+        "current_database",
+        "current_date",
+        "current_schema",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "http_request",
+        "input_file_block_length",
+        "input_file_block_start",
+        "input_file_name",
+        "java_method",
+        "localtimestamp",
+        "monotonically_increasing_id",
+        "now",
+        "rand",
+        "randn",
+        "random",
+        "randstr",
+        "reflect",
+        "session_user",
+        "shuffle",
+        "spark_partition_id",
+        "try_reflect",
+        "uniform",
+        "user",
+        "uuid",
+    }
+)
+_SETTINGS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive")
+_functions: WeakKeyDictionary[SparkSession, frozenset[str]] = WeakKeyDictionary()
+
+
+def plan_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
+    """Return the key of a DataFrame's rows, as 24 hexadecimal digits.
+
+    It covers the plan, the names, sizes and times of the files it reads (of a Delta table also its log), Spark's
+    version, and, where the rows lie in memory, the Spark application.
+
+    Args:
+        df: the rows, with the columns that matter.
+        options: what else the written files depend on; values that JSON takes.
+
+    Returns:
+        The key, or None if the plan can give other rows another time, or holds parts of which that is not
+        known: random numbers, clocks, samples, users' functions, tables of other systems.
+    """
+    content = _content(df)
+    return None if content is None else _digest({**content, "options": dict(options)})
+
+
+def lasting_key(df: DataFrame) -> str | None:
+    """Return a key of a DataFrame's rows that another application of Spark finds, too.
+
+    Spark's semantic hash, which differs from one JVM to the next where files are read, is not part of it: the plan's
+    text is, with the names, sizes and times of the files. None as for :func:`plan_key`, and where rows lie in memory.
+    """
+    content = _content(df)
+    if content is None or content["application"] or _IN_MEMORY.search(content["plan"]):
+        return None
+    return _digest({key: content[key] for key in ("plan", "schema", "files", "settings")})
+
+
+def _content(df: DataFrame) -> dict[str, Any] | None:
+    """What the rows of a DataFrame hang on; None if they can be others another time."""
+    try:
+        plan = plan_text(df)
+        why = "Spark does not show it" if plan is None else _why_not_repeatable(df, plan)
+        files = None
+        if plan is not None and not why and any(_FILES.match(node) for node in plan.analyzed):
+            files = input_files(df)
+            why = "" if files else "its files cannot be seen from the driver, or it is cached"
+        if plan is None or why:
+            logger.info("The rows are written for this fit alone: of their plan %s.", why)
+            return None
+        return {
+            "semantic_hash": df.semanticHash(),
+            "plan": plan.canonical,
+            "schema": df.schema.jsonValue(),
+            "files": files.identity if files else "",
+            "application": _application(df) if _belongs_to_application(plan) else "",
+            "spark": df.sparkSession.version,
+            "settings": [df.sparkSession.conf.get(name, None) for name in _SETTINGS],
+        }
+    except Exception as error:  # sharing rows is a saving; a plan that resists is written as it is
+        logger.info("The rows are written for this fit alone: %s: %s", type(error).__name__, error)
+        return None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _why_not_repeatable(df: DataFrame, plan: PlanText) -> str:
+    """Return what in a plan can differ from one run to the next; empty if nothing can."""
+    known = (_FILES, _CONTENT, _OF_APPLICATION, _INNER_NODES)
+    functions = _functions_of_spark(df.sparkSession) | _PRINTED | {_SCALA_FUNCTION}
+    for node in plan.analyzed:
+        if not any(pattern.match(node) for pattern in known):
+            return f"it is not known whether {node[:60]!r} gives the same rows again"
+        for name in _FUNCTION.findall(node):
+            if name.lower() in _VOLATILE:
+                return f"{name}() can give something else each time"
+            if name.lower() not in functions:
+                return f"it is not known whether {name}() gives the same again"
+        if _PYTHON_FUNCTION.search(_without_names(node)):
+            return "a Python function can give something else each time"
+    if _ASSEMBLER in plan.canonical:  # whose function Spark calls indeterminate, though it is not
+        return ""
+    if not hasattr(df, "_jdf"):
+        return "nobody knows what a function of the JVM does" if _calls_scala(plan) else ""
+    if not df._jdf.queryExecution().analyzed().deterministic():
+        return "Spark says that it can give other rows each time"
+    return ""
+
+
+def _belongs_to_application(plan: PlanText) -> bool:
+    return any(_OF_APPLICATION.match(node) for node in plan.analyzed) or _calls_scala(plan)
+
+
+def _calls_scala(plan: PlanText) -> bool:
+    return any(_SCALA_FUNCTION in map(str.lower, _FUNCTION.findall(node)) for node in plan.analyzed)
+
+
+def _functions_of_spark(spark: SparkSession) -> frozenset[str]:
+    """Return the names of Spark's own functions; asked once a session."""
+    if spark not in _functions:
+        with spark_job(spark, "listing Spark's functions"):
+            rows = spark.sql("SHOW SYSTEM FUNCTIONS").collect()
+        _functions[spark] = frozenset(str(row[0]).rsplit(".", 1)[-1].lower() for row in rows)
+    return _functions[spark]
+
+
+def _without_names(node: str) -> str:
+    """Return a node without the names that its expressions are given, which repeat the expressions' text."""
+    return re.sub(r" AS .*?#\d+L?", "", node)
+
+
+def _application(df: DataFrame) -> str:
+    """Return the identity of the Spark application, or on Connect of the session, that holds rows in memory."""
+    if hasattr(df, "_jdf"):
+        return str(df.sparkSession.sparkContext.applicationId)
+    return str(cast("Any", df.sparkSession).session_id)
+
+
+_RELATION = re.compile(r"^Relation \[(.*)\] parquet$")
+_PROJECT = re.compile(r"^Project \[(.*)\]$")
+_ATTRIBUTE = re.compile(r"[^\s,()]+#\d+L?(, [^\s,()]+#\d+L?)*")
+
+
+def open_in_place(
+    df: DataFrame, fields: Sequence[StructField], *, allow_ragged: bool
+) -> ParquetDataset | None:
+    """Return the files of a DataFrame as a dataset, checked as a copy would be; None if they have to be copied.
+
+    Raises:
+        DataError: if there are no rows, or values that ranks cannot be fed with.
+    """
+    if any(is_vector(field.dataType) for field in fields):
+        return None
+    names = [field.name for field in fields]
+    plan = plan_text(df)
+    if plan is None or not is_plain_read(plan):
+        return None
+    files = input_files(df)
+    if files is None or files.is_delta:
+        return None
+    depths = {field.name: array_depth(field.dataType) for field in fields}
+    unknown = {name: (None,) * depth for name, depth in depths.items() if depth}
+    try:
+        described = scan_dataset(files.folder, names, unknown, files.paths)
+    except (
+        DataError
+    ) as error:  # types that differ, columns that are folders, damaged files: Spark knows better
+        logger.info("The rows are copied: %s", error)
+        return None
+    for field, column in zip(fields, described.columns, strict=True):
+        found = (*column.element, len(column.lengths)) if column.lengths else (column.kind, column.dtype, 0)
+        if found != stored_type(field.dataType):
+            return None
+    with spark_job(df.sparkSession, "checking rows in place", columns=names):
+        shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
+        dataset = scan_dataset(files.folder, names, shapes, files.paths)
+        check_no_nulls(df, dataset)
+    return dataset
+
+
+def is_plain_read(plan: PlanText) -> bool:
+    """Whether an optimized plan reads Parquet files and does nothing but leave columns out."""
+    *above, leaf = plan.optimized or ("",)
+    relation = _RELATION.match(leaf)
+    if relation is None or len(above) > 1:
+        return False
+    if not above:
+        return True
+    project = _PROJECT.match(above[0])
+    if project is None or not _ATTRIBUTE.fullmatch(project[1]):
+        return False
+    # The same numbers stand for the same columns: nothing was computed, cast or given another name.
+    return set(project[1].split(", ")) <= set(relation[1].split(","))

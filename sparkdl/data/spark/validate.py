@@ -1,0 +1,223 @@
+"""What can be wrong with the values of a fit, found on the *driver* before any rank starts.
+
+Everything raises :class:`sparkdl.errors.DataError` with the column, what was found and what to do. What the
+footers of the files tell costs nothing; the lengths of arrays take one aggregation over the written files.
+NaN is a number like others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.spark.columns import quoted
+from sparkdl.errors import ColumnMismatchError, DataError, EmptyDatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import Column, DataFrame
+
+    from sparkdl.data.dataset.dataset import Column as FeedColumn
+    from sparkdl.data.dataset.dataset import ParquetDataset
+    from sparkdl.data.spark.writing import ColumnCensus
+
+_EXAMPLE_CHARACTERS = 200
+
+
+def check_shapes(
+    df: DataFrame, depths: Mapping[str, int], *, allow_ragged: bool = False
+) -> dict[str, tuple[int | None, ...]]:
+    """Return the length that all rows of each array column have at every level, from one aggregation.
+
+    Args:
+        df: the rows.
+        depths: for each column how many arrays are nested around its elements.
+        allow_ragged: whether lengths may differ or be 0; None stands for such a length.
+
+    Raises:
+        DataError: if there are no rows, or arrays of one column differ in length or are empty.
+    """
+    from pyspark.sql import functions as F
+
+    lengths = {name: list(_lengths(F.col(quoted(name)), depth)) for name, depth in depths.items() if depth}
+    aggregates = [F.count(F.lit(1))]
+    for levels in lengths.values():
+        aggregates += [aggregate for level in levels for aggregate in level]
+    num_rows, *found = df.agg(*[each.alias(f"_{index}") for index, each in enumerate(aggregates)]).collect()[
+        0
+    ]
+    if not num_rows:
+        raise no_rows_error()
+    values = iter(found)
+    return {
+        name: tuple(
+            common_length(name, next(values), next(values), allow_ragged=allow_ragged) for _ in levels
+        )
+        for name, levels in lengths.items()
+    }
+
+
+def no_rows_error() -> DataError:
+    """The error for a DataFrame without rows."""
+    return EmptyDatasetError("The DataFrame has no rows; there is nothing to train on.")
+
+
+def check_census(census: Mapping[str, ColumnCensus], num_rows: int) -> None:
+    """Check what was counted while the rows were written.
+
+    Raises:
+        DataError: if a column has nulls, or arrays with null elements; it says how many and shows the first
+            such row.
+    """
+    for name, column in census.items():
+        if column.num_null_rows:
+            raise _null_rows_error(name, column.num_null_rows, num_rows, column.first)
+        if column.num_rows_with_null_elements:
+            raise _null_elements_error(name, column.num_rows_with_null_elements, num_rows, column.first)
+
+
+def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
+    """Check the null counts that the footers of a dataset hold.
+
+    Footers count an empty array as a null, too: where a column of arrays has such counts, its rows decide.
+
+    Args:
+        df: the rows as they were written; read only where the footers count nulls.
+        dataset: the dataset.
+
+    Raises:
+        DataError: if a column has nulls, or arrays with null elements; it says how many and shows the first
+            such row.
+    """
+    for column in dataset.columns:
+        if column.num_nulls:
+            _check_values(df, column, dataset.num_rows)
+
+
+TORCH_IGNORE_INDEX = -100
+"""The label that torch's losses leave out where they are given no other."""
+
+
+def advice_on_ignored(column: str) -> str:
+    """Return what to do about rows with torch's label for rows that are left out."""
+    return (
+        f"torch's losses leave out rows with the label {TORCH_IGNORE_INDEX} by default (ignore_index), and a fit takes "
+        "such rows only where ignore_index is set to another number. Leave them out of the DataFrame with "
+        f"df.where('{column} != {TORCH_IGNORE_INDEX}'), or label them -1 and give the loss ignore_index=-1."
+    )
+
+
+def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None:
+    """Check that the labels of a classification are whole numbers in ``[0, num_classes)``.
+
+    Costs nothing: the range comes from the footers of the files. Where a writer left it out, the labels pass.
+
+    Args:
+        dataset: the dataset.
+        column: name of the label column.
+        num_classes: number of classes, as of the model's last layer.
+
+    Raises:
+        DataError: if the column does not exist, is no integer scalar, or has labels outside the range.
+    """
+    label = dataset.column(column)
+    if label.shape or "int" not in label.dtype:
+        raise DataError(
+            f"Labels must be whole numbers in [0, {num_classes}), but column {column!r} holds "
+            f"{'arrays of ' if label.shape else ''}{label.dtype}. Cast it to int or bigint."
+        )
+    if label.value_range is None:
+        return
+    low, high = label.value_range
+    if low < 0 or high >= num_classes:
+        remedy = "Number the classes from 0" + (
+            f", or give the model {high + 1} outputs." if low >= 0 else "."
+        )
+        if low == TORCH_IGNORE_INDEX:
+            remedy = advice_on_ignored(column)
+        raise DataError(
+            f"Labels must lie in [0, {num_classes}), but column {column!r} holds {low} to {high}. {remedy}"
+        )
+
+
+def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
+    """Yield, from the outermost array inwards, the least and the greatest length."""
+    from pyspark.sql import functions as F
+
+    size = F.when(
+        column.isNotNull(), F.size(column)
+    )  # by itself size(null) is -1 or null, as Spark is configured
+    yield F.min(size), F.max(size)
+    for _ in range(depth - 1):
+        sizes = F.transform(column, lambda inner: F.when(inner.isNotNull(), F.size(inner)))
+        yield F.min(F.array_min(sizes)), F.max(F.array_max(sizes))
+        column = F.flatten(column)
+
+
+def common_length(
+    name: str, least: int | None, greatest: int | None, *, allow_ragged: bool = False
+) -> int | None:
+    """Return the one length of a column's arrays; None where it differs or is 0, if that is allowed.
+
+    Raises:
+        DataError: if it is not allowed.
+    """
+    if allow_ragged and (least is None or least != greatest or not greatest):
+        return None
+    if least is None or greatest is None:
+        raise DataError(f"Column {name!r} is null in every row.")
+    if least != greatest:
+        raise ColumnMismatchError(
+            f"Column {name!r} has arrays of {least} to {greatest} elements; all must have the same length. "
+            "Set paddingValue, or pad or cut them before."
+        )
+    if not greatest:
+        raise DataError(f"The arrays in column {name!r} are empty.")
+    return int(greatest)
+
+
+def _check_values(df: DataFrame, described: FeedColumn, num_rows: int) -> None:
+    from pyspark.sql import functions as F
+
+    name, depth = described.name, len(described.lengths or described.shape)
+    column = F.col(quoted(name))
+    num_null_rows, first = _count_and_find(df, column.isNull())
+    if num_null_rows or not depth:
+        raise _null_rows_error(name, num_null_rows, num_rows, first)
+    num_null_rows, first = _count_and_find(df, _has_null_elements(column, depth))
+    if num_null_rows:
+        raise _null_elements_error(name, num_null_rows, num_rows, first)
+
+
+def _has_null_elements(column: Column, depth: int) -> Column:
+    """Whether an array holds nulls at one of its levels; null for an array that is null."""
+    from pyspark.sql import functions as F
+
+    found = F.exists(column, lambda element: element.isNull())
+    if depth == 1:
+        return found
+    # flatten gives null if one of the arrays is, which the level above has found.
+    return found | _has_null_elements(F.flatten(column), depth - 1)
+
+
+def _null_rows_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:
+    return DataError(
+        f"Column {name!r} is null in {num_null_rows} of {num_rows} rows, first in {first}. Fill those "
+        f"values, or leave the rows out with df.dropna(subset=[{name!r}])."
+    )
+
+
+def _null_elements_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:
+    return DataError(
+        f"Column {name!r} has arrays with null elements in {num_null_rows} of {num_rows} rows, first in "
+        f"{first}. Fill them, or leave the rows out."
+    )
+
+
+def _count_and_find(df: DataFrame, condition: Column) -> tuple[int, str]:
+    matching = df.where(condition)
+    first: Any = matching.first()
+    text = "none" if first is None else ", ".join(f"{key}={value!r}" for key, value in first.asDict().items())
+    if len(text) > _EXAMPLE_CHARACTERS:
+        text = text[:_EXAMPLE_CHARACTERS] + "..."
+    return matching.count(), f"({text})"

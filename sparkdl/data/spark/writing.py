@@ -1,0 +1,398 @@
+"""Writes the rows of one Spark partition as a Parquet file whose row groups have the size that the feed wants.
+
+Runs in the Python workers of the *executors*, inside ``mapInArrow``. Nothing but pyarrow and fsspec takes part, so
+that rows reach every Store that Python reaches, row groups are measured in decoded bytes, and nulls and lengths
+of arrays are counted as the rows go by.
+
+What is counted of the values of a DataFrame while they are written: nulls, and the lengths of arrays.
+
+Runs on the *executors*, a few Arrow calls per batch; the *driver* adds up what they counted.
+
+Joins small files of a dataset into files of well-sized row groups, as from a DataFrame of many small partitions.
+
+Planned on the *driver*; a few small files are joined there, many by the *executors*.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkdl.data.dataset.arrow import is_list
+from sparkdl.data.files.failures import describe_failure
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.jobs import spark_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+
+_EXAMPLE_CHARACTERS = 200
+
+
+@dataclass(kw_only=True)
+class ColumnCensus:
+    """What was seen of one column.
+
+    Attributes:
+        num_null_rows: rows in which it is null.
+        num_rows_with_null_elements: rows in which it is an array with null elements.
+        first: the first row with a null, as text.
+        lengths: for every level of arrays, from the outermost, the least and the greatest length.
+    """
+
+    num_null_rows: int = 0
+    num_rows_with_null_elements: int = 0
+    first: str = ""
+    lengths: list[list[int]] = field(default_factory=list)
+
+    def add(self, other: ColumnCensus) -> None:
+        """Add what was seen in later rows."""
+        self.first = self._first_of(other)
+        self.num_null_rows += other.num_null_rows
+        self.num_rows_with_null_elements += other.num_rows_with_null_elements
+        for level, (least, greatest) in enumerate(other.lengths):
+            if level == len(self.lengths):
+                self.lengths.append([least, greatest])
+            else:
+                mine = self.lengths[level]
+                self.lengths[level] = [min(mine[0], least), max(mine[1], greatest)]
+
+    def _first_of(self, other: ColumnCensus) -> str:
+        # Null rows are told before null elements.
+        if other.num_null_rows and not self.num_null_rows:
+            return other.first
+        return self.first or other.first
+
+
+def count_values(census: dict[str, ColumnCensus], batch: pa.RecordBatch) -> None:
+    """Add the values of a batch to what was seen before."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        census.setdefault(name, ColumnCensus()).add(_count_column(column, batch))
+
+
+def has_nulls(census: dict[str, ColumnCensus]) -> bool:
+    """Whether a null was seen."""
+    return any(column.num_null_rows or column.num_rows_with_null_elements for column in census.values())
+
+
+def _count_column(column: pa.Array, batch: pa.RecordBatch) -> ColumnCensus:
+    found = ColumnCensus(num_null_rows=column.null_count, lengths=_lengths(column))
+    nulls = _rows_with_nulls(column)
+    if nulls is not None:
+        is_null = np.asarray(column.is_null())
+        found.num_rows_with_null_elements = int((nulls & ~is_null).sum())
+        chosen = is_null if column.null_count else nulls
+        if chosen.any():
+            found.first = _describe_row(batch, int(chosen.argmax()))
+    return found
+
+
+def _lengths(column: pa.Array) -> list[list[int]]:
+    lengths = []
+    while is_list(column.type):
+        extremes = pc.min_max(pc.list_value_length(column))
+        if extremes["min"].as_py() is None:
+            break
+        lengths.append([extremes["min"].as_py(), extremes["max"].as_py()])
+        column = column.flatten()
+    return lengths
+
+
+def _rows_with_nulls(values: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return for every value whether it is null or has a null inside; None if none has."""
+    own = np.asarray(values.is_null()) if values.null_count else None
+    if not is_list(values.type):
+        return own
+    inner = _rows_with_nulls(values.flatten())
+    if inner is None:
+        return own
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0))
+    before = np.concatenate([[0], np.cumsum(inner)])
+    ends = np.cumsum(lengths)
+    inside: npt.NDArray[np.bool_] = before[ends] > before[ends - lengths]
+    return inside if own is None else inside | own
+
+
+def _describe_row(batch: pa.RecordBatch, index: int) -> str:
+    row = batch.slice(index, 1).to_pylist()[0]
+    text = ", ".join(f"{key}={value!r}" for key, value in row.items())
+    return f"({text[:_EXAMPLE_CHARACTERS]}...)" if len(text) > _EXAMPLE_CHARACTERS else f"({text})"
+
+
+REPORT_SCHEMA = "report string"
+"""Schema of what :func:`write_partition` yields, as Spark spells it."""
+
+
+@dataclass(kw_only=True)
+class WrittenFile:
+    """What a task did: one file, or the reason why there is none.
+
+    Attributes:
+        path: path of the file inside the folder; empty if nothing was written.
+        order: number by which files are put in the order of the rows.
+        row_group_bytes: decoded bytes of every row group.
+        num_rows: rows of the partition; where there are no nulls, of the file.
+        columns: by name what was seen of the values.
+        failure: why the Store did not take the rows; empty if it did.
+    """
+
+    path: str = ""
+    order: int = 0
+    row_group_bytes: list[int] = field(default_factory=list)
+    num_rows: int = 0
+    columns: dict[str, ColumnCensus] = field(default_factory=dict)
+    failure: str = ""
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WrittenFile:
+        """Return what :meth:`to_json` wrote."""
+        content: dict[str, Any] = json.loads(text)
+        columns = {name: ColumnCensus(**census) for name, census in content.pop("columns").items()}
+        return cls(**content, columns=columns)
+
+
+def write_partition(
+    batches: Iterator[pa.RecordBatch],
+    url: str,
+    names: list[str],
+    row_group_bytes: int,
+    begin: Callable[[int], None] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a partition to a new file in the folder at ``url`` and yield one report.
+
+    The columns get the ``names``, in their order. ``begin`` is called before that with the partition's number.
+
+    An empty partition has no file. A failure of the Store that trying again cannot mend is reported, any other
+    one raised, so that Spark tries the task again.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = 0 if context is None else context.partitionId()
+    report = WrittenFile(order=number)
+    if begin is not None:
+        begin(number)
+    try:
+        with RowGroupWriter(url, number, row_group_bytes) as writer:
+            for batch in batches:
+                if batch.num_rows:
+                    named = _renamed(batch, names)
+                    count_values(report.columns, named)
+                    report.num_rows += named.num_rows
+                    # Rows with nulls are refused in the end: they are counted, and no longer written.
+                    if not has_nulls(report.columns):
+                        writer.write(named)
+        report.path = writer.path
+        report.row_group_bytes = writer.written_bytes
+    except Exception as error:
+        report.failure = describe_failure(error)
+        if not report.failure:
+            raise
+    if report.num_rows or report.failure:
+        yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
+
+
+def _renamed(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """``RecordBatch.rename_columns``, which pyarrow has since version 16."""
+    fields = [field.with_name(name) for field, name in zip(batch.schema, names, strict=True)]
+    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
+
+
+class RowGroupWriter:
+    """One Parquet file, begun with its first rows; a context manager that leaves no file behind when it fails.
+
+    Args:
+        url: URL of the folder.
+        number: by which files are sorted.
+        row_group_bytes: decoded bytes at which a row group ends.
+
+    Attributes:
+        path: path inside the folder; empty as long as there were no rows.
+        num_rows: rows written.
+        written_bytes: decoded bytes of every row group.
+    """
+
+    def __init__(self, url: str, number: int, row_group_bytes: int) -> None:
+        self._location = open_location(url)
+        self._number, self._target = number, row_group_bytes
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._file: Any = None
+        self._writer: pq.ParquetWriter | None = None
+        self.path = ""
+        self.num_rows = 0
+        self.written_bytes: list[int] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows; full row groups are written."""
+        row_bytes = max(1.0, batch.nbytes / batch.num_rows)
+        start = 0
+        while start < batch.num_rows:
+            room = max(1, int((self._target - self._waiting_bytes) / row_bytes))
+            part = batch.slice(start, room)
+            self._waiting.append(part)
+            self._waiting_bytes += int(part.num_rows * row_bytes)
+            start += part.num_rows
+            if self._waiting_bytes + row_bytes > self._target:
+                self._flush()
+
+    def __enter__(self) -> RowGroupWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
+    ) -> None:
+        try:
+            if error is None:
+                self._flush()
+                self._close()
+        except BaseException:
+            self._abandon()
+            raise
+        if error is not None:
+            self._abandon()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        if self._writer is None:
+            self._open(table.schema)
+        assert self._writer is not None
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self.written_bytes.append(self._waiting_bytes)
+        self.num_rows += table.num_rows
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _open(self, schema: pa.Schema) -> None:
+        self.path = f"part-{self._number:05d}-{uuid.uuid4().hex[:12]}.parquet"
+        self._location.make_folder()
+        self._file = self._location.filesystem.open(f"{self._location.path}/{self.path}", "wb")
+        # Numbers are read faster when they are stored as they are than through a dictionary.
+        texts = [each.name for each in schema if pa.types.is_string(each.type)]
+        self._writer = pq.ParquetWriter(self._file, schema, use_dictionary=texts or False)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._file.close()
+
+    def _abandon(self) -> None:
+        if self._file is None:
+            return
+        with suppress(Exception):
+            discard = getattr(self._file, "discard", None)
+            if discard is not None:  # an upload in parts, which closing would complete
+                discard()
+            self._file.close()
+        with suppress(Exception):
+            self._location.filesystem.rm(f"{self._location.path}/{self.path}")
+
+
+_ON_DRIVER_BYTES = 64 << 20
+_NUM_THREADS = 4
+
+
+def merge_small_files(
+    spark: SparkSession, url: str, files: Sequence[WrittenFile], row_group_bytes: int
+) -> list[WrittenFile]:
+    """Join neighbouring files of less than half a row group until none is left that has such a neighbour.
+
+    The order of the rows stays. The small files are removed.
+
+    Args:
+        spark: session that joins them where they are many.
+        url: folder of the files.
+        files: the files in the order of their rows.
+        row_group_bytes: decoded bytes of a row group.
+
+    Returns:
+        The files there are now, in the order of their rows.
+    """
+    runs = plan_runs([sum(file.row_group_bytes) for file in files], row_group_bytes)
+    merges = [[files[index].path for index in run] for run in runs if len(run) > 1]
+    if not merges:
+        return list(files)
+    numbers = [files[run[0]].order for run in runs if len(run) > 1]
+    total = sum(sum(files[index].row_group_bytes) for run in runs if len(run) > 1 for index in run)
+    join = partial(_merge, url=url, row_group_bytes=row_group_bytes)
+    if total <= _ON_DRIVER_BYTES:
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            merged = list(pool.map(join, merges, numbers))
+    else:
+        jobs = spark.range(0, len(merges), 1, len(merges))
+        task = partial(
+            _merge_partition, merges=merges, numbers=numbers, url=url, row_group_bytes=row_group_bytes
+        )
+        with spark_job(spark, "joining small files", outlives_no_task=True):
+            rows = jobs.mapInArrow(task, REPORT_SCHEMA).collect()
+        merged = [WrittenFile.from_json(row[0]) for row in rows]
+    kept = [files[run[0]] for run in runs if len(run) == 1]
+    if not any(file.failure for file in merged):
+        location = open_location(url)
+        location.filesystem.rm([f"{location.path}/{path}" for paths in merges for path in paths])
+    return sorted([*kept, *merged], key=lambda file: file.order)
+
+
+def plan_runs(sizes: Sequence[int], target: int) -> list[list[int]]:
+    """Return runs of neighbours to be joined: of files below half the target, up to the target each."""
+    runs: list[list[int]] = []
+    open_bytes: int | None = None
+    for index, size in enumerate(sizes):
+        is_small = 2 * size < target
+        if is_small and open_bytes is not None and open_bytes + size <= target:
+            runs[-1].append(index)
+            open_bytes += size
+        else:
+            runs.append([index])
+            open_bytes = size if is_small else None
+    return runs
+
+
+def _merge_partition(
+    batches: Iterator[pa.RecordBatch],
+    merges: list[list[str]],
+    numbers: list[int],
+    url: str,
+    row_group_bytes: int,
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for index in batch.column(0).to_pylist():
+            file = _merge(merges[index], numbers[index], url=url, row_group_bytes=row_group_bytes)
+            yield pa.RecordBatch.from_pydict({"report": [file.to_json()]})
+
+
+def _merge(paths: list[str], number: int, *, url: str, row_group_bytes: int) -> WrittenFile:
+    location = open_location(url)
+    try:
+        with RowGroupWriter(url, number, row_group_bytes) as writer:
+            for path in paths:
+                with location.open_file(f"{location.path}/{path}") as source, pq.ParquetFile(source) as file:
+                    for batch in file.read().to_batches():
+                        writer.write(batch)
+    except Exception as error:
+        failure = describe_failure(error)
+        if not failure:
+            raise
+        return WrittenFile(order=number, failure=failure)
+    return WrittenFile(
+        path=writer.path, order=number, num_rows=writer.num_rows, row_group_bytes=writer.written_bytes
+    )

@@ -1,0 +1,362 @@
+"""Removing what a Store no longer needs: datasets past their time, and what broken-off writes left. On the *driver*.
+
+Nothing goes that somebody reads or writes. A folder is first marked as one that goes, then looked at again: who
+begins to use it before that second look is seen by it, and who begins later sees the mark and writes its own.
+
+A small file that is renewed as long as its holder lives, from which others see that somebody is at work in a folder.
+
+Runs on the *driver*. Times are those of the modification of files, by the store's own clock, so that machines whose
+clocks differ agree.
+
+Who is at work in a folder of a Store: small files that are renewed as long as somebody reads or writes there.
+
+Runs on the *driver*. A use that has not been renewed for :data:`LEASE_S` seconds has ended, as when
+its process was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sparkdl.data.dataset.dataset import MANIFEST_NAME
+from sparkdl.data.files.failures import explain_failure
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from sparkdl.data.files.filesystems import Location
+
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 120.0
+"""Seconds after which a lease that nobody renews is over."""
+
+RENEWAL_S = 20.0
+"""Seconds between two renewals."""
+
+STORE_TIMEOUT_S = 10.0
+"""How long the end of a lease waits for its store."""
+
+
+class Lease:
+    """A lease from its making to :meth:`end`.
+
+    Args:
+        location: the folder. It is made if it does not exist.
+        name: of the file.
+        content: of the file.
+
+    Attributes:
+        path: of the file.
+        began: when the file was written.
+        is_lost: whether others may have taken it for over, as it was not renewed in time: its file has gone since, or
+            another lease of its kind lies beside it, whose name begins alike up to the first hyphen. One whose file
+            somebody deleted earlier than that is not lost, and not renewed either.
+
+    Raises:
+        Exception: of the filesystem, if the folder cannot be written.
+    """
+
+    def __init__(self, location: Location, name: str, content: bytes = b"sparkdl") -> None:
+        self._location, self._name, self._content = location, name, content
+        self.path = f"{location.path}/{name}"
+        location.make_folder()
+        self._write()
+        self.began = self._renewed = modified(location, name)
+        self.is_lost = False
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="sparkdl-lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been ended."""
+        return self._is_over.is_set()
+
+    def stop(self) -> None:
+        """Renew it no more, and leave the file. A renewal on its way is waited for, but not for long."""
+        self._is_over.set()
+        self._thread.join(STORE_TIMEOUT_S)
+
+    def end(self) -> None:
+        """Renew it no more and remove the file, if that can be; doing so again does nothing."""
+        self.stop()
+        self.within_timeout(self._remove)
+
+    def look(self) -> None:
+        """See whether it is lost, and renew it if not; without an answer of the store all stays as it was."""
+        self.within_timeout(self._look_or_warn)
+
+    def within_timeout(self, function: Callable[[], object]) -> None:
+        """Call what asks the store, once the renewals have stopped; a store that does not answer costs a warning."""
+        thread = self._thread
+        if not thread.is_alive():
+            thread = threading.Thread(target=function, name="sparkdl-lease-end", daemon=True)
+            thread.start()
+            thread.join(STORE_TIMEOUT_S)
+        if thread.is_alive():
+            logger.warning("The store of %s has not answered for %g s.", self._location.path, STORE_TIMEOUT_S)
+
+    def _renew(self) -> None:
+        while not self._is_over.wait(RENEWAL_S):
+            if not self._look_or_warn():
+                return
+
+    def _look_or_warn(self) -> bool:
+        """Return whether there is something left to renew."""
+        try:
+            return self._look()
+        except Exception as error:
+            logger.warning("The use of %s could not be renewed: %s", self._location.path, error)
+            return True
+
+    def _look(self) -> bool:
+        filesystem = self._location.filesystem
+        filesystem.invalidate_cache()
+        if not filesystem.exists(self.path):
+            # What is not there was removed by others after its time, or by somebody on purpose, with the folder or not.
+            if filesystem.exists(self._location.path):
+                self.is_lost |= store_time(self._location) - self._renewed >= LEASE_S
+            return False
+        self._write()
+        before, self._renewed = self._renewed, modified(self._location, self._name)
+        if self._renewed - before >= LEASE_S:
+            # It may have been removed after we looked, and been written anew.
+            kind = self._name.partition("-")[0]
+            names = {name for name in file_names(self._location) if name.partition("-")[0] == kind}
+            self.is_lost |= names != {self._name}
+        return True
+
+    def _remove(self) -> None:
+        with suppress(Exception):
+            self._location.filesystem.rm(self.path)
+
+    def _write(self) -> None:
+        with self._location.filesystem.open(self.path, "wb") as file:
+            file.write(self._content)
+
+
+def modified(location: Location, name: str) -> float:
+    """Return when a file of a folder was last written, in seconds.
+
+    Raises:
+        Exception: of the filesystem, if there is none.
+    """
+    location.filesystem.invalidate_cache()
+    return float(location.filesystem.modified(f"{location.path}/{name}").timestamp())
+
+
+def store_time(location: Location) -> float:
+    """Return what the clock of a Store shows, in seconds: the modification time of a file made for that."""
+    name = f"clock-{uuid.uuid4().hex}.tmp"
+    with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
+        file.write(b"sparkdl")
+    try:
+        return modified(location, name)
+    finally:
+        with suppress(FileNotFoundError):
+            location.filesystem.rm(f"{location.path}/{name}")
+
+
+def file_names(location: Location) -> list[str]:
+    """Return the names of what lies directly in a folder; none if it does not exist."""
+    try:
+        found: Iterable[object] = location.filesystem.ls(location.path, detail=False)
+    except FileNotFoundError:
+        return []
+    return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
+
+
+_PREFIX = "_use-"
+_LAST_USE = "_last_use"
+_REMOVING = "_removing"
+
+
+class FolderUse:
+    """A use of a folder from its making to :meth:`end`; a context manager.
+
+    Args:
+        location: the folder. It is made if it does not exist.
+
+    Raises:
+        Exception: of the filesystem, if the folder cannot be written.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._lease = Lease(location, f"{_PREFIX}{uuid.uuid4().hex}")
+        self.began = self._lease.began
+
+    def end(self) -> None:
+        """End the use and note when that was; doing so again does nothing."""
+        if self._lease.is_over:
+            return
+        self._lease.stop()
+        self._lease.within_timeout(self._note_end)
+        self._lease.end()
+
+    def _note_end(self) -> None:
+        # A folder that was removed meanwhile must not come back as one that holds nothing but this note.
+        with suppress(Exception):
+            if self._location.filesystem.exists(self._lease.path):
+                _write(self._location, _LAST_USE)
+
+    def __enter__(self) -> FolderUse:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+class Marks:
+    """What the small files of a folder say at one moment.
+
+    Args:
+        location: the folder.
+        manifest_name: name of the file that makes it a dataset.
+    """
+
+    def __init__(self, location: Location, manifest_name: str) -> None:
+        location.filesystem.invalidate_cache()
+        names = file_names(location)
+        self.has_manifest = manifest_name in names
+        self.is_being_removed = _REMOVING in names
+        self.uses = {
+            name: time
+            for name in names
+            if name.startswith(_PREFIX) and (time := _time_or_none(location, name)) is not None
+        }
+        others = [_time_or_none(location, name) for name in (manifest_name, _LAST_USE) if name in names]
+        times = [*self.uses.values(), *(time for time in others if time is not None)]
+        self.last_use = max(times, default=None)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether sparkdl made the folder."""
+        return self.last_use is not None or self.has_manifest or self.is_being_removed
+
+    def in_use(self, now: float) -> bool:
+        """Whether somebody reads or writes there at ``now``, in the Store's time."""
+        return any(now - time < LEASE_S for time in self.uses.values())
+
+
+def mark_for_removal(location: Location) -> None:
+    """Tell who looks for a dataset that this one is about to go."""
+    _write(location, _REMOVING)
+
+
+def unmark_for_removal(location: Location) -> None:
+    """Take :func:`mark_for_removal` back."""
+    location.filesystem.rm(f"{location.path}/{_REMOVING}")
+
+
+def _write(location: Location, name: str) -> None:
+    with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
+        file.write(b"sparkdl")
+
+
+def _time_or_none(location: Location, name: str) -> float | None:
+    try:
+        return float(location.filesystem.modified(f"{location.path}/{name}").timestamp())
+    except FileNotFoundError:
+        return None  # it ended while we looked
+
+
+_NUM_THREADS = 16
+
+
+def remove_old_folders(url: str, older_than_s: float) -> list[str]:
+    """Remove the datasets of a Store that nobody used for some time, and folders that were never finished.
+
+    Args:
+        url: URL of the Store.
+        older_than_s: seconds since the last use.
+
+    Returns:
+        The URLs of what was removed.
+
+    Raises:
+        StoreError: if the Store cannot be listed, or something in it cannot be removed.
+    """
+    location = open_location(url)
+    try:
+        location.filesystem.invalidate_cache()
+        if not location.filesystem.exists(location.path):
+            return []
+        names = list_folders(location)
+        if not names:
+            return []
+        now = store_time(location)
+        with ThreadPoolExecutor(min(_NUM_THREADS, len(names))) as pool:
+            removed = pool.map(lambda name: _remove_if_old(f"{url}/{name}", now, older_than_s), names)
+            return [f"{url}/{name}" for name, is_gone in zip(names, removed, strict=True) if is_gone]
+    except StoreError:
+        raise
+    except Exception as error:
+        raise StoreError(f"The Store {url} cannot be cleaned up: {explain_failure(error)}") from error
+
+
+def list_folders(location: Location) -> list[str]:
+    """Return the names of the folders that lie directly in a Store, sorted."""
+    entries = location.filesystem.ls(location.path, detail=True)
+    names = (
+        str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
+        for entry in entries
+        if entry["type"] == "directory" and str(entry["name"]).rstrip("/") != location.path
+    )
+    return sorted(names)
+
+
+def remove_folder(location: Location) -> None:
+    """Remove a folder, its manifest first, so that a set that is half gone is never read."""
+    filesystem = location.filesystem
+    with suppress(FileNotFoundError):
+        filesystem.rm(f"{location.path}/{MANIFEST_NAME}")
+    with suppress(FileNotFoundError):
+        filesystem.rm(location.path, recursive=True)
+    filesystem.invalidate_cache()
+
+
+def remove_unless_used(url: str) -> bool:
+    """Remove a folder of a Store unless somebody reads or writes there, and return whether that was done.
+
+    Folders that sparkdl did not write, as those of rows that are read in place, stay as they are.
+
+    Raises:
+        StoreError: if it cannot be removed.
+    """
+    location = open_location(url)
+    try:
+        if not Marks(location, MANIFEST_NAME).is_ours:
+            return False
+        return _remove_if_old(url, store_time(location), 0.0)
+    except Exception as error:
+        raise StoreError(f"{url} cannot be removed: {explain_failure(error)}") from error
+
+
+def _remove_if_old(url: str, now: float, older_than_s: float) -> bool:
+    location = open_location(url)
+    marks = Marks(location, MANIFEST_NAME)
+    if not marks.is_ours or marks.in_use(now):
+        return False
+    is_finished = marks.has_manifest and not marks.is_being_removed
+    if is_finished and marks.last_use is not None and now - marks.last_use < older_than_s:
+        return False
+    mark_for_removal(location)
+    if Marks(location, MANIFEST_NAME).in_use(now):
+        unmark_for_removal(location)
+        return False
+    remove_folder(location)
+    logger.info("Removed %s, which nobody used any more.", url)
+    return True

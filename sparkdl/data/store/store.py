@@ -1,0 +1,425 @@
+"""The Store: a place for files that the driver and every executor can reach. Runs on the *driver*.
+
+Datasets are written in folders of their own, which nobody reads until their manifest lies there: it is written
+last, in one go. A dataset that could not be finished leaves nothing behind. Datasets of one content share a key in
+their names; where two are written at once, each is complete, and either serves.
+
+The manifest of a dataset: one JSON file that says what the folder holds, written when all the rest is.
+
+Runs on the *driver*. Reading it is all that is needed to plan shards; no footer is opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
+from sparkdl.data.files.failures import describe_failure, explain_failure, reading_from, store_error
+from sparkdl.data.files.filesystems import Location, absolute_url, open_location
+from sparkdl.data.store.housekeeping import (
+    FolderUse,
+    Marks,
+    list_folders,
+    remove_folder,
+    remove_old_folders,
+    store_time,
+)
+from sparkdl.errors import ParamError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_VERSION = 2
+
+
+def write_manifest(dataset: ParquetDataset, location: Location) -> None:
+    """Write the manifest of a dataset into the folder at ``location``."""
+    files = list(dict.fromkeys(row_group.path for row_group in dataset.row_groups))
+    position = {path: index for index, path in enumerate(files)}
+    content = {
+        "version": _VERSION,
+        "num_rows": dataset.num_rows,
+        "columns": [_column_to_json(column) for column in dataset.columns],
+        "files": files,
+        "row_groups": [[position[group.path], group.index, group.num_rows] for group in dataset.row_groups],
+    }
+    final = f"{location.path}/{MANIFEST_NAME}"
+    # Object stores show a file when it is complete; elsewhere renaming makes it so.
+    written = f"{final}.tmp" if location.can_rename else final
+    with location.filesystem.open(written, "wb") as file:
+        file.write(json.dumps(content).encode())
+    if written != final:
+        location.filesystem.mv(written, final)
+
+
+def open_dataset(url: str) -> ParquetDataset:
+    """Return the dataset that a Store keeps at ``url``.
+
+    Raises:
+        StoreAccessError: if the Store cannot be read.
+        StoreError: if there is no complete dataset there, or a newer version of sparkdl wrote it.
+    """
+    location = open_location(url)
+    with reading_from(url):
+        text = _read_manifest(location, url)
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"The manifest of {url} cannot be read: {error}") from error
+    if content.get("version") != _VERSION:
+        raise StoreError(
+            f"The manifest of {url} has version {content.get('version')}; this sparkdl reads version "
+            f"{_VERSION}. Install the version of sparkdl that wrote it, or write the dataset again."
+        )
+    files = content["files"]
+    return ParquetDataset(
+        url=absolute_url(url),
+        columns=tuple(_column_from_json(column) for column in content["columns"]),
+        row_groups=tuple(
+            RowGroup(path=files[position], index=index, num_rows=num_rows)
+            for position, index, num_rows in content["row_groups"]
+        ),
+    )
+
+
+def _read_manifest(location: Location, url: str) -> bytes:
+    try:
+        with location.filesystem.open(f"{location.path}/{MANIFEST_NAME}", "rb") as file:
+            content: bytes = file.read()
+    except FileNotFoundError as error:
+        if describe_failure(error):  # a whole bucket is missing
+            raise
+        raise StoreError(f"{url} holds no complete dataset: there is no {MANIFEST_NAME}.") from error
+    return content
+
+
+def _column_to_json(column: Column) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "dtype": column.dtype,
+        "shape": list(column.shape),
+        "kind": column.kind,
+        "lengths": list(column.lengths),
+        "element": list(column.element),
+        "value_range": list(column.value_range) if column.value_range else None,
+        "object_bytes": column.object_bytes,
+    }
+
+
+def _column_from_json(content: dict[str, Any]) -> Column:
+    value_range = content["value_range"]
+    return Column(
+        name=content["name"],
+        dtype=content["dtype"],
+        shape=tuple(content["shape"]),
+        kind=content["kind"],
+        lengths=tuple(content["lengths"]),
+        element=(content["element"][0], content["element"][1]),
+        value_range=(value_range[0], value_range[1]) if value_range else None,
+        object_bytes=content["object_bytes"],
+    )
+
+
+logger = logging.getLogger(__name__)
+
+KEEP_FOR = timedelta(days=1)
+"""How long a dataset stays in a Store after its last use, unless the Store says otherwise."""
+
+
+class Store:
+    """A folder for datasets, given by a local path or URL.
+
+    Args:
+        url: local or shared path, ``file:``, ``dbfs:/...``, ``/Volumes/...``, ``s3://``, ``abfss://``,
+            ``gs://``, ``hdfs://``, or any other scheme that fsspec has a plugin for.
+        keep_for: how long a dataset stays after its last use, for the next one who needs the same rows; a day by
+            default, not at all with ``timedelta(0)``. Older ones go when the next dataset is written, or by
+            :meth:`cleanup`.
+
+    Raises:
+        ParamError: if the URL is empty, or ``keep_for`` negative or no ``timedelta``.
+        StoreError: on first use, if the scheme is unknown or its plugin is not installed.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], *, keep_for: timedelta = KEEP_FOR) -> None:
+        if not isinstance(url, (str, os.PathLike)):
+            raise ParamError(f"A Store takes a path or a URL, got {type(url).__name__}.")
+        _check_duration("keep_for", keep_for)
+        self.url = absolute_url(url)
+        self.keep_for = keep_for
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r}, keep_for={self.keep_for!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_store, (
+            self.url,
+            self.keep_for,
+        )  # filesystems hold sockets and caches that do not travel
+
+    @classmethod
+    def from_url(cls, url: str | os.PathLike[str]) -> Store:
+        """Return the Store at a URL."""
+        return cls(url)
+
+    @classmethod
+    def default(cls) -> Store:
+        """Return the Store named by ``$SPARKDL_STORE``, or else the user's cache folder on this machine.
+
+        The cache folder suits Spark on one machine, or home folders that all machines share.
+        """
+        configured = os.environ.get("SPARKDL_STORE")
+        if configured:
+            return cls(configured)
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return cls(os.path.join(cache, "sparkdl"))
+
+    @cached_property
+    def location(self) -> Location:
+        """Filesystem, path and Spark's URL of this Store."""
+        return open_location(self.url)
+
+    @property
+    def filesystem(self) -> Any:
+        """The fsspec filesystem that the Store lies on."""
+        return self.location.filesystem
+
+    def check_writable(self) -> None:
+        """Write, read and remove a small file, so that an unusable Store is known before any work.
+
+        Raises:
+            StoreError: if that fails.
+        """
+        probe = f"{self.location.path}/probe-{uuid.uuid4().hex}.tmp"
+        try:
+            self.location.make_folder()
+            with self.filesystem.open(probe, "wb") as file:
+                file.write(b"sparkdl")
+            with self.filesystem.open(probe, "rb") as file:
+                content = file.read()
+            self.filesystem.rm(probe)
+        except Exception as error:
+            with suppress(Exception):
+                self.filesystem.rm(probe)
+            raise self.cannot_be_written(error) from error
+        if content != b"sparkdl":
+            raise StoreError(f"The Store {self.url} does not give back what was written to it.")
+
+    def cannot_be_written(self, error: BaseException) -> StoreError:
+        """Return the error for a Store that did not take what was written."""
+        if isinstance(error, StoreError):
+            return error
+        why = explain_failure(error, "Choose a URL that the driver and every executor can write.")
+        return store_error(f"The Store {self.url} cannot be written: {why}")
+
+    @contextmanager
+    def stage_dataset(self, name: str, key: str | None = None) -> Iterator[StagedDataset]:
+        """Give a new folder to write a dataset into; it is removed unless it was committed.
+
+        Args:
+            name: the readable part of the folder's name.
+            key: of the dataset's content, where others may find and use it by :meth:`find_dataset`.
+
+        Raises:
+            StoreError: if the Store cannot be written.
+        """
+        self.check_writable()
+        # Names begin with the time, so that of two who write the same content all agree who came first.
+        token = f"{time.time_ns():016x}-{uuid.uuid4().hex[:8]}"
+        parts = [_as_file_name(name), *([key] if key else []), token]
+        staged = StagedDataset(f"{self.url}/{'-'.join(parts)}")
+        try:
+            yield staged
+        finally:
+            staged.discard()
+
+    @contextmanager
+    def scratch_folder(self, name: str) -> Iterator[str]:
+        """Give the URL of a new folder for files that are needed until the block ends; it is removed then.
+
+        Raises:
+            StoreError: if the Store cannot be written.
+        """
+        with self.stage_dataset(name) as staged:
+            yield staged.url
+
+    def find_dataset(self, name: str, key: str) -> tuple[ParquetDataset, FolderUse] | None:
+        """Return a complete dataset with that name and key and a use of it that the caller ends; None if none is there.
+
+        Raises:
+            StoreError: if the Store cannot be read or written.
+        """
+        for url in self._urls_with_key(name, key):
+            location = open_location(url)
+            if not Marks(location, MANIFEST_NAME).has_manifest:
+                continue
+            use = use_dataset(url)
+            # Looked at once more, now that a cleanup sees us.
+            marks = Marks(location, MANIFEST_NAME)
+            try:
+                if marks.has_manifest and not marks.is_being_removed:
+                    return open_dataset(url), use
+            except StoreError as error:
+                logger.warning("%s is not used: %s", url, error)
+            use.end()
+        return None
+
+    def is_being_written(self, name: str, key: str, *, before: str | None = None) -> bool:
+        """Whether somebody writes a dataset with that name and key just now.
+
+        Args:
+            name: readable part of the folder's name.
+            key: key of the content.
+            before: URL of a dataset that is being written; only those that began before it count.
+        """
+        for url in self._urls_with_key(name, key):
+            if url == before:
+                return False
+            location = open_location(url)
+            marks = Marks(location, MANIFEST_NAME)
+            if not marks.has_manifest and marks.in_use(store_time(self.location)):
+                return True
+        return False
+
+    def cleanup(self, older_than: timedelta | None = None) -> list[str]:
+        """Remove datasets that nobody has used for some time, and what broken-off writes left.
+
+        What is being read or written stays, however old it is; so does what sparkdl did not write.
+
+        Args:
+            older_than: time since the last use; by default ``keep_for``.
+
+        Returns:
+            The URLs of what was removed.
+
+        Raises:
+            ParamError: if ``older_than`` is negative or no ``timedelta``.
+            StoreError: if the Store cannot be listed, or something in it cannot be removed.
+        """
+        if older_than is not None:
+            _check_duration("older_than", older_than)
+        return remove_old_folders(
+            self.url, (self.keep_for if older_than is None else older_than).total_seconds()
+        )
+
+    def _urls_with_key(self, name: str, key: str) -> list[str]:
+        prefix = f"{_as_file_name(name)}-{key}-"
+        try:
+            self.filesystem.invalidate_cache()
+            if not self.filesystem.exists(self.location.path):
+                return []
+            return [f"{self.url}/{each}" for each in list_folders(self.location) if each.startswith(prefix)]
+        except Exception as error:
+            raise StoreError(f"The Store {self.url} cannot be listed: {explain_failure(error)}") from error
+
+
+class StagedDataset:
+    """A dataset that is being written and that nobody reads yet.
+
+    Attributes:
+        url: the folder of its files.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._use: FolderUse | None = use_dataset(url)
+        self._committed = False
+
+    def commit(self, dataset: ParquetDataset) -> ParquetDataset:
+        """Write the manifest, by which the dataset can be seen, and return the dataset.
+
+        Raises:
+            StoreError: if that fails.
+        """
+        final = replace(dataset, url=self.url)
+        try:
+            write_manifest(final, open_location(self.url))
+        except Exception as error:
+            raise store_error(
+                f"The dataset {self.url} cannot be committed: {explain_failure(error)}"
+            ) from error
+        self._committed = True
+        return final
+
+    def hand_over_use(self) -> FolderUse:
+        """Return the use under which the set was written; the caller ends it."""
+        use, self._use = self._use, None
+        assert use is not None, "a use is handed over once"
+        return use
+
+    def discard(self) -> None:
+        """Remove the files unless they were committed."""
+        if self._use is not None:
+            self._use.end()
+        if self._committed:
+            return
+        try:
+            remove_folder(open_location(self.url))
+        except Exception as error:  # not raised, as it would hide why the set was given up
+            logger.warning("The unfinished dataset %s could not be removed: %s", self.url, error)
+
+
+def use_dataset(url: str) -> FolderUse:
+    """Keep a folder of a Store from being cleaned up, until the use ends.
+
+    Raises:
+        StoreError: if the Store cannot be written.
+    """
+    try:
+        return FolderUse(open_location(url))
+    except Exception as error:
+        raise store_error(f"{url} cannot be written: {explain_failure(error)}") from error
+
+
+def use_if_removable(url: str) -> FolderUse | None:
+    """Keep a folder as :func:`use_dataset` does if it is a dataset of some Store; None for other folders.
+
+    Raises:
+        StoreError: if it is a dataset that was just removed, or its Store cannot be written.
+    """
+    location = open_location(url)
+    if not Marks(location, MANIFEST_NAME).has_manifest:
+        return None
+    use = use_dataset(url)
+    # Looked at once more, now that a cleanup sees us.
+    if Marks(location, MANIFEST_NAME).has_manifest:
+        return use
+    use.end()
+    raise StoreError(f"The dataset {url} was removed while its use began. Make the DataFrame anew.")
+
+
+def as_store(store: Store | str | os.PathLike[str]) -> Store:
+    """Return the Store, or the one at a path or URL.
+
+    Raises:
+        ParamError: if it is something else.
+    """
+    return store if isinstance(store, Store) else Store(store)
+
+
+def _check_duration(name: str, value: timedelta) -> None:
+    if not isinstance(value, timedelta):
+        raise ParamError(
+            f"{name} must be a datetime.timedelta, got {value!r}; timedelta(seconds=5) are five seconds."
+        )
+    if value < timedelta(0):
+        raise ParamError(f"{name} must not be negative, got {value}.")
+
+
+def _make_store(url: str, keep_for: timedelta) -> Store:
+    return Store(url, keep_for=keep_for)
+
+
+def _as_file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9-]+", "-", name).strip("-")[:40] or "dataset"

@@ -1,0 +1,354 @@
+"""The process that ranks are forked from: it has imported what they need and waits until the next one is wanted.
+
+Started by a Python worker of Spark as ``python -m sparkdl.launch.forkserver.process FD DOOR MODULE...``, where FD is
+one end of a socket pair whose other end :mod:`sparkdl.launch.forkserver.client` holds, and DOOR a bound socket by which
+other workers connect, or ``-``. It ends with the last of them, also when that is killed, and a rank ends with the one
+that wanted it. It runs nothing of the user's: a rank finds itself as if it had just been started.
+
+One rank process, forked from a nursery: how it is started, watched and ended. Runs in the barrier task.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from sparkdl.errors import LaunchError
+from sparkdl.launch.forkserver.client import NurseryClient, NurseryClients
+from sparkdl.launch.forkserver.guard import KILL_TIMEOUT_S, end_process_group
+from sparkdl.launch.forkserver.kept import Kind, ask_nursery, give_back
+from sparkdl.launch.rank import process
+from sparkdl.launch.rank.pulse import STACK_SIGNAL, process_state
+
+MAX_REQUEST_BYTES = 1 << 16
+MAX_FDS = 8
+_LOOK_MS = 100
+
+
+def main() -> int:
+    """Serve until the workers are gone; in a forked rank, run that. Returns the exit status."""
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)  # for who waits for its rank in vain
+    first, door = (None if number == "-" else _received(int(number)) for number in sys.argv[1:3])
+    assert first is not None
+    clients = NurseryClients(first, door)
+    with _ending_with(clients):
+        import_all(sys.argv[3:])
+    fds = _serve(clients)
+    return 0 if fds is None else process.main(*fds)
+
+
+def _received(number: int) -> socket.socket:
+    os.set_inheritable(number, False)
+    return socket.socket(fileno=number)
+
+
+@contextmanager
+def _ending_with(clients: NurseryClients) -> Iterator[None]:
+    """Inside, the process ends as soon as nobody is there any more who could want a rank."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            for client in clients.await_any(select.POLLRDHUP, timeout_ms=_LOOK_MS):
+                clients.drop(client)
+            if clients.are_gone():
+                os._exit(0)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()  # a fork has no threads but its own
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import modules; a rank that needs one which cannot be imported will fail by itself, and be heard."""
+    # Imports make hundreds of thousands of objects and next to no garbage. What is frozen is never looked at by the
+    # collectors of the ranks, and so stays in memory that they share.
+    gc.disable()
+    for module in modules:
+        with suppress(Exception):
+            importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+
+
+def _serve(clients: NurseryClients) -> tuple[int, int] | None:
+    """Fork ranks as they are wanted; return None when nobody is left, and in a rank its descriptors."""
+    woken, waking = socket.socketpair()
+    for end in (woken, waking):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # it has to have a handler to write to the pair
+    signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    orphans: list[int] = []
+    while not clients.are_gone():
+        for client in clients.await_any(select.POLLIN, woken=woken.fileno()):
+            message, fds = _receive(client)
+            if not message:
+                if client.rank:
+                    _kill_group(client.rank)
+                    orphans.append(client.rank)
+                clients.drop(client)
+                continue
+            request = json.loads(message)
+            if request["kind"] == "reap":
+                os.waitpid(client.rank, 0)
+                client.rank, client.exit_told = 0, False
+            elif _fork_for(client, fds):
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                clients.forget()
+                for end in (woken, waking):
+                    end.close()
+                return _settle_in(request, fds)
+        with suppress(BlockingIOError):
+            woken.recv(64)
+        for client in clients:
+            _tell_of_exit(client)
+        orphans = [rank for rank in orphans if not os.waitpid(rank, os.WNOHANG)[0]]
+    return None
+
+
+def _receive(client: NurseryClient) -> tuple[bytes, list[int]]:
+    try:
+        message, fds, _, _ = socket.recv_fds(client.connection, MAX_REQUEST_BYTES, MAX_FDS)
+    except OSError:  # it ended without having read all that it was told
+        return b"", []
+    return message, fds
+
+
+def _fork_for(client: NurseryClient, fds: Sequence[int]) -> bool:
+    """Fork a rank and tell who wanted it; return whether this is the rank."""
+    try:
+        rank = _fork()
+    except OSError as error:
+        _send(client, {"failure": f"it could not be forked: {error.strerror}"})
+        rank = None
+    if rank == 0:
+        return True
+    for received in fds:
+        os.close(received)
+    if rank is not None:
+        client.rank = rank
+        _send(client, {"pid": rank})
+    return False
+
+
+def _fork() -> int:
+    """Fork; return when the child leads a process group of its own, by whose number it can be ended."""
+    with warnings.catch_warnings():
+        # Since Python 3.12 of threads, which those of memory allocators and of BLAS are: they know what to do.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    # Both do it, whoever is first: the child could be stuck in what libraries do at a fork, and the others wait.
+    with suppress(PermissionError):  # the child is so far that it has called exec
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+    """Make of a fork what a new process would be; return its end of the task's pair, and the file for its stacks."""
+    output, task, stacks, *inherited = fds
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.close(output)
+    numbers = zip(request["inherited"], map(str, inherited), strict=True)
+    os.environ.update({**request["variables"], **dict(numbers)})
+    os.chdir(request["folder"])
+    with suppress(OSError), open("/proc/self/comm", "w") as name:  # by which ps tells it from its siblings
+        name.write(request["name"])
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own generator does it by itself
+    return task, stacks
+
+
+def _tell_of_exit(client: NurseryClient) -> None:
+    if not client.rank or client.exit_told:
+        return
+    # Not reaped yet: its number must stay taken until its process group has been ended.
+    ending = os.waitid(os.P_PID, client.rank, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ending is not None:
+        status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
+        _send(client, {"exited": status})
+        client.exit_told = True
+
+
+def _send(client: NurseryClient, answer: dict[str, Any]) -> None:
+    try:
+        client.connection.send(json.dumps(answer).encode())
+    except OSError:
+        pass  # the worker is gone, which the next request tells
+
+
+def _kill_group(rank: int) -> None:
+    try:
+        os.killpg(rank, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+class ForkedRank:
+    """A rank process, in a group of its own, with its output in a pipe.
+
+    Args:
+        environment: its variables.
+        more_variables: that it has besides; libraries that are imported already do not see them.
+        modules: what it need not import any more.
+        name: by which ``ps`` calls it, of at most 15 characters.
+        task: file descriptor of its connection to the task.
+        stacks: file descriptor that it writes the stacks of its threads to when it is asked to.
+        inherited: further descriptors, by the variables that tell it their numbers.
+        on_start: called from a thread once the process is there.
+        on_exit: called from a thread once it has ended by itself or was ended, or could not be started.
+
+    Attributes:
+        output: our end of its pipe.
+        exited: set once it has ended.
+        status: its exit status then, as of :class:`subprocess.Popen`; None before.
+        refusal: why it could not be started, and what was printed meanwhile; None if it could.
+
+    Raises:
+        LaunchError: if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        more_variables: Mapping[str, str],
+        modules: Sequence[str],
+        name: str,
+        task: int,
+        stacks: int,
+        inherited: Mapping[str, int],
+        on_start: Callable[[], None],
+        on_exit: Callable[[], None],
+    ) -> None:
+        request = {
+            "kind": "fork",
+            "variables": dict(more_variables),
+            "folder": os.getcwd(),
+            "name": name,
+            "inherited": list(inherited),
+        }
+        reading, writing = os.pipe()
+        self.output: IO[bytes] = os.fdopen(reading, "rb")
+        try:
+            self._kind = Kind(dict(environment), tuple(modules))
+            self._nursery = ask_nursery(self._kind, request, [writing, task, stacks, *inherited.values()])
+        except BaseException:
+            self.output.close()
+            raise
+        finally:
+            os.close(writing)
+        self._on_start, self._on_exit = on_start, on_exit
+        self._pid: int | None = None
+        self._is_settled = threading.Event()
+        self.refusal: tuple[str, str] | None = None
+        self._is_reaped = False
+        self._is_given_up = False
+        self._is_unborn = False
+        self._nursery_has_ended = False
+        self.exited = threading.Event()
+        self.status: int | None = None
+        threading.Thread(target=self._await_exit, name=f"sparkdl-exit-{name}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id, waiting until it has one.
+
+        Raises:
+            LaunchError: if it could not be started.
+        """
+        self._is_settled.wait()
+        if self._pid is None:
+            raise LaunchError(self.refusal[0] if self.refusal else "it was ended before it was there")
+        return self._pid
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is there, or is known not to come any more."""
+        return self._is_settled.is_set()
+
+    @property
+    def was_there(self) -> bool:
+        """Whether there is or was a process."""
+        return self._pid is not None
+
+    def locate_nursery(self) -> tuple[str, str]:
+        """Return why what it is forked from cannot go on, in words, nothing if it can, and where it is."""
+        state = process_state(self._nursery.pid)
+        return state, self._nursery.last_words() if state else self._nursery.where()
+
+    def end(self, *, grace_s: float) -> None:
+        """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.
+
+        What SIGKILL does not end in time, as ``exited`` then tells, is left to itself, with what it was forked from.
+
+        Its output is the caller's to read to its end and to close.
+        """
+        if self._is_reaped:
+            return
+        if not self._is_settled.is_set():
+            self._is_unborn = True
+            self._nursery.leave()  # and be rid of the rank, should it be there by now
+        if self._pid is not None:
+            end_process_group(self._pid, self.exited, grace_s=grace_s)
+        self._is_reaped = True
+        if not self.exited.wait(KILL_TIMEOUT_S):
+            self._is_given_up = True
+            return
+        if self._nursery_has_ended:
+            return
+        try:
+            if self._pid is not None:
+                self._nursery.ask({"kind": "reap"})
+        except OSError:  # somebody ended it after the rank
+            self._nursery.leave()
+            return
+        give_back(self._kind, self._nursery)
+
+    def _await_exit(self) -> None:
+        while (news := self._nursery.hear()) is not None:
+            if "pid" in news:
+                self._pid = news["pid"]
+                self._is_settled.set()
+                self._on_start()
+                continue
+            self.status = news.get("exited")
+            if "failure" in news:
+                self.refusal = news["failure"], ""
+            break
+        else:
+            self._nursery_has_ended = True
+            self.status = -signal.SIGKILL
+            if self._pid is not None:
+                end_process_group(self._pid, self.exited, grace_s=0.0)
+            elif not self._is_unborn:
+                how = f"the process that imports for it {self._nursery.how_it_ended()}"
+                self.refusal = how, self._nursery.last_words()
+            self._nursery.leave()
+        self._is_settled.set()
+        self.exited.set()
+        self._on_exit()
+        if self._is_given_up:
+            self._nursery.leave()

@@ -1,0 +1,110 @@
+"""What the function that runs on the ranks learns about its place, and how it speaks to the driver. Runs on a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
+from sparkdl.collective.job import Job
+from sparkdl.collective.telemetry.stalls import NotedWait
+from sparkdl.launch.rank.pulse import RankPulse
+from sparkdl.launch.wire.messages import MessageConnection
+from sparkdl.topology import Topology
+
+
+class RankContext:
+    """First argument of every function that runs on the ranks.
+
+    Attributes:
+        rank: number of this rank.
+        world_size: how many ranks there are.
+        rendezvous: key-value store shared by the ranks.
+        job: what the ranks have in common.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        rendezvous: Rendezvous,
+        task: MessageConnection,
+        pulse: RankPulse,
+    ) -> None:
+        self.rank = job.rank
+        self.world_size = job.world_size
+        self.rendezvous = rendezvous
+        self.job = job
+        self._task = task
+        self._pulse = pulse
+        self._communicator: Communicator | None = None
+        self._topology: Topology | None = None
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator of all ranks; opened on first use, which every rank has to reach."""
+        if self._communicator is None:
+            self._communicator = open_communicator(
+                rendezvous=self.rendezvous,
+                rank=self.rank,
+                world_size=self.world_size,
+                secret=self.job.secret,
+                transport=self.job.transport,
+                wire=self.job.wire,
+                timeout_s=self.job.timeout_s,
+                host_of_rank=self.topology.host_of_rank,
+            )
+        return self._communicator
+
+    @property
+    def has_communicator(self) -> bool:
+        """Whether the communicator was opened."""
+        return self._communicator is not None
+
+    @property
+    def topology(self) -> Topology:
+        """Which ranks share a host; found out on first use, which every rank has to reach."""
+        if self._topology is None:
+            timeout_s = self.job.timeout_s
+            with NotedWait("world", tuple(range(self.world_size)), "opening", timeout_s):
+                hosts = find_hosts(
+                    PrefixRendezvous(self.rendezvous, "topology"),
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    timeout_s=timeout_s,
+                )
+            self._topology = Topology(rank=self.rank, host_of_rank=hosts)
+        return self._topology
+
+    def report(self, event: dict[str, Any]) -> None:
+        """Send an event to the driver's ``on_event``; its values are those that JSON has."""
+        self._task.send({"kind": "event", "event": event})
+
+    def progress(self, *, done: bool = False) -> None:
+        """Say that the function has come a step further. Costs next to nothing; call it as often as you like.
+
+        From the first call on, a rank that does not call this for ``hang_timeout_s``, and waits for no other rank
+        meanwhile, counts as hanging. A function that never calls it may compute as long as it keeps nobody waiting.
+
+        Args:
+            done: that was the last step, and what follows may take as long as it keeps nobody waiting.
+        """
+        if done:
+            self._pulse.expect_no_progress()
+        else:
+            self._pulse.note_progress()
+
+    def note_place(self, place: str) -> None:
+        """Say what the function is at, such as ``epoch 2, step 5``, for the error if the process dies there.
+
+        Costs next to nothing. It holds until something else is said; an empty text takes it back.
+        """
+        self._pulse.note_place(place)
+
+    def close(self, *, failed: bool = False, reason: str = "") -> None:
+        """Close the communicator, or abort it so that no other rank waits for this one."""
+        if self._communicator is None:
+            return
+        if failed:
+            self._communicator.abort(reason)
+        self._communicator.close()
+        self._communicator = None

@@ -1,0 +1,177 @@
+"""The rank process: takes the function from its barrier task, runs it, sends back its value or its failure.
+
+Forked from :mod:`sparkdl.launch.forkserver.process`, with one end of a socket pair that its barrier task holds.
+Function, secret and result travel over that pair alone: never as arguments, variables or files. The function comes
+first and is unpickled at once, which imports what it needs; when the barrier tasks have met, the rank learns its
+place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import io
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
+
+import cloudpickle
+
+from sparkdl.collective import RendezvousClient, provide_communicator
+from sparkdl.collective.current import provide_job
+from sparkdl.collective.job import Job, Origin, origin_of
+from sparkdl.errors import CommunicatorError
+from sparkdl.launch.rank.context import RankContext
+from sparkdl.launch.rank.pulse import RankPulse
+from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, error_text, pack_error
+from sparkdl.rendezvous.addresses import Address
+
+CONNECT_TIMEOUT_S = 60.0
+MAX_ERROR_CHARS = 1 << 20
+
+Call: TypeAlias = "Callable[[RankContext], Any]"
+
+
+def main(task_fd: int, stacks_fd: int) -> int:
+    """Run one rank; the exit status is 0 if its function returned.
+
+    Args:
+        task_fd: its end of the pair.
+        stacks_fd: where it writes the stacks of its threads when it is asked to.
+    """
+    task = MessageConnection(socket.socket(fileno=task_fd))
+    faulthandler.enable()
+    pulse = RankPulse(task, stacks_fd)
+    call = _receive_call(task)
+    order = _next_header(task)
+    try:
+        _send_result(task, _run(task, order, call, pulse))
+    except BaseException as error:
+        _send_failure(task, error)
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The collections at the end of the process would look at all objects of all libraries, for half a second with
+        # torch, to free what is freed with the process.
+        gc.freeze()
+    return 0
+
+
+def _next_header(task: MessageConnection) -> dict[str, Any]:
+    message = task.receive()
+    if message is None:
+        sys.exit("the barrier task ended before it had said what to run")
+    return message[0]
+
+
+def _receive_call(task: MessageConnection) -> Call:
+    """Return what makes the call, or raises why it cannot be made: that is told when the others can be told, too."""
+    payload = bytearray()
+    while (message := task.receive()) is not None:
+        header, body = message
+        if header["kind"] == "unpickle":
+            # Imports make hundreds of thousands of objects and next to no garbage: looking for it time and again would
+            # take a quarter of the time that torch takes, and what has been imported need never be looked at.
+            gc.disable()
+            try:
+                function, args, kwargs = cloudpickle.loads(payload)
+            except BaseException as error:
+                return partial(_raise, error)
+            finally:
+                gc.freeze()
+                gc.enable()
+            return partial(_call, function, args, kwargs)
+        payload += body
+    sys.exit("the barrier task ended before it had said what to run")
+
+
+def _call(function: Callable[..., Any], args: Any, kwargs: Any, context: RankContext) -> Any:
+    return function(context, *args, **kwargs)
+
+
+def _raise(error: BaseException, context: RankContext) -> NoReturn:
+    del context
+    raise error
+
+
+def _run(task: MessageConnection, order: dict[str, Any], call: Call, pulse: RankPulse) -> Any:
+    job = Job(
+        rank=order["rank"],
+        world_size=order["world_size"],
+        coordinator=Address.from_bytes(order["coordinator"]),
+        secret=bytes.fromhex(order["secret"]),
+        transport=order["transport"],
+        wire=order["wire"],
+        timeout_s=order["operation_timeout_s"],
+    )
+    with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
+        context = RankContext(job=job, rendezvous=client.prefix("ranks"), task=task, pulse=pulse)
+        provide_job(job, context.rendezvous)
+        provide_communicator(lambda: context.communicator, lambda: context.has_communicator)
+        try:
+            value = call(context)
+        except BaseException as error:
+            # Told before the others can fail because of it, and this rank be ended because of them.
+            task.send({"kind": "raised", "failure": _describe(error)})
+            with contextlib.suppress(CommunicatorError):  # it would hide the first error
+                context.close(failed=True, reason=f"rank {context.rank} failed: {error_text(error)}")
+            raise
+        context.close()
+        return value
+
+
+class _ChunkWriter(io.RawIOBase):
+    """File that a pickler writes to; what it holds is sent on in chunks, so no second copy of a large value exists."""
+
+    def __init__(self, task: MessageConnection, kind: str) -> None:
+        self._task = task
+        self._kind = kind
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            self._task.send({"kind": self._kind}, view[start : start + CHUNK_BYTES])
+        return len(view)
+
+
+def _send_result(task: MessageConnection, value: Any) -> None:
+    writer = io.BufferedWriter(_ChunkWriter(task, "result"), buffer_size=CHUNK_BYTES)
+    cloudpickle.dump(value, writer)
+    writer.flush()
+    task.send({"kind": "returned"})
+
+
+def _send_failure(task: MessageConnection, error: BaseException) -> None:
+    _ChunkWriter(task, "error").write(pack_error(error))
+    task.send({"kind": "failure", "failure": _describe(error)})
+
+
+def _advice(error: BaseException) -> str:
+    if not isinstance(error, SystemExit):
+        return ""
+    is_success = error.code in (None, 0)
+    return (
+        ". The function, or what it called, ended with sys.exit() and did not return"
+        f"{': return from it in place of that' if is_success else ''}"
+    )
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """The fields of a :class:`~sparkdl.launch.wire.outcome.Failure` that the rank itself knows."""
+    origin = origin_of(error)
+    return {
+        "error": f"{error_text(error)}{_advice(error)}"[:MAX_ERROR_CHARS],
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
+            -MAX_ERROR_CHARS:
+        ],
+        "is_consequence": origin in (Origin.ABORTED, Origin.LATE, Origin.LOST),
+        "origin": origin.value,
+    }

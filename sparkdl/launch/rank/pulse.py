@@ -1,0 +1,191 @@
+"""The pulse of a rank: says again and again, from a thread, that the rank lives and what it waits in. Runs on a rank.
+
+It comes from Python, so it stays away also where a library holds Python's lock and does not come back. The stack of a
+rank is another matter: a signal has it written by :mod:`faulthandler`, which takes no lock and works then, too.
+
+The Python stacks of a rank, taken from outside while it hangs. Runs in the barrier task.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+
+import sparkdl
+from sparkdl.collective import Deadline
+from sparkdl.collective.telemetry.stalls import pending_waits
+from sparkdl.launch.wire.messages import MessageConnection
+
+PULSE_S = 0.5
+"""How often a rank gives its sign of life to its task."""
+
+STACK_SIGNAL = signal.SIGRTMIN + 8
+"""Has a rank write the Python stacks of all its threads; one of the signals that no library is known to use."""
+
+PLACE_BYTES = 4096
+"""The first page of the file for the stacks holds what the rank is at, in UTF-8, up to a zero."""
+
+_MAX_WAITS = 8
+_MAX_THREADS = 200
+
+
+class RankPulse:
+    """Begins with its creation, and ends with the process.
+
+    Args:
+        task: the connection to the barrier task.
+        stacks_fd: file that the stacks are written to, behind a page for what the rank is at.
+    """
+
+    def __init__(self, task: MessageConnection, stacks_fd: int) -> None:
+        self._task = task
+        self._progressed_at: float | None = None
+        self._place = mmap.mmap(stacks_fd, PLACE_BYTES)
+        faulthandler.register(STACK_SIGNAL, file=stacks_fd, all_threads=True, chain=False)
+        threading.Thread(target=self._run, name="sparkdl-pulse", daemon=True).start()
+
+    def note_progress(self) -> None:
+        """Something has been done; from the first time on, it is told how long ago that was."""
+        self._progressed_at = time.monotonic()
+
+    def expect_no_progress(self) -> None:
+        """Nothing need be done any more; until the next progress is noted, it is told of none."""
+        self._progressed_at = None
+
+    def note_place(self, place: str) -> None:
+        """Note what the rank is at, for its task to read when the rank has died. In memory that both share."""
+        text = place.encode()[: PLACE_BYTES - 1] + b"\0"
+        self._place[: len(text)] = text
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                self._task.send(self._tell())
+            except OSError:
+                return  # the task is gone, and ends this process
+            pause.wait(PULSE_S)
+
+    def _tell(self) -> dict[str, object]:
+        progressed_at = self._progressed_at
+        return {
+            "kind": "pulse",
+            "waits": pending_waits()[:_MAX_WAITS],
+            "idle_s": None if progressed_at is None else time.monotonic() - progressed_at,
+            "threads": {str(thread.ident): thread.name for thread in threading.enumerate()[:_MAX_THREADS]},
+        }
+
+
+MAX_STACK_CHARS = 20_000
+"""No rank tells more of its stacks than this."""
+
+_TAKE_TIMEOUT_S = 3.0
+_LOOK_S = 0.03
+_NUM_QUIET_LOOKS = 4
+"""Nobody says when a stack is complete: it is when nothing was added for so many looks."""
+
+_HEAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
+
+_PACKAGE = f'File "{Path(sparkdl.__file__).parent}{os.sep}'
+_LAUNCHER = f'{_PACKAGE}launch{os.sep}rank_process.py"'
+_THREADING = f'File "{threading.__file__}"'
+
+_STATES = {
+    "T": "is stopped, as by SIGSTOP",
+    "t": "is stopped by a debugger",
+    "D": "waits in the kernel for a disk or a network file system, where no signal reaches it",
+    "Z": "has ended",
+}
+
+
+def process_state(pid: int) -> str:
+    """What the kernel says of a process that cannot go on, in words; nothing of one that could."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return _STATES.get(fields[0], "")
+
+
+class StackFile:
+    """The file in memory that a rank writes its stacks to, behind a page that says what it is at.
+
+    Attributes:
+        fd: its descriptor, for the rank to inherit.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("sparkdl-stacks", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, PLACE_BYTES)
+        os.lseek(self.fd, PLACE_BYTES, os.SEEK_SET)
+
+    def close(self) -> None:
+        """Give it back."""
+        os.close(self.fd)
+
+    def place(self) -> str:
+        """Return what the rank noted last of where it is, also after its death; empty if it noted nothing."""
+        return os.pread(self.fd, PLACE_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
+
+    def take(self, pid: int, threads: Mapping[str, str]) -> str:
+        """Have the rank write the stacks of its threads, and return them; nothing if it does not do so in time.
+
+        A process that is stopped goes on over it. It must have registered for the signal, which would end it else.
+
+        Args:
+            pid: the rank's process.
+            threads: the names of its threads, by their numbers in Python.
+        """
+        start = os.fstat(self.fd).st_size
+        was_stopped = process_state(pid) == _STATES["T"]
+        with suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+            if was_stopped:
+                os.kill(pid, signal.SIGCONT)
+        size = await_dump(self.fd, start)
+        return name_threads(os.pread(self.fd, size - start, start).decode("utf-8", "replace"), threads)
+
+
+def await_dump(fd: int, start: int) -> int:
+    """Wait until a file has grown beyond ``start`` and grows no more, or in vain for too long; return its size."""
+    deadline, pause = Deadline(_TAKE_TIMEOUT_S), threading.Event()
+    size, num_quiet = start, 0
+    while not deadline.expired and num_quiet < _NUM_QUIET_LOOKS:
+        pause.wait(_LOOK_S)
+        before, size = size, os.fstat(fd).st_size
+        num_quiet = num_quiet + 1 if size == before > start else 0
+    return size
+
+
+def name_threads(dump: str, threads: Mapping[str, str]) -> str:
+    """Name the threads of a dump of faulthandler, the main thread first, and leave out what is sparkdl's alone.
+
+    That is its threads, and of the main thread the frames by which the user's function was called.
+
+    Args:
+        dump: as faulthandler wrote it.
+        threads: the threads' names, by their numbers; others keep their number.
+    """
+    heads = list(_HEAD.finditer(dump))
+    ends = [*(head.start() for head in heads[1:]), len(dump)][: len(heads)]
+    parts = []
+    for head, end in zip(heads, ends, strict=True):
+        name = threads.get(str(int(head[1], 16)), f"0x{head[1]}")
+        frames = dump[head.end() : end].strip("\n").splitlines()
+        is_main = name == "MainThread"
+        if is_main:
+            frames = list(takewhile(lambda frame: _LAUNCHER not in frame, frames)) or frames
+        elif all(_PACKAGE in frame or _THREADING in frame for frame in frames):
+            continue
+        parts.append((not is_main, "\n".join([f"Thread {name} (most recent call first):", *frames])))
+    text = "\n".join(part for _, part in sorted(parts, key=lambda part: part[0]))
+    return text if len(text) <= MAX_STACK_CHARS else f"{text[:MAX_STACK_CHARS]}\n..."

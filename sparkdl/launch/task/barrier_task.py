@@ -1,0 +1,236 @@
+"""What a barrier task does: start its rank, meet the others, relay and watch the rank, yield how it ended.
+
+Runs on an executor. The rank imports what it needs while the tasks meet.
+
+A failing rank does not fail its Spark task: its failure is a row, which brings the driver more than Spark's exception
+would, and from every rank.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any
+
+from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
+from sparkdl.launch.hangs.watch import HangLimits
+from sparkdl.launch.rank.environment import are_gpus_assigned, assigned_gpus, rank_environment
+from sparkdl.launch.task.heartbeat import Heartbeat
+from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
+from sparkdl.launch.task.supervisor import RankSupervisor
+from sparkdl.launch.wire.channel import DriverLink
+from sparkdl.launch.wire.messages import CHUNK_BYTES
+from sparkdl.launch.wire.outcome import RankSigns, StopReason
+from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
+from sparkdl.rendezvous.addresses import (
+    LISTEN,
+    LOOPBACK,
+    Address,
+    hosts_of_name,
+    is_loopback,
+    reachable_hosts,
+)
+from sparkdl.rendezvous.hosts import Mark, find_hosts, is_marked
+from sparkdl.rendezvous.pmi import PmiServer, pmi_environment
+
+if TYPE_CHECKING:
+    from pyspark import BarrierTaskContext
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 60.0
+LEAST_MEETING_S = 30.0
+"""How long the tasks may take to meet where the start is given less: without the driver Spark looks once a second."""
+
+Row = tuple[str, int, bytes]
+"""Kind (``result``, ``failure``, ``error``, ``refused``, ``log``), number of the chunk, body."""
+
+
+def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[Row]:
+    """Run the rank that this task stands for, and yield how it ended."""
+    rank, host = context.partitionId(), socket.gethostname()
+    with ExitStack() as stack:
+        places = task_hosts(context)
+        coordinator = _coordinator(spec, hosts_for_tasks(places), stack) if rank == 0 else None
+        mark = stack.enter_context(Mark())
+        link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
+        pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
+        supervisor: RankSupervisor | None = None
+        # From now on, as a task that stands still while it meets the others would have them wait for ever.
+        stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
+        if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
+            supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)
+        mine = Peer(
+            host=host,
+            conflicts=version_conflicts(spec.versions, installed_versions()),
+            mark=mark.name,
+            coordinator=_text_of(coordinator),
+        )
+        meeting = stack.enter_context(Meeting(context, link, mine))
+        link.watch(meeting.abandon)
+        peers = meeting.peers(max(spec.start_timeout_s, LEAST_MEETING_S))
+        if any(peer.conflicts for peer in peers):
+            yield "refused", 0, "; ".join(_conflicts(peers)).encode()
+            return
+        if are_on_one_host(places) and not all(is_marked(peer.mark) for peer in peers):
+            # Containers to which Spark gives one address have a loopback each. All tasks find that out, as those that
+            # see each other's marks are the same for all of them.
+            coordinator = _coordinator(spec, reachable_hosts(), stack) if rank == 0 else None
+            peers = meeting.meet_again(replace(mine, coordinator=_text_of(coordinator)))
+        address = Address.from_bytes(peers[0].coordinator)
+        client = RendezvousClient.connect(address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
+        stack.enter_context(client)
+        board = FailureBoard(client.prefix("tasks"), rank=rank, host=host)
+        hosts = find_hosts(
+            client.prefix("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
+        )
+        pmi = None
+        if pmi_sockets is not None:
+            pmi = PmiServer(pmi_sockets[0], client.prefix("pmi"), rank, len(hosts), host_of_rank=hosts)
+            stack.enter_context(pmi)
+        if supervisor is None:
+            position = hosts[:rank].count(hosts[rank])
+            supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
+        link.watch(supervisor.stop)
+        board.watch(supervisor.stop)
+        supervisor.begin(_order(spec, rank, address))
+        failure = supervisor.wait()
+        if failure is None:
+            yield from _chunks("result", supervisor.result)
+        else:
+            failure = replace(failure, host=host, error=_with_pmi_failure(failure.error, pmi))
+            link.failure(failure)
+            board.post(failure)
+            yield "failure", 0, failure.to_json().encode()
+            yield from _chunks("error", io.BytesIO(failure.pickled))
+        yield from _chunks("log", link.unsent)
+        board.finish()
+        if rank == 0:
+            board.wait_until_finished(spec.num_ranks)
+
+
+def task_hosts(context: BarrierTaskContext) -> list[str]:
+    """The host of each task's executor as Spark knows it, that of this task first."""
+    # Each is host:port; an IPv6 address is in brackets.
+    hosts = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
+    own = hosts.pop(context.partitionId())
+    return [own, *hosts]
+
+
+def are_on_one_host(hosts: Sequence[str]) -> bool:
+    """Whether Spark knows all tasks by one host, or by loopback alone."""
+    return len(set(hosts)) == 1 or all(map(is_loopback, hosts))
+
+
+def hosts_for_tasks(hosts: Sequence[str]) -> Sequence[str]:
+    """The addresses of this machine at which tasks on these hosts, of which the first is this one, are to reach it."""
+    if are_on_one_host(hosts):
+        return [LOOPBACK]
+    found = hosts_of_name(hosts[0])
+    chosen = reachable_hosts(found)
+    if not found:
+        logger.warning(
+            "Spark knows this executor as %r, which is no address of this machine; the other ranks are told %s. If they"
+            " cannot reach that, say where they can in %s.",
+            hosts[0],
+            ", ".join(chosen),
+            LISTEN,
+        )
+    return chosen
+
+
+def _coordinator(spec: LaunchSpec, host: Sequence[str], stack: ExitStack) -> Coordinator:
+    return stack.enter_context(Coordinator(secret=spec.secret, world_size=spec.num_ranks, host=host))
+
+
+def _text_of(coordinator: Coordinator | None) -> str:
+    return "" if coordinator is None else coordinator.address.to_bytes().decode()
+
+
+def _heartbeat(
+    spec: LaunchSpec, rank: int, link: DriverLink, supervisor: Callable[[], RankSupervisor | None]
+) -> Heartbeat:
+    def signs() -> RankSigns:
+        supervises = supervisor()
+        return RankSigns() if supervises is None else supervises.signs()
+
+    def end(why: str) -> None:
+        supervises = supervisor()
+        assert supervises is not None, "nothing hangs that was not started"
+        supervises.stop(StopReason(why, is_hang=True))
+
+    limits = HangLimits(
+        hang_timeout_s=spec.hang_timeout_s,
+        operation_timeout_s=spec.operation_timeout_s,
+        silence_timeout_s=spec.silence_timeout_s,
+    )
+    return Heartbeat(link, rank=rank, signs=signs, limits=limits, on_hang=end)
+
+
+def _conflicts(peers: list[Peer]) -> list[str]:
+    return sorted({f"on {peer.host}, {conflict}" for peer in peers for conflict in peer.conflicts})
+
+
+def _order(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "world_size": spec.num_ranks,
+        "secret": spec.secret.hex(),
+        "coordinator": coordinator.to_bytes().decode(),
+        "transport": spec.transport,
+        "wire": spec.wire,
+        "operation_timeout_s": spec.operation_timeout_s,
+    }
+
+
+def _socket_pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return stack.enter_context(ours), stack.enter_context(theirs)
+
+
+def _start_rank(
+    spec: LaunchSpec,
+    context: BarrierTaskContext,
+    position_on_host: int,
+    link: DriverLink,
+    pmi_sockets: tuple[socket.socket, socket.socket] | None,
+    stack: ExitStack,
+) -> RankSupervisor:
+    """Start this task's rank, which inherits its end of MPICH's bootstrap; it waits for its order."""
+    rank = context.partitionId()
+    gpus = assigned_gpus(context, spec.gpus_per_rank, position_on_host)
+    environment = rank_environment(dict(spec.environment), gpus=gpus)
+    inherited = {}
+    of_launch = {}
+    if pmi_sockets is not None:
+        inherited["PMI_FD"] = pmi_sockets[1].fileno()
+        of_launch = pmi_environment(inherited["PMI_FD"], rank, spec.num_ranks)
+    supervisor = RankSupervisor(
+        rank=rank,
+        payload=spec.payload,
+        environment=environment,
+        more_variables=of_launch,
+        # A process that had touched CUDA could not be forked; what is not imported cannot do that.
+        modules=() if spec.gpus_per_rank else spec.modules,
+        inherited=inherited,
+        on_start=link.started,
+        on_line=link.line,
+        on_event=link.event,
+    )
+    return stack.enter_context(supervisor)
+
+
+def _with_pmi_failure(error: str, pmi: PmiServer | None) -> str:
+    return error if pmi is None or pmi.failure is None else f"{error} ({pmi.failure})"
+
+
+def _chunks(kind: str, file: IO[bytes]) -> Iterator[Row]:
+    file.seek(0)
+    number = 0
+    while chunk := file.read(CHUNK_BYTES):
+        yield kind, number, chunk
+        number += 1

@@ -1,0 +1,98 @@
+"""What crosses from the driver to every barrier task: one frozen object inside Spark's closure."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from sparkdl import __version__
+from sparkdl.rendezvous.addresses import Address
+
+COMPARED_PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle")
+"""Packages whose objects travel between driver and ranks, so that their versions have to agree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """Everything a barrier task needs to start its rank."""
+
+    job: str
+    """Name of this launch; also the Spark tag by which it is cancelled."""
+
+    num_ranks: int
+
+    secret: bytes = field(repr=False)
+    """Proves to every listener of the job that a peer belongs to it. Travels only in Spark's closure."""
+
+    payload: bytes = field(repr=False)
+    """The pickled function with its arguments."""
+
+    driver: Address
+    """Where the driver takes log lines, events and failures."""
+
+    transport: str
+    """Transport of the communicator: one of :data:`sparkdl.collective.TRANSPORTS`."""
+
+    wire: str
+    """How the communicator sends sums and averages of float32 between hosts."""
+
+    gpus_per_rank: int
+
+    mpi: bool
+    """Whether the ranks stand in one MPI world whatever the transport, for code that asks mpi4py for it."""
+
+    environment: tuple[tuple[str, str], ...]
+    """Variables that are set for the rank processes only."""
+
+    modules: tuple[str, ...]
+    """What a process imports that ranks are forked from; see :mod:`sparkdl.launch.forkserver.process`."""
+
+    versions: Mapping[str, str]
+    """Versions on the driver, compared with those of every executor."""
+
+    start_timeout_s: float
+    """How long tasks that run wait for those that do not come."""
+
+    operation_timeout_s: float
+    """Default deadline of a collective."""
+
+    hang_timeout_s: float
+    """How long a rank may stand still; for ever when infinite."""
+
+    silence_timeout_s: float
+    """How long a rank or a task may give no sign of life."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""
+    versions = {"python": ".".join(platform.python_version_tuple()[:2]), "sparkdl": __version__}
+    for package in COMPARED_PACKAGES:
+        if package in versions:
+            continue
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def version_conflicts(driver: Mapping[str, str], executor: Mapping[str, str]) -> list[str]:
+    """Say where an executor's versions differ from the driver's in a way that breaks what travels between them.
+
+    Python, numpy and torch have to agree in their first two numbers, sparkdl and cloudpickle altogether. A package
+    that the driver does not have cannot be part of what it sends.
+    """
+    conflicts = []
+    for package, on_driver in driver.items():
+        on_executor = executor.get(package, "not installed")
+        exact = package in ("sparkdl", "cloudpickle")
+        same = on_driver == on_executor if exact else _release(on_driver) == _release(on_executor)
+        if on_driver != "not installed" and not same:
+            conflicts.append(f"{package} is {on_driver} on the driver and {on_executor} on the executor")
+    return conflicts
+
+
+def _release(version: str) -> list[str]:
+    return version.split("+", maxsplit=1)[0].split(".")[:2]

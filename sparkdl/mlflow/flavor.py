@@ -1,0 +1,317 @@
+"""Loads a logged model for Spark, or as a torch module. Runs on the *driver*, or where there is no Spark.
+
+Saves and logs models by the flavor. Runs on the *driver*.
+
+Sends what fits had to keep, as MLflow did not take it. Runs on the *driver*.
+
+Switches of what fits log by themselves, as ``autolog`` of MLflow's own flavors has them. Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import ParamError, ParamTypeError, SavedModelError
+from sparkdl.tracking import Registration, SentRun, send_kept_runs
+from sparkdl.tracking.flavor import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
+from sparkdl.tracking.start import INTEGRATION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from mlflow.models import Model, ModelSignature
+    from mlflow.models.model import ModelInfo
+
+    from sparkdl.data import Store
+    from sparkdl.estimators import TorchModel
+    from sparkdl.tracking import LoggedModelSpec
+
+
+def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> TorchModel:
+    """Load a model as Spark ML has it; its ``summary.model_uri`` is the URI.
+
+    Args:
+        model_uri: as MLflow takes it: ``models:/m-1234``, ``models:/name@alias``, ``runs:/<id>/model``, a path.
+        dst_path: existing local folder to download to; a temporary one by default.
+
+    Raises:
+        ImportError: if pyspark is not installed.
+        SavedModelError: if it is no model of this flavor, or damaged, or of a newer version.
+        mlflow.exceptions.MlflowException: if MLflow does not find it.
+    """
+    folder, flavor, run_id = _download(model_uri, dst_path)
+    try:
+        import pyspark  # noqa: F401 - asked for here, where the message can say what else to do
+    except ImportError as error:
+        raise ImportError(
+            "sparkdl.mlflow.load_model returns a model of Spark ML and needs pyspark, which is not installed here. "
+            "Without it, mlflow.pyfunc.load_model(uri) predicts, and sparkdl.mlflow.load_module(uri) returns the "
+            "torch module."
+        ) from error
+    model: TorchModel = _class_named(flavor["model_class"]).load(str(folder))
+    return model._logged_as(run_id or model.summary.run_id, str(model_uri))
+
+
+def load_module(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> torch.nn.Module:
+    """Load the trained module alone, on CPU and in ``eval()`` mode; arguments and errors are those of `load_model`."""
+    from sparkdl.model.saved_model import load_model as load_saved
+
+    folder, _, _ = _download(model_uri, dst_path)
+    return load_saved(folder / MODULE_FOLDER).module
+
+
+def _download(
+    model_uri: str, dst_path: str | os.PathLike[str] | None
+) -> tuple[Path, dict[str, Any], str | None]:
+    """The local folder of the saved model, the flavor's part of the MLmodel file, and the run."""
+    import mlflow
+    from mlflow.models import Model
+
+    there = None if dst_path is None else os.fspath(dst_path)
+    root = Path(mlflow.artifacts.download_artifacts(artifact_uri=str(model_uri), dst_path=there))
+    described = Model.load(str(root))
+    flavor = described.flavors.get(FLAVOR_NAME)
+    if flavor is None:
+        raise SavedModelError(
+            f"{model_uri} was not logged by sparkdl: its flavors are {', '.join(described.flavors)}. "
+            "Load it by one of those."
+        )
+    code = described.flavors["python_function"].get("code")
+    if code is not None:
+        _make_importable(root / str(code))
+    return root / flavor["data"], flavor, described.run_id
+
+
+def _make_importable(folder: Path) -> None:
+    """Do what MLflow does with ``code_paths``: the model's pickles name modules that lie there."""
+    import sys
+
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _class_named(name: str) -> Any:
+    module, _, made = str(name).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), made)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SavedModelError(
+            f"It is a {name}, which this sparkdl does not have: {error}. Install a newer sparkdl."
+        ) from error
+
+
+def save_model(
+    model: TorchModel,
+    path: str | os.PathLike[str],
+    mlflow_model: Model | None = None,
+    *,
+    signature: ModelSignature | None = None,
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | None = None,
+    extra_pip_requirements: Sequence[str] | None = None,
+    code_paths: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model as a model of MLflow, with the flavors ``sparkdl`` and ``python_function``.
+
+    Args:
+        model: of a fit, or loaded.
+        path: local folder that does not exist, or is empty.
+        mlflow_model: part of MLflow's protocol.
+        signature: in the place of the one that the model tells itself.
+        input_example: rows that the model takes, as a DataFrame of pandas; default: none.
+        pip_requirements: what serving has to install, in the place of torch and the like in the versions that are
+            installed here. sparkdl need not be among it, as the model carries its modules.
+        extra_pip_requirements: what it has to install beside them, say for a ``prepareFeatures`` of your own.
+        code_paths: local files and folders with modules that the model needs and no package has.
+        metadata: for the MLmodel file.
+
+    Raises:
+        ParamTypeError: if ``model`` is no TorchModel.
+        SerializationError: if something of the model cannot be pickled.
+        mlflow.exceptions.MlflowException: if the folder is not empty, or an argument does not fit.
+    """
+    options = FlavorOptions(
+        signature=signature,
+        input_example=input_example,
+        pip_requirements=pip_requirements,
+        extra_pip_requirements=tuple(extra_pip_requirements or ()),
+        code_paths=code_paths,
+        metadata=metadata,
+    )
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        save_flavor(_saved(model, folder), path, options, mlflow_model)
+
+
+def log_model(
+    model: TorchModel,
+    name: str = "model",
+    *,
+    registered_model_name: str | None = None,
+    registered_model_alias: str | None = None,
+    await_registration_for: int = 300,
+    run_id: str | None = None,
+    signature: ModelSignature | None = None,
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | None = None,
+    extra_pip_requirements: Sequence[str] | None = None,
+    code_paths: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> ModelInfo:
+    """Log a model in a run and return what MLflow knows of it, ``model_uri`` above all.
+
+    Args:
+        model: of a fit, or loaded.
+        name: of the logged model, in MLflow 2 its folder in the run.
+        registered_model_name: name under which a new version is registered; ``catalog.schema.model`` in Unity Catalog.
+        registered_model_alias: alias that the new version gets.
+        await_registration_for: seconds to wait until the version is ready.
+        run_id: of the run; default: the active one, or a new one.
+        signature: as in :func:`save_model`, and so are the arguments that follow.
+        input_example: rows that the model takes.
+        pip_requirements: what serving has to install.
+        extra_pip_requirements: what it has to install beside what the model needs.
+        code_paths: local modules.
+        metadata: for the MLmodel file.
+
+    Raises:
+        ParamTypeError: if ``model`` is no TorchModel, or there is an alias and no name to register it under.
+        SerializationError: if something of the model cannot be pickled.
+        mlflow.exceptions.MlflowException: if the server does not take it.
+    """
+    if registered_model_alias is not None and registered_model_name is None:
+        raise ParamTypeError("registered_model_alias needs a registered_model_name whose version gets it.")
+    options = FlavorOptions(
+        signature=signature,
+        input_example=input_example,
+        pip_requirements=pip_requirements,
+        extra_pip_requirements=tuple(extra_pip_requirements or ()),
+        code_paths=code_paths,
+        metadata=metadata,
+    )
+    registration = None
+    if registered_model_name is not None:
+        registration = Registration(
+            name=registered_model_name, alias=registered_model_alias, await_s=await_registration_for
+        )
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        return log_flavor(_saved(model, folder), options, name=name, run_id=run_id, registration=registration)
+
+
+def _saved(model: Any, folder: str) -> LoggedModelSpec:
+    from sparkdl.estimators.model_logging import save_for_mlflow
+    from sparkdl.estimators.torch_model import TorchModel
+
+    if not isinstance(model, TorchModel):
+        raise ParamTypeError(
+            f"sparkdl.mlflow takes the TorchModel that a fit returns, got {type(model).__module__}."
+            f"{type(model).__name__}. A bare torch module is logged by mlflow.pytorch."
+        )
+    return save_for_mlflow(model, folder)
+
+
+def send_kept(
+    store: Store | str | os.PathLike[str] | None = None, *, tracking_uri: str | None = None
+) -> list[SentRun]:
+    """Send all that fits have kept in a Store, the oldest first; what MLflow takes is kept no longer.
+
+    Args:
+        store: of the estimators; path and URL too; default: the default Store.
+        tracking_uri: of another server than the one that the fits were to tell.
+
+    Returns:
+        A record for each kept run: its ``run_id``, the ``model_uri`` of its model, and an ``error`` where it could not
+        be sent and stays kept.
+
+    Raises:
+        StoreError: if the Store cannot be read or written.
+    """
+    from sparkdl.data import Store
+    from sparkdl.data.store.store import as_store
+    from sparkdl.estimators.unsent_runs import UnsentRuns
+
+    return send_kept_runs(UnsentRuns(Store.default() if store is None else as_store(store)), tracking_uri)
+
+
+def autolog(
+    log_models: bool = True,
+    log_input_examples: bool = True,
+    log_model_signatures: bool = True,
+    log_datasets: bool = True,
+    disable: bool = False,
+    exclusive: bool = False,
+    disable_for_unsupported_versions: bool = False,
+    silent: bool = False,
+    every_n_iter: int = 1,
+    registered_model_name: str | None = None,
+    extra_tags: Mapping[str, str] | None = None,
+) -> None:
+    """Choose what fits of this process log to MLflow from now on; they log without it too, as with its defaults.
+
+    Params of an estimator go before: ``tracking="on"`` before ``disable``, ``registeredModelName`` before
+    ``registered_model_name``.
+
+    Args:
+        log_models: whether the model is logged.
+        log_input_examples: whether the first row is logged with it as input example.
+        log_model_signatures: whether the signature is.
+        log_datasets: whether the source of the rows and their hash are logged as an input of the run.
+        disable: whether fits with ``tracking="auto"`` log nothing at all.
+        exclusive: whether fits leave a run alone that the user has opened, and open runs of their own.
+        disable_for_unsupported_versions: taken as MLflow's own flavors take it, and of no effect: MLflow holds no list
+            of the versions of sparkdl, which works with each that it installs beside.
+        silent: whether warnings and messages of sparkdl about MLflow are left out, but for that of an alias which
+            stays where it is, as a newer version has it.
+        every_n_iter: metrics of every so many epochs are logged.
+        registered_model_name: name under which each model is registered as a new version.
+        extra_tags: tags of the runs.
+
+    Raises:
+        ImportError: if mlflow is not installed.
+        ParamError: if ``every_n_iter`` is less than 1.
+    """
+    if every_n_iter < 1:
+        raise ParamError(f"every_n_iter is {every_n_iter}. Give a number of epochs, 1 or more.")
+    _integrated()(
+        log_models=log_models,
+        log_input_examples=log_input_examples,
+        log_model_signatures=log_model_signatures,
+        log_datasets=log_datasets,
+        disable=disable,
+        exclusive=exclusive,
+        disable_for_unsupported_versions=disable_for_unsupported_versions,
+        silent=silent,
+        every_n_iter=every_n_iter,
+        registered_model_name=registered_model_name,
+        extra_tags=extra_tags,
+    )
+
+
+def _integrated() -> Callable[..., None]:
+    """The function by which MLflow notes the arguments, and obeys those that are about MLflow itself."""
+    from mlflow.utils.autologging_utils import autologging_integration
+
+    integrated: Callable[..., None] = autologging_integration(INTEGRATION)(_note)
+    return integrated
+
+
+def _note(
+    log_models: bool = True,
+    log_input_examples: bool = True,
+    log_model_signatures: bool = True,
+    log_datasets: bool = True,
+    disable: bool = False,
+    exclusive: bool = False,
+    disable_for_unsupported_versions: bool = False,
+    silent: bool = False,
+    every_n_iter: int = 1,
+    registered_model_name: str | None = None,
+    extra_tags: Mapping[str, str] | None = None,
+) -> None:
+    """What MLflow keeps of the arguments is all that is needed: fits ask for it."""

@@ -1,0 +1,288 @@
+"""Takes a module, or what holds one, apart into its structure and its tensors, and puts it together again.
+
+The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a
+name; the tensors travel and are stored beside it. Neither copies nor changes the module.
+
+Pickles modules with parametrizations, which torch refuses to. The same on *driver*, *ranks* and *executors*.
+
+``torch.nn.utils.parametrize`` gives such a module a class of its own, made on the spot, with a property in the place of
+each parametrized tensor; that class cannot be imported where the pickle is read, so torch has its ``__getstate__``
+raise. All else of the module is in its ``__dict__``, the parametrizations and their tensors as modules in it. What
+travels is therefore the class that the module had before, the names of the properties, and the ``__dict__``.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import is_parametrized
+
+from sparkdl.errors import ParamError, SavedModelError, SerializationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def reduce_parametrized(module: nn.Module) -> tuple[Any, ...]:
+    """Return how to make a parametrized module, as ``__reduce__`` does."""
+    kind = parametrize.type_before_parametrizations(module)
+    names = tuple(name for name, _ in module.get_submodule("parametrizations").named_children())
+    # That of the class, where it has one: torch's own stands before it.
+    getstate = getattr(kind, "__getstate__", None)
+    with torch.no_grad():  # LSTMs keep there what they compute of the parametrized, which shall have no graph
+        state = module.__dict__ if getstate is None else getstate(module)
+    return make_parametrized, (kind, names), state
+
+
+def make_parametrized(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    """Return a module of a class, with something parametrized under each name until it is given its state."""
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    for name in names:
+        module.register_buffer(name, torch.empty(0))
+        parametrize.register_parametrization(module, name, nn.Identity(), unsafe=True)
+    return module
+
+
+_TAG = "sparkdl.tensor"
+
+
+@dataclass(frozen=True)
+class PackedModule:
+    """A module as bytes that travel.
+
+    Attributes:
+        structure: the pickle without tensors.
+        weights: the tensors in the format of safetensors.
+    """
+
+    structure: bytes
+    weights: bytes
+
+
+def pack_module(module: nn.Module) -> PackedModule:
+    """Return a module as bytes.
+
+    Raises:
+        SerializationError: if it cannot be pickled.
+    """
+    return pack_tensors(*split_module(module))
+
+
+def pack_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> PackedModule:
+    """Return as bytes what :func:`split_module` returned: small models, as it takes two copies for a while."""
+    return PackedModule(structure, safetensors.torch.save(separate_tensors(tensors)))
+
+
+def unpack_module(packed: PackedModule) -> nn.Module:
+    """Return the module that :func:`pack_module` packed, on CPU.
+
+    Raises:
+        SavedModelError: if its classes are not installed here.
+    """
+    return join_module(packed.structure, safetensors.torch.load(packed.weights))
+
+
+def separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on CPU, contiguous, and none sharing memory with another, as safetensors wants them."""
+    separate: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        there = tensor.to("cpu").contiguous()
+        storage = there.untyped_storage().data_ptr()
+        separate[name] = there.clone() if storage in seen else there
+        seen.add(storage)
+    return separate
+
+
+def check_has_values(module: nn.Module, what: str) -> None:
+    """Check that no parameter or buffer of a module is on the device meta, where tensors have no values.
+
+    Args:
+        module: to look at.
+        what: the module in words, for the message.
+
+    Raises:
+        ParamError: naming the first such tensor.
+    """
+    names = [
+        name
+        for named in (module.named_parameters(), module.named_buffers())
+        for name, each in named
+        if each.is_meta
+    ]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ParamError(
+            f"{what}: {names[0]!r}{more} of the {type(module).__name__} is on the device meta, where tensors have no "
+            "values. "
+            "Build the module outside of torch.device('meta'), or call module.to_empty(device='cpu') and initialize or "
+            "load its weights."
+        )
+
+
+def split_module(module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
+    """Return a module's structure and its tensors by name.
+
+    Parameters and buffers have their names in the module; a tensor that is shared appears once. The tensors
+    are the module's own, detached, on whatever device they are.
+
+    Raises:
+        SerializationError: if the module is TorchScript, or holds something that cannot be pickled, naming it.
+        ParamError: if tensors of it are on the device meta.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise SerializationError(
+                f"The model {type(module).__name__} is TorchScript{f' in its part {name!r}' if name else ''}, which "
+                "holds code and weights in one, so that its weights cannot travel or be stored by themselves. Give the "
+                "module that torch.jit.script or torch.jit.trace was given; compileModel has ranks compile it."
+            )
+    check_has_values(module, "The model cannot travel or be stored")
+    try:
+        return split_tensors(module, module)
+    except Exception as error:
+        raise SerializationError(
+            f"The model {type(module).__name__} cannot be pickled: {type(error).__name__}: {error}. "
+            "Keep locks, open files, sessions and the like out of the module."
+        ) from error
+
+
+def split_tensors(value: object, module: nn.Module) -> tuple[bytes, dict[str, Tensor]]:
+    """Return the structure of anything that pickles, and its tensors by name: those of ``module`` have theirs.
+
+    What is shared inside ``value``, as a module is by a loss that looks at its weights, stays shared.
+    """
+    file = io.BytesIO()
+    pickler = _StructurePickler(file, _names_by_identity(module))
+    pickler.dump(value)
+    return file.getvalue(), pickler.tensors
+
+
+def join_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> Any:
+    """Put together what :func:`split_tensors` took apart, without a copy; unpickling runs code."""
+    return _StructureUnpickler(io.BytesIO(structure), tensors).load()
+
+
+def join_module(structure: bytes, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Put a module together from what :func:`split_module` returned.
+
+    It uses the given tensors without a copy. Unpickling runs code: give it only what you would run as a program.
+
+    Raises:
+        SavedModelError: if the structure cannot be read, or names a tensor that is not there.
+    """
+    try:
+        module = join_tensors(structure, tensors)
+    except SavedModelError:
+        raise
+    except ModuleNotFoundError as error:
+        raise SavedModelError(
+            f"The model needs the Python module {error.name!r}, which is not installed here. Install what "
+            "the model was written with, or define its class in the module that is run."
+        ) from error
+    except Exception as error:
+        raise SavedModelError(
+            f"The model's structure cannot be read with torch {torch.__version__}: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise SavedModelError(
+            f"The model's structure holds a {type(module).__name__} instead of a torch.nn.Module."
+        )
+    return module
+
+
+def _names_by_identity(module: nn.Module) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for named in (module.named_parameters(), module.named_buffers()):
+        for name, tensor in named:
+            names.setdefault(id(tensor), name)
+    return names
+
+
+def _is_plain(value: object) -> bool:
+    """Whether safetensors can hold it; other tensors (sparse, quantized, lazy) stay in the pickle."""
+    return (
+        isinstance(value, Tensor)
+        and type(value) in (Tensor, nn.Parameter, nn.Buffer)
+        and not is_lazy(value)
+        and value.layout == torch.strided
+        and not value.is_quantized
+        and not value.is_complex()
+        and not value.is_meta
+    )
+
+
+class _StructurePickler(cloudpickle.Pickler):
+    """Writes a name where a tensor stands."""
+
+    def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:
+        super().__init__(file, protocol=pickle.DEFAULT_PROTOCOL)
+        self._names = names
+        self._kept: list[
+            Tensor
+        ] = []  # an object that is freed while pickling would lend its identity to another
+        self.tensors: dict[str, Tensor] = {}
+
+    def persistent_id(self, obj: Any) -> tuple[str, str, str, bool] | None:
+        if not _is_plain(obj):
+            return None
+        name = self._names.get(id(obj))
+        if name is None:
+            name = self._names[id(obj)] = f"tensor:{len(self._kept)}"
+            self._kept.append(obj)
+        self.tensors[name] = obj.detach()
+        return _TAG, name, type(obj).__name__, bool(obj.requires_grad)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and is_parametrized(obj):
+            return reduce_parametrized(obj)
+        return super().reducer_override(obj)
+
+
+class _StructureUnpickler(pickle.Unpickler):
+    """Puts a tensor where a name stands, the same one wherever the name is the same."""
+
+    def __init__(self, file: io.BytesIO, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+        self._made: dict[str, Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        tag, name, kind, requires_grad = pid
+        if tag != _TAG or name not in self._tensors:
+            raise SavedModelError(
+                f"The model's structure names the tensor {name!r}, and its weights hold no such tensor."
+            )
+        if name not in self._made:
+            tensor = self._tensors[name]
+            if kind == "Parameter":
+                self._made[name] = nn.Parameter(tensor, requires_grad=requires_grad)
+            else:
+                self._made[name] = tensor.requires_grad_(requires_grad)
+        return self._made[name]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, all of a module is in ``eval()`` mode and no graph is made; every part then has the mode it had."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, is_training in modes.items():
+            part.training = is_training

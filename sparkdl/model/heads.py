@@ -1,0 +1,326 @@
+"""What a model is trained to tell: a label column, the loss that holds an output against it, and what it weighs.
+
+The same on ranks and when a fit is tried on the driver.
+
+What training has to know about a loss: how it reduces, what labels it takes, what a prediction is.
+
+A loss is any callable of ``(outputs, targets)``. The modules of :mod:`torch.nn` tell by their attributes how
+they reduce; any other callable is taken to return the mean over the rows, or one value per row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparkdl.errors import DataError, ParamError
+from sparkdl.model.inputs import dtype_named, to_tensor
+
+NO_LABEL = "prediction"
+"""What the output of a model is called that no label column calls for, as a step of the user's own finds the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelColumn:
+    """A label column.
+
+    Attributes:
+        name: of the column.
+        dtype: torch dtype in which labels enter the loss.
+        shape: of one row's label.
+        classes: what the class of each number is called in the column; None where the column holds the numbers
+            themselves.
+    """
+
+    name: str
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    classes: tuple[Any, ...] | None = None
+
+    def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the labels of a batch as numbers.
+
+        Raises:
+            DataError: if a label is none of the classes.
+        """
+        if self.classes is None:
+            return values
+        return class_numbers(values, self.classes, self.name)
+
+    def tensor(self, batch: Mapping[str, Any], device: torch.device) -> Tensor:
+        """Return the labels of a prepared batch as they enter the loss."""
+        return to_tensor(batch[self.name], dtype_named(self.dtype), device)
+
+
+def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -> npt.NDArray[np.int64]:
+    """Return for each value the place that it has among the classes.
+
+    Raises:
+        DataError: if a value is none of them.
+    """
+    known = np.array(classes, dtype=object) if values.dtype == object else np.array(classes)
+    ascending = np.argsort(known)
+    numbers = ascending[np.minimum(np.searchsorted(known, values, sorter=ascending), len(known) - 1)]
+    unknown = known[numbers] != values
+    if unknown.any():
+        first = values[unknown].tolist()[0]
+        shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
+        raise DataError(
+            f"Column {name!r} holds {first!r}, which is none of the {len(classes)} classes of the "
+            f"fit: {shown}. Name it in labels, or leave such rows out."
+        )
+    return numbers.astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """One output of a model and what it is held against.
+
+    Attributes:
+        label: the column.
+        loss: called with ``(output, labels)``; see :mod:`sparkdl.model.heads`. None where the user's own step finds
+            the loss.
+        weight: of this head's loss in the sum of all.
+    """
+
+    label: LabelColumn
+    loss: LossFunction | None
+    weight: float = 1.0
+
+
+def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return a model's outputs by the names of the label columns: in their order, or as the model names them.
+
+    Raises:
+        ParamError: if they are not one tensor for each.
+    """
+    if len(names) == 1 and isinstance(outputs, Tensor):
+        return {names[0]: outputs}
+    if isinstance(outputs, Mapping):
+        found = {name: outputs[name] for name in names if name in outputs}
+    elif isinstance(outputs, tuple | list):
+        found = dict(zip(names, outputs, strict=False)) if len(outputs) == len(names) else {}
+    else:
+        found = {}
+    if len(found) != len(names) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise ParamError(f"Param model must return {_wanted(names)}; it returned {_shown(outputs)}.")
+    return found
+
+
+def first_output(outputs: Any) -> dict[str, Tensor]:
+    """Return the first tensor that a model returned, as what it predicts where no label column calls for that.
+
+    Raises:
+        ParamError: if there is none.
+    """
+    each: Iterable[Any] = ()
+    if isinstance(outputs, Mapping):
+        each = outputs.values()
+    elif isinstance(outputs, tuple | list | Tensor):
+        each = [outputs] if isinstance(outputs, Tensor) else outputs
+    for found in each:
+        if isinstance(found, Tensor):
+            return {NO_LABEL: found}
+    raise ParamError(
+        "Param model must return a tensor with one entry per row, alone or as the first of several; it returned "
+        f"{_shown(outputs)}."
+    )
+
+
+def _wanted(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return "a tensor with one entry per row"
+    return f"a tensor for each of {', '.join(names)}, as a tuple in this order or as a dict with these names"
+
+
+def _shown(outputs: Any) -> str:
+    if isinstance(outputs, Mapping):
+        return f"a dict with {', '.join(map(str, outputs)) or 'nothing'}"
+    if isinstance(outputs, tuple | list):
+        return f"a {type(outputs).__name__} of {len(outputs)}"
+    return f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+PredictionKind: TypeAlias = Literal["class", "class_margin", "binary_logit", "binary_probability", "value"]
+
+_CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_IGNORE_INDEX_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_DEFAULT_IGNORE_INDEX = -100
+_MODULE_OF_FUNCTION: dict[object, type[nn.Module]] = {
+    functional.binary_cross_entropy: nn.BCELoss,
+    functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    functional.cross_entropy: nn.CrossEntropyLoss,
+    functional.huber_loss: nn.HuberLoss,
+    functional.l1_loss: nn.L1Loss,
+    functional.mse_loss: nn.MSELoss,
+    functional.nll_loss: nn.NLLLoss,
+    functional.smooth_l1_loss: nn.SmoothL1Loss,
+}
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """The loss of one rank's batch: ``mean * weight`` is its sum.
+
+    Attributes:
+        mean: scalar tensor with a graph, the mean loss of the batch.
+        weight: what the mean was divided by: rows, or the sum of the rows' weights.
+    """
+
+    mean: Tensor
+    weight: float
+
+
+def as_module(loss: LossFunction) -> LossFunction:
+    """Return the module for a bare function of :mod:`torch.nn.functional`, and any other loss as it is."""
+    try:
+        module = _MODULE_OF_FUNCTION.get(loss)
+    except TypeError:  # not hashable, so none of them
+        return loss
+    return loss if module is None else module()
+
+
+def is_torch_loss(loss: LossFunction) -> bool:
+    """Return whether the loss is one of :mod:`torch.nn`, whose rules are known, or says that it keeps to them."""
+    return isinstance(loss, nn.Module) and (
+        type(loss).__module__ == nn.MSELoss.__module__ or getattr(type(loss), "has_rules_of_torch", False)
+    )
+
+
+def reduction_of(loss: LossFunction) -> Reduction:
+    """Return how a loss reduces over the rows; ``"mean"`` for a callable that does not say."""
+    return cast("Reduction", getattr(loss, "reduction", "mean"))
+
+
+def is_class_loss(loss: LossFunction) -> bool:
+    """Return whether the targets of this loss are class indices, or arrays of class probabilities."""
+    return isinstance(loss, _CLASS_LOSSES)
+
+
+def ignored_label(loss: LossFunction) -> int | None:
+    """Return the label that this loss leaves out, if one was set on purpose."""
+    if isinstance(loss, _IGNORE_INDEX_LOSSES) and loss.ignore_index != _DEFAULT_IGNORE_INDEX:
+        return int(loss.ignore_index)
+    return None
+
+
+def ignores_by_default(loss: LossFunction) -> bool:
+    """Return whether this loss leaves out the label -100, as torch has it where no other label was set."""
+    return isinstance(loss, _IGNORE_INDEX_LOSSES) and loss.ignore_index == _DEFAULT_IGNORE_INDEX
+
+
+def prediction_kind(loss: LossFunction) -> PredictionKind:
+    """Return what the outputs of a model trained with this loss mean.
+
+    ``"class"``: scores per class whose softmax are probabilities, the prediction is the index of the largest;
+    ``"class_margin"``: likewise, of scores that tell no probabilities. ``"binary_logit"`` and
+    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction.
+    """
+    if isinstance(loss, nn.MultiMarginLoss):
+        return "class_margin"
+    if is_class_loss(loss):
+        return "class"
+    if isinstance(loss, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):
+        return "binary_logit"
+    if isinstance(loss, nn.BCELoss):
+        return "binary_probability"
+    return "value"
+
+
+def match_targets(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Give scalar labels the trailing axis of a model with one output, so that ``(N, 1)`` meets ``(N, 1)``.
+
+    Broadcasting would otherwise compare every row with every other one, ``(N, 1)`` against ``(N,)``, without
+    a word. Only for the losses of torch: a loss of the user's own receives the labels as the column holds
+    them.
+    """
+    if (
+        is_torch_loss(loss)
+        and not is_class_loss(loss)
+        and targets.ndim == outputs.ndim - 1
+        and outputs.shape[-1] == 1
+    ):
+        return targets.unsqueeze(-1)
+    return targets
+
+
+def needs_global_weight(loss: LossFunction, *, weighted: bool, label_is_scalar: bool) -> bool:
+    """Return whether the mean's divisor depends on the labels, so that ranks have to add it up each step."""
+    if weighted:
+        return True
+    if not isinstance(loss, _IGNORE_INDEX_LOSSES) or loss.reduction != "mean":
+        return False
+    return loss.weight is not None or ignored_label(loss) is not None or not label_is_scalar
+
+
+def compute_loss(
+    loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
+) -> LossTerm:
+    """Return the mean loss of a batch and the weight it stands for.
+
+    Args:
+        loss: the loss; its own reduction is kept unless ``row_weights`` are given.
+        outputs: what the model returned, ``(N, ...)``.
+        targets: labels as :func:`match_targets` returned them.
+        row_weights: ``(N,)`` non-negative weights of the rows, or None when every row counts once.
+
+    Raises:
+        ParamError: when rows are weighted and the loss does not tell one value per row.
+    """
+    if row_weights is not None:
+        return _weighted_loss(loss, outputs, targets, row_weights)
+    num_rows = float(targets.shape[0])
+    value = loss(outputs, targets)
+    if reduction_of(loss) == "sum":
+        return LossTerm(mean=value / num_rows, weight=num_rows)
+    if value.ndim > 0:
+        return LossTerm(mean=value.mean(), weight=num_rows)
+    divisor = _label_weights(loss, targets)
+    if divisor is None:
+        return LossTerm(mean=value, weight=num_rows)
+    weight = float(divisor.sum())
+    # A batch in which every label is ignored has the mean 0 / 0; its share of the gradient is nothing.
+    return LossTerm(mean=value if weight > 0 else outputs.sum() * 0, weight=weight)
+
+
+def _weighted_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor) -> LossTerm:
+    per_row = _unreduced(loss)(outputs, targets)
+    if per_row.ndim == 0 or per_row.shape[0] != row_weights.shape[0]:
+        raise ParamError(
+            f"weightCol needs one loss value per row, but the loss returned shape {tuple(per_row.shape)} for "
+            f"{row_weights.shape[0]} rows. Use a loss of torch.nn, or a function that does not reduce."
+        )
+    per_row = per_row.flatten(1).mean(dim=1) if per_row.ndim > 1 else per_row
+    divisor = _label_weights(loss, targets)
+    counted = row_weights if divisor is None or divisor.ndim > 1 else row_weights * divisor
+    weight = float(counted.sum())
+    total = (per_row * row_weights.to(per_row.dtype)).sum()
+    return LossTerm(mean=total / weight if weight > 0 else outputs.sum() * 0, weight=weight)
+
+
+def _unreduced(loss: LossFunction) -> LossFunction:
+    if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
+        return loss
+    unreduced: Any = copy.copy(loss)
+    unreduced.reduction = "none"
+    return cast("LossFunction", unreduced)
+
+
+def _label_weights(loss: LossFunction, targets: Tensor) -> Tensor | None:
+    """Return what each label adds to the divisor of a mean, as torch.nn defines it; None when each adds 1."""
+    if not isinstance(loss, _IGNORE_INDEX_LOSSES) or targets.is_floating_point():
+        return None
+    counted = targets != loss.ignore_index
+    if loss.weight is None:
+        return counted.to(torch.float32)
+    return loss.weight[torch.where(counted, targets, 0)] * counted

@@ -1,0 +1,293 @@
+"""From feature columns to what a model is called with: on *ranks*, for predictions, and when a fit is tried.
+
+Rows of different lengths as one array: filled up at their ends to the longest of a batch.
+
+Columns of NumPy values to tensors of the dtype that the model and the loss take.
+
+Nested lists as an array, or an error where they differ in length, in every version of NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparkdl.data import Column
+from sparkdl.errors import DataError, ParamError
+
+
+def pad_rows(rows: npt.NDArray[np.object_], *, name: str, value: float | None) -> npt.NDArray[Any]:
+    """Return arrays of numbers as one array of shape ``(rows, *longest)``, in the dtype that holds them all.
+
+    Args:
+        rows: ``(rows,)`` arrays of equally many dimensions, or lists of numbers nested alike.
+        name: of their column, for errors.
+        value: what fills up; None where all rows have to be of one shape.
+
+    Raises:
+        ParamError: if the value is none of the rows' type.
+        DataError: if a row holds what is no number, or rows differ in shape and there is nothing to fill up with.
+    """
+    arrays = [_numbers(row, name) for row in rows]
+    if not arrays:
+        return np.empty((0, 0))
+    shapes = {array.shape for array in arrays}
+    if len(shapes) == 1:
+        return np.stack(arrays)
+    depths = {len(shape) for shape in shapes}
+    if value is None or len(depths) > 1:
+        some = sorted(shapes)[:: max(1, len(shapes) - 1)][:2]
+        raise DataError(
+            f"Rows of {name!r} differ in shape, such as {' and '.join(map(str, some))}. "
+            + (
+                "Set paddingValue, with which shorter ones are filled up."
+                if len(depths) == 1
+                else "Make them alike."
+            )
+        )
+    longest = tuple(np.max(np.array(sorted(shapes)), axis=0))
+    dtype = np.result_type(*{array.dtype for array in arrays})
+    _check_value(value, dtype, name)
+    padded = np.full((len(arrays), *longest), value, dtype)
+    for place, array in zip(padded, arrays, strict=True):
+        place[tuple(slice(length) for length in array.shape)] = array
+    return padded
+
+
+def _check_value(value: float, dtype: np.dtype[Any], name: str) -> None:
+    if dtype.kind == "f":
+        return
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if math.isnan(value) or value != int(value) or not least <= value <= most:
+        raise ParamError(
+            f"Param paddingValue is {value:g}, and {name!r} holds {dtype}. Choose a value of that type."
+        )
+
+
+def _numbers(row: Any, name: str) -> npt.NDArray[Any]:
+    array = np.asarray(row)
+    if array.dtype == object and array.ndim == 1 and all(isinstance(each, np.ndarray) for each in array):
+        # Lists of lists, of which the inner ones differ in length: filled up below, where all rows are known.
+        raise DataError(
+            f"Column {name!r} has arrays inside arrays that differ in length. Bring them to one shape with "
+            "prepareFeatures."
+        )
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"Column {name!r} holds {type(row).__name__}, not numbers. Make numbers of it with prepareFeatures."
+        )
+    return array
+
+
+def to_tensor(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``array`` as a tensor of ``dtype`` on ``device``, copying only when it must."""
+    if isinstance(array, Tensor):
+        return array.to(device=device, dtype=dtype, non_blocking=True)
+    # Arrow hands out read-only arrays, and a tensor over one could be written to.
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        array = np.require(array, requirements=["C", "W"])
+    return torch.from_numpy(array).to(device=device, dtype=dtype, non_blocking=True)
+
+
+def to_features(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return features as the model takes them: as :func:`to_tensor`, and scalars of a floating dtype as ``(N, 1)``.
+
+    A layer such as Linear would take ``(N,)`` for one row of N features; an embedding takes integers as ``(N,)``.
+    """
+    tensor = to_tensor(array, dtype, device)
+    return tensor.unsqueeze(1) if tensor.ndim == 1 and dtype.is_floating_point else tensor
+
+
+def parameter_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of the first floating-point parameter; float32 for a module without one."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    return torch.float32
+
+
+def candidate_dtypes(column_dtype: str, module: nn.Module) -> tuple[torch.dtype, ...]:
+    """Return the dtypes in which a column may enter the model or the loss, the preferred one first.
+
+    Floats become the parameters' dtype. Integers stay integers (int64) where the model takes them, as an
+    embedding does, and become the parameters' dtype where it does not.
+    """
+    floating = parameter_dtype(module)
+    if np.issubdtype(np.dtype(column_dtype), np.floating):
+        return (floating,)
+    return (torch.int64, floating)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``"float32"`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return ``torch.float32`` for ``"float32"``.
+
+    Raises:
+        ValueError: if torch has no dtype of this name.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not the name of a torch dtype")
+    return dtype
+
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+GivenBy: TypeAlias = Literal["position", "name", "matrix"]
+"""How a model is called with its inputs: one after the other, by keywords, or with numbers as one matrix."""
+
+MATRIX = "features"
+"""What the one input is called that columns of numbers make together, of shape ``(rows, columns)``."""
+
+PrepareFunction: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], Any]
+"""Takes feature columns of a batch by name, each with an item per row, and returns the model's inputs: an array or
+tensor, or a dict of them, with a row for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInput:
+    """One thing that a model is called with.
+
+    Attributes:
+        name: of the column, or what the function that prepares features calls it.
+        dtype: torch dtype in which it enters the model.
+    """
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputs:
+    """How feature columns become what a model is called with.
+
+    Attributes:
+        columns: the feature columns, in the order in which they were given.
+        inputs: what the model is called with, in order.
+        given_by: how the model is called with them; as one matrix, :data:`MATRIX` is the only input.
+        padding_value: with which arrays that differ in length are filled up to the longest of a batch; None where all
+            have one length.
+        prepare: the user's function that makes inputs of columns, if there is one.
+    """
+
+    columns: tuple[Column, ...]
+    inputs: tuple[ModelInput, ...] = ()
+    given_by: GivenBy = "position"
+    padding_value: float | None = None
+    prepare: PrepareFunction | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the feature columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether what enters the model is feature columns as they come, with one number per row each."""
+        return self.prepare is None and self.come_as_numbers
+
+    @property
+    def come_as_numbers(self) -> bool:
+        """Whether every feature column has one number per row."""
+        return all(column.kind == "number" and not column.shape for column in self.columns)
+
+    def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
+        """Return these inputs with the dtypes by name in which they enter the model."""
+        found = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
+        return replace(
+            self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in found.items())
+        )
+
+    def prepared(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Return a batch's inputs by name as arrays of numbers.
+
+        Args:
+            batch: the feature columns, or already their matrix, where it is that with which the model is called.
+
+        Raises:
+            DataError: if a column is missing, has rows of another shape, or holds what is no number; or the user's
+                function fails on the rows.
+            ParamError: if the user's function returns what is no input.
+        """
+        if self.given_by == "matrix" and MATRIX in batch and batch[MATRIX].ndim == 2:
+            return {MATRIX: batch[MATRIX]}
+        columns = {column.name: _checked(batch, column) for column in self.columns}
+        if self.given_by == "matrix":
+            return {MATRIX: np.stack(list(columns.values()), axis=1)}
+        if self.prepare is None:
+            return {name: self._as_numbers(name, values) for name, values in columns.items()}
+        num_rows = len(next(iter(columns.values())))
+        try:
+            made = self.prepare(dict(columns))
+        except DataError:  # of a ready-made estimator, which says what is wrong with which row
+            raise
+        except Exception as error:
+            raise DataError(
+                f"Param prepareFeatures failed on {num_rows} rows of {', '.join(columns)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(made, Mapping):
+            made = {self.columns[0].name: made}
+        return {str(name): self._made(str(name), values, num_rows) for name, values in made.items()}
+
+    def apply(self, module: nn.Module, arrays: Mapping[str, Any], device: torch.device) -> Any:
+        """Call a module with prepared inputs, arrays or tensors, and return what it returns."""
+        return self.call(module, self.tensors(arrays, device))
+
+    def tensors(self, arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+        """Return prepared inputs, arrays or tensors, as the tensors that a module takes."""
+        return {
+            each.name: to_features(arrays[each.name], dtype_named(each.dtype), device) for each in self.inputs
+        }
+
+    def call(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+        """Call a module with its inputs, and return what it returns."""
+        return module(**tensors) if self.given_by == "name" else module(*tensors.values())
+
+    def _made(self, name: str, values: Any, num_rows: int) -> npt.NDArray[Any]:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if array.ndim == 0 or len(array) != num_rows:
+            raise ParamError(
+                f"Param prepareFeatures returned {name!r} of shape {array.shape} for {num_rows} rows. Return an array "
+                "or a tensor with an item per row."
+            )
+        return self._as_numbers(name, array)
+
+    def _as_numbers(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if values.dtype != object:
+            return values
+        return pad_rows(values, name=name, value=self.padding_value)
+
+
+def _checked(batch: Arrays, column: Column) -> npt.NDArray[Any]:
+    if column.name not in batch:
+        raise DataError(f"There is no column {column.name!r}. The columns are: {', '.join(batch)}.")
+    values = batch[column.name]
+    if column.kind != "ragged" and values.shape[1:] != column.shape:
+        raise DataError(
+            f"Column {column.name!r} has rows of shape {values.shape[1:]}, and the model was trained on {column.shape}."
+        )
+    return values
+
+
+def rectangular_array(value: Any) -> npt.NDArray[Any]:
+    """Return the array of a value or of nested lists of equal lengths.
+
+    Raises:
+        ValueError: if lists differ in length, of which NumPy before 1.24 makes an array of lists.
+    """
+    array = np.asarray(value)
+    if array.dtype == object and any(isinstance(each, list | tuple | np.ndarray) for each in array.flat):
+        raise ValueError("lists of one level differ in length")
+    return array

@@ -1,0 +1,348 @@
+"""Applies a module to columns of NumPy values. Runs anywhere; needs torch and NumPy only.
+
+An output that is NaN is no answer: ``argmax`` would make a class of it. Rows that get one are an error that names the
+columns with NaN or infinity in them; the caller may have those left out that have NaN among their features.
+
+What a module's outputs tell about classes: a score for each, and how probable each is. Needs torch only.
+
+As Spark ML has it: ``rawPrediction`` and ``probability`` are vectors with an entry per class, also of two classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparkdl.errors import DataError, SparkdlError
+from sparkdl.model.heads import NO_LABEL, first_output, output_of_each
+from sparkdl.model.inputs import MATRIX, dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkdl.model.heads import PredictionKind
+    from sparkdl.model.inputs import Arrays
+    from sparkdl.model.saved_model import SavedModel
+    from sparkdl.model.signature import ModelOutput
+
+
+_BINARY = ("binary_logit", "binary_probability")
+_CLASSES = ("class", "class_margin")
+
+
+def has_scores(output: ModelOutput) -> bool:
+    """Return whether an output tells a score for each class of a row."""
+    return output.kind in (*_BINARY, *_CLASSES) and not output.shape
+
+
+def has_probabilities(output: ModelOutput) -> bool:
+    """Return whether an output tells how probable each class of a row is; margins do not."""
+    return has_scores(output) and output.kind != "class_margin"
+
+
+def num_scores(output: ModelOutput) -> int:
+    """Return of how many classes an output has scores; 0 where that was not noted."""
+    return 2 if output.kind in _BINARY else output.num_classes or 0
+
+
+def class_scores(outputs: Tensor, kind: PredictionKind) -> Tensor:
+    """Return the scores of each class, float64 of shape ``(N, classes)``.
+
+    Those of the module; of a logit z of two classes -z and z, of a probability p of the second one 1 - p and p.
+    """
+    scores = _in_rows(outputs)
+    if kind == "binary_logit":
+        return torch.cat([-scores, scores], dim=1)
+    if kind == "binary_probability":
+        return torch.cat([1 - scores, scores], dim=1)
+    return scores
+
+
+def class_probabilities(outputs: Tensor, kind: PredictionKind) -> Tensor:
+    """Return the probability of each class, float64 of shape ``(N, classes)``.
+
+    The softmax of a module's scores: of log-probabilities, as NLLLoss takes them, it is the probabilities.
+    """
+    if kind == "class":
+        return _in_rows(outputs).softmax(dim=1)
+    if kind == "binary_logit":
+        return class_scores(outputs, kind).sigmoid()
+    return class_scores(outputs, kind)
+
+
+def _in_rows(outputs: Tensor) -> Tensor:
+    numbers = outputs.to(torch.float64)
+    return numbers.flatten(1) if numbers.ndim > 1 else numbers.unsqueeze(1)
+
+
+DEFAULT_BATCH_SIZE = 1024
+_ROWS_AT_ONCE = 1 << 14
+"""About so many rows of number columns become tensors together: what is served may be a frame of any length."""
+
+Answer: TypeAlias = Literal["prediction", "probability", "rawPrediction"]
+"""What a model can be asked about a row, by the names that Spark ML has for it."""
+
+
+class Predictor:
+    """A module that answers in predictions.
+
+    Args:
+        model: the module and its signature; the module is moved to ``device`` and put in ``eval()`` mode.
+        batch_size: rows per forward pass.
+        device: where the module runs.
+    """
+
+    def __init__(
+        self, model: SavedModel, *, batch_size: int = DEFAULT_BATCH_SIZE, device: torch.device | str = "cpu"
+    ) -> None:
+        self.signature = model.signature
+        self._batch_size = batch_size
+        self._device = torch.device(device)
+        self._module = model.module.to(self._device).eval()
+
+    def predict(self, columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Return by the name of each output one prediction per row.
+
+        They are float64 of shape ``(rows, *output.shape)``, or what the label column calls the classes.
+
+        Args:
+            columns: holds the feature columns, ``(rows, *column.shape)``, or, where the model takes it, their matrix.
+
+        Raises:
+            DataError: if a column is missing, its rows have another shape than the model was trained on, it holds
+                what cannot be made numbers, or the module fails with it or answers it with NaN.
+        """
+        answers = self.answer(columns, ("prediction",))
+        return {
+            output.name: called(answers[output.name]["prediction"], output)
+            for output in self.signature.outputs
+        }
+
+    def answer(
+        self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
+    ) -> dict[str, dict[Answer, npt.NDArray[np.float64]]]:
+        """Return by the name of each output and by answer an array with an item per row, of one pass of the module.
+
+        ``"prediction"``: of shape ``(rows, *output.shape)``, classes by their numbers. ``"probability"`` and
+        ``"rawPrediction"``: of shape ``(rows, classes)``, see :mod:`sparkdl.model.predictor`.
+
+        Args:
+            columns: as of :meth:`predict`.
+            wanted: answers that the outputs have; or by the name of each output, those that it has.
+
+        Raises:
+            DataError: as :meth:`predict`.
+        """
+        found, is_nan = self._answer(columns, wanted)
+        if is_nan.any():
+            raise self._nan_answers(columns, is_nan)
+        return found
+
+    def answer_complete(
+        self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
+    ) -> tuple[dict[str, dict[Answer, npt.NDArray[np.float64]]], npt.NDArray[np.bool_] | None]:
+        """Return what :meth:`answer` returns, but for rows with NaN among their features that the module answers so.
+
+        Args:
+            columns: as of :meth:`predict`.
+            wanted: as of :meth:`answer`.
+
+        Returns:
+            The answers of the other rows, and which rows are left out; None where none is.
+
+        Raises:
+            DataError: as :meth:`predict`; not for those rows.
+        """
+        found, is_nan = self._answer(columns, wanted)
+        if not is_nan.any():
+            return found, None
+        has_nan = np.logical_or.reduce(list(self._rows_with(np.isnan, columns).values()))
+        if (is_nan & ~has_nan).any():
+            raise self._nan_answers(columns, is_nan & ~has_nan)
+        kept = {
+            name: {answer: values[~is_nan] for answer, values in answers.items()}
+            for name, answers in found.items()
+        }
+        return kept, is_nan
+
+    def _answer(
+        self, columns: Arrays, wanted: Sequence[Answer] | Mapping[str, Sequence[Answer]]
+    ) -> tuple[dict[str, dict[Answer, npt.NDArray[np.float64]]], npt.NDArray[np.bool_]]:
+        """The answers, and which rows have none, as an output is NaN."""
+        outputs = self.signature.outputs
+        of_each = wanted if isinstance(wanted, Mapping) else {output.name: wanted for output in outputs}
+        found: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
+            output.name: {answer: [] for answer in of_each[output.name]} for output in outputs
+        }
+        is_nan = [np.zeros(0, bool)]
+        with torch.inference_mode():
+            for tensors in self._batches(columns):
+                given = self._call(tensors)
+                returned = (
+                    first_output(given) if list(found) == [NO_LABEL] else output_of_each(given, list(found))
+                )
+                without = [_is_nan(returned[output.name], output) for output in outputs]
+                is_nan.append(torch.stack(without).any(dim=0).cpu().numpy())
+                for output in outputs:
+                    for answer, parts in found[output.name].items():
+                        parts.append(_answer(answer, returned[output.name], output))
+        answers = {
+            output.name: {
+                answer: _together(parts, answer, output) for answer, parts in found[output.name].items()
+            }
+            for output in outputs
+        }
+        return answers, np.concatenate(is_nan)
+
+    def _rows_with(
+        self, condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], columns: Arrays
+    ) -> dict[str, npt.NDArray[np.bool_]]:
+        """By the name of each feature column which rows have a number in it for which a condition holds."""
+        inputs = self.signature.inputs
+        if inputs.given_by == "matrix" and MATRIX in columns and columns[MATRIX].ndim == 2:
+            return dict(zip(inputs.names, condition(columns[MATRIX]).T, strict=True))
+        return {name: _rows_of(condition, columns[name]) for name in inputs.names}
+
+    def _nan_answers(self, columns: Arrays, rows: npt.NDArray[np.bool_]) -> DataError:
+        """Say which rows the module answers with NaN, and what is in them."""
+        count = int(rows.sum())
+        told = []
+        for what, condition in (("NaN", np.isnan), ("infinity", np.isinf)):
+            for name, found in self._rows_with(condition, columns).items():
+                if (found & rows).any():
+                    told.append(f"column {name!r} holds {what} in {int((found & rows).sum())}")
+        why = (
+            f"Of these rows {_listed(told)}. Fill those values, or leave the rows out."
+            if told
+            else "Their features are finite numbers: either these are far from what the model was trained on, or its "
+            "weights are of no use. Look at the losses of its fit."
+        )
+        return DataError(
+            f"The model's output is NaN for {count} of {len(rows)} rows, the first of them row {int(np.argmax(rows))}, "
+            f"and NaN is neither a class nor a number. {why}"
+        )
+
+    def _call(self, tensors: Mapping[str, Tensor]) -> Any:
+        try:
+            return self.signature.inputs.call(self._module, tensors)
+        except (SparkdlError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            given = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+            raise DataError(
+                f"The model failed with {type(error).__name__}: {str(error).rstrip('.')}. It was given {given}. "
+                "Look for rows that are unlike those it was trained on."
+            ) from error
+
+    def _batches(self, columns: Arrays) -> Iterator[dict[str, Tensor]]:
+        """Yield the module's inputs for one pass after the other."""
+        inputs, size = self.signature.inputs, self._batch_size
+        num_rows = len(next(iter(columns.values())))
+        # Many rows in one go, and then cut: with many columns, what each costs in every pass adds up to the module's.
+        step = max(1, _ROWS_AT_ONCE // size) * size if inputs.are_numbers else size
+        for start in range(0, num_rows, step):
+            arrays = inputs.prepared({name: values[start : start + step] for name, values in columns.items()})
+            tensors = inputs.tensors(arrays, self._device)
+            if not inputs.are_numbers:  # a function of the user's own may return what cannot be cut like rows
+                yield tensors
+                continue
+            for parts in zip(*(tensor.split(size) for tensor in tensors.values()), strict=True):
+                yield dict(zip(tensors, parts, strict=True))
+
+
+_MOST_NAMED = 10
+"""Columns that an error names."""
+
+
+def _listed(told: Sequence[str]) -> str:
+    more = len(told) - _MOST_NAMED
+    return ", ".join(told[:_MOST_NAMED]) + (f" and so on for {more} more" if more > 0 else "")
+
+
+def _rows_of(
+    condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], values: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Which rows of a column have a number for which a condition holds; ragged rows are arrays or lists of them."""
+    if values.dtype.kind == "f":
+        per_number = condition(values)
+        return np.asarray(per_number.any(axis=tuple(range(1, values.ndim))))
+    if values.dtype != object:
+        return np.zeros(len(values), bool)
+    return np.fromiter((_has_number(condition, row) for row in values), bool, len(values))
+
+
+def _has_number(condition: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], row: Any) -> bool:
+    if isinstance(row, list):
+        return any(_has_number(condition, inner) for inner in row)
+    return isinstance(row, np.ndarray) and row.dtype.kind == "f" and bool(condition(row).any())
+
+
+def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
+    """Which rows have an output that is NaN, or probabilities made of it that are."""
+    if output.kind == "class":
+        # The softmax is NaN of a score that is infinite, and of log-probabilities that all are.
+        is_nan = ~outputs.amax(dim=1).isfinite()
+    elif output.kind == "class_margin":
+        is_nan = outputs.amax(dim=1).isnan()
+    else:
+        is_nan = outputs.isnan()
+    return is_nan.reshape(-1, math.prod(output.shape)).any(dim=1)
+
+
+def _described(tensor: Tensor) -> str:
+    text = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
+    # An index may be out of range. After such a failure on a GPU nothing more can be asked of it.
+    if tensor.is_cpu and tensor.dtype in (torch.int32, torch.int64) and tensor.numel():
+        text += f" from {int(tensor.min())} to {int(tensor.max())}"
+    return text
+
+
+def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray[np.float64]:
+    if answer == "probability":
+        found = class_probabilities(outputs, output.kind)
+    elif answer == "rawPrediction":
+        found = class_scores(outputs, output.kind)
+    else:
+        found = decide(outputs, output.kind).reshape(-1, *output.shape)
+    array: npt.NDArray[np.float64] = found.to("cpu", torch.float64).numpy()
+    return array
+
+
+def _together(
+    parts: Sequence[npt.NDArray[Any]], answer: Answer, output: ModelOutput
+) -> npt.NDArray[np.float64]:
+    if len(parts) == 1:
+        return parts[0]
+    if parts:
+        return np.concatenate(parts)
+    return np.empty((0, *output.shape) if answer == "prediction" else (0, num_scores(output)))
+
+
+def called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
+    """Return predictions as the label column calls them; numbers as doubles, as Spark ML's evaluators want them."""
+    if output.classes is None:
+        return predictions
+    dtype = {str: object, bool: bool}.get(type(output.classes[0]), np.float64)
+    classes: npt.NDArray[Any] = np.array(output.classes, dtype=dtype)
+    return classes[predictions.astype(np.int64)]
+
+
+def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:
+    """Turn a module's outputs into predictions.
+
+    ``"class"`` and ``"class_margin"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
+    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``: the output itself.
+    """
+    if kind in ("class", "class_margin"):
+        return outputs.argmax(dim=1)
+    if kind == "binary_logit":
+        return outputs > 0
+    if kind == "binary_probability":
+        return outputs > 0.5
+    return outputs

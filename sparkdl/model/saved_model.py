@@ -1,0 +1,273 @@
+"""A trained model as a folder: a few files, none of which holds weights in a pickle.
+
+=======================  ============================================================================
+``sparkdl_model.json``   format version, versions of sparkdl and torch, the feature columns with shapes and
+                         dtypes, what the outputs are, and size and SHA-256 of the other files
+``weights.safetensors``  every tensor of the module, by name
+``architecture.pkl``     the module without its tensors (:mod:`sparkdl.model.architecture`)
+``prepare.pkl``          the function that prepares features, by cloudpickle, where there is one
+=======================  ============================================================================
+
+The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch,
+NumPy, safetensors and cloudpickle, no Spark. Pickles run code: load only models that you trust.
+
+Weights pass by without a copy in memory, whatever their size: they are written from where they lie, and a module that
+is read has them mapped from the file, of which nobody may change a byte while the module is in use.
+
+Tells which modules a pickle imports when it is read, without reading it. Runs on the *driver*.
+
+A pickle is a program for a stack machine (https://docs.python.org/3/library/pickletools.html). Classes and functions
+are fetched by module and name, and cloudpickle fetches the modules that a function written out with its code refers to
+by a call of its ``subimport``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickletools
+import shutil
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from sparkdl import __version__
+from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.model.architecture import join_module, split_module
+from sparkdl.model.signature import ModelSignature
+from sparkdl.model.weights_file import map_weights, write_weights
+
+if TYPE_CHECKING:
+    import os
+
+    from sparkdl.model.inputs import PrepareFunction
+
+
+_SUBIMPORT = "subimport"
+_STRINGS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+_GETS = ("BINGET", "LONG_BINGET", "GET")
+_PUTS = ("BINPUT", "LONG_BINPUT", "PUT")
+
+
+@dataclass(frozen=True)
+class _Global:
+    """A class or function on the stack."""
+
+    module: str
+    name: str
+
+
+def modules_in_pickle(pickled: bytes) -> set[str]:
+    """Return the full names of the modules that are imported to read a pickle, and to call functions in it.
+
+    Modules that such a function imports inside its body are not found.
+    """
+    modules: set[str] = set()
+    memo: dict[int, str | _Global | None] = {}
+    pushed: list[str | _Global | None] = [None, None]
+    for opcode, given, _ in pickletools.genops(pickled):
+        argument: Any = given
+        if opcode.name == "FRAME":  # may begin anywhere, and is nothing on the stack
+            continue
+        if opcode.name == "MEMOIZE":
+            memo[len(memo)] = pushed[-1]
+            continue
+        if opcode.name in _PUTS:
+            memo[int(argument)] = pushed[-1]
+            continue
+        value: str | _Global | None = None
+        if opcode.name in _STRINGS:
+            value = argument
+        elif opcode.name in _GETS:
+            value = memo.get(int(argument))
+        elif opcode.name == "STACK_GLOBAL":
+            module, name = pushed[-2:]
+            assert isinstance(module, str), "pickle has just pushed it"
+            assert isinstance(name, str), "likewise"
+            value = _Global(module, name)
+        elif opcode.name == "GLOBAL":
+            value = _Global(*argument.split(" "))
+        if isinstance(value, _Global):
+            modules.add(value.module)
+        elif isinstance(value, str) and isinstance(pushed[-1], _Global) and pushed[-1].name == _SUBIMPORT:
+            modules.add(value)
+        pushed = [pushed[-1], value]
+    return modules
+
+
+FORMAT_VERSION = 3
+_OLDEST_VERSION = 2
+"""Format 1 had another signature; no sparkdl that wrote it was released."""
+
+_MANIFEST = "sparkdl_model.json"
+_WEIGHTS = "weights.safetensors"
+_ARCHITECTURE = "architecture.pkl"
+_PREPARE = "prepare.pkl"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A module and what it takes and gives."""
+
+    module: nn.Module
+    signature: ModelSignature
+
+
+def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:
+    """Write a trained model to a new local folder; it appears complete or not at all.
+
+    Raises:
+        SerializationError: if the module cannot be pickled.
+        SavedModelError: if the folder exists already.
+    """
+    save_module(model.module, folder, signature=model.signature)
+
+
+def load_model(folder: str | os.PathLike[str]) -> SavedModel:
+    """Read a trained model from a local folder; the module is on CPU and in ``eval()`` mode.
+
+    Raises:
+        SavedModelError: if files are missing or damaged, or were written by a newer version or one that is too old.
+    """
+    module, signature = load_module(folder)
+    if signature is None:
+        raise SavedModelError(f"{folder} holds a module that was not trained: it does not say what it takes.")
+    return SavedModel(module.eval(), signature)
+
+
+def save_module(
+    module: nn.Module, folder: str | os.PathLike[str], *, signature: ModelSignature | None = None
+) -> None:
+    """Write a module, as :func:`save_model` does; one that is not trained yet has no signature."""
+    folder = Path(folder)
+    if folder.exists():
+        raise SavedModelError(f"{folder} exists already. Remove it, or save under another name.")
+    structure, tensors = split_module(module)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp"
+    aside.mkdir()
+    try:
+        with (aside / _WEIGHTS).open("wb") as file:
+            described = {_WEIGHTS: write_weights(tensors, file)}
+        (aside / _ARCHITECTURE).write_bytes(structure)
+        names = [_ARCHITECTURE]
+        if signature is not None and signature.inputs.prepare is not None:
+            (aside / _PREPARE).write_bytes(_pickled(signature.inputs.prepare))
+            names.append(_PREPARE)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "sparkdl_version": __version__,
+            "torch_version": str(torch.__version__),
+            "signature": None if signature is None else signature.to_json(),
+            "files": described | {name: _describe(aside / name) for name in names},
+        }
+        (aside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        aside.rename(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignature | None]:
+    """Read a module as it was written, on CPU, with its signature if it was trained."""
+    folder = Path(folder)
+    signature, files = _read_manifest(folder)
+    for name, expected in files.items():
+        _check_file(folder / name, expected)
+    tensors = map_weights(folder / _WEIGHTS)
+    if signature is not None and _PREPARE in files:
+        inputs = replace(signature.inputs, prepare=_unpickled(folder / _PREPARE))
+        signature = replace(signature, inputs=inputs)
+    return join_module((folder / _ARCHITECTURE).read_bytes(), tensors), signature
+
+
+def modules_needed(folder: str | os.PathLike[str]) -> set[str]:
+    """Return the full names of the modules that have to be there to read a saved model and to run it.
+
+    A function that prepares features may import more when it is called.
+    """
+    folder = Path(folder)
+    names = modules_in_pickle((folder / _ARCHITECTURE).read_bytes())
+    if (folder / _PREPARE).exists():
+        names |= modules_in_pickle((folder / _PREPARE).read_bytes())
+    return names
+
+
+def _pickled(prepare: PrepareFunction) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(prepare))
+    except Exception as error:
+        raise SerializationError(
+            f"The function that prepares features cannot be saved: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _unpickled(path: Path) -> PrepareFunction:
+    try:
+        prepare: PrepareFunction = cloudpickle.loads(path.read_bytes())
+    except Exception as error:
+        raise SavedModelError(
+            f"The function that prepares features cannot be read from {path}: {type(error).__name__}: {error}. Install "
+            "what it needs."
+        ) from error
+    return prepare
+
+
+def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[str, Any]]]:
+    path = folder / _MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
+    except ValueError as error:
+        raise SavedModelError(f"{path} is damaged: {error}") from error
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise SavedModelError(f"{path} is damaged: it names no format version.")
+    if version > FORMAT_VERSION:
+        raise SavedModelError(
+            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
+            f"this sparkdl ({__version__}) reads up to format {FORMAT_VERSION}. Install a newer "
+            "sparkdl."
+        )
+    if version < _OLDEST_VERSION:
+        raise SavedModelError(
+            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and this sparkdl "
+            f"({__version__}) reads from format {_OLDEST_VERSION} on. Fit and save the model again."
+        )
+    try:
+        found = manifest["files"]
+        files = {name: found[name] for name in (_WEIGHTS, _ARCHITECTURE)}
+        files |= {_PREPARE: found[_PREPARE]} if _PREPARE in found else {}
+        if manifest["signature"] is None:
+            return None, files
+        return ModelSignature.from_json(manifest["signature"]), files
+    except (KeyError, TypeError, ValueError) as error:
+        raise SavedModelError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _check_file(path: Path, expected: dict[str, Any]) -> None:
+    if not path.is_file():
+        raise SavedModelError(f"{path.parent} is incomplete: {path.name} is missing.")
+    size = path.stat().st_size
+    if size != expected.get("bytes"):
+        raise SavedModelError(f"{path} is damaged: it has {size} bytes instead of {expected.get('bytes')}.")
+    if _sha256(path) != expected.get("sha256"):
+        raise SavedModelError(f"{path} is damaged: its content does not match the checksum in {_MANIFEST}.")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

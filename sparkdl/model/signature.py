@@ -1,0 +1,92 @@
+"""What goes into a trained model and what comes out: kept with it, so that it needs nothing of its fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from sparkdl.data import Column
+from sparkdl.model.inputs import GivenBy, ModelInput, ModelInputs
+
+if TYPE_CHECKING:
+    from sparkdl.model.heads import PredictionKind
+
+_TOLD_BY_FOOTERS = ("value_range", "num_nulls", "object_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutput:
+    """One output of a model, and what it tells.
+
+    Attributes:
+        name: of the label column that it was trained on.
+        kind: what the numbers mean, see :func:`sparkdl.model.heads.prediction_kind`.
+        shape: of one row's prediction; ``()`` for a number.
+        num_classes: how many classes it tells apart; None where it tells none.
+        classes: what the label column calls them; None where it holds their numbers.
+    """
+
+    name: str
+    kind: PredictionKind
+    shape: tuple[int, ...] = ()
+    num_classes: int | None = None
+    classes: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSignature:
+    """What goes into a model and what comes out.
+
+    Attributes:
+        inputs: the feature columns as the training data has them, and how the model is called with them.
+        outputs: one for each label column.
+    """
+
+    inputs: ModelInputs
+    outputs: tuple[ModelOutput, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it, without the function that prepares features."""
+        inputs = self.inputs
+        columns = [asdict(column) for column in inputs.columns]
+        return {
+            "columns": [
+                {name: value for name, value in column.items() if name not in _TOLD_BY_FOOTERS}
+                for column in columns
+            ],
+            "inputs": [asdict(each) for each in inputs.inputs],
+            "given_by": inputs.given_by,
+            "padding_value": inputs.padding_value,
+            "outputs": [asdict(output) for output in self.outputs],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> ModelSignature:
+        """Return what :meth:`to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is something else.
+        """
+        return cls(
+            inputs=ModelInputs(
+                columns=tuple(Column(**_with_tuples(column)) for column in content["columns"]),
+                inputs=tuple(ModelInput(**each) for each in content["inputs"]),
+                given_by=_given_by(content),
+                padding_value=content["padding_value"],
+            ),
+            outputs=tuple(ModelOutput(**_with_tuples(output)) for output in content["outputs"]),
+        )
+
+
+def _given_by(content: Mapping[str, Any]) -> GivenBy:
+    if "given_by" not in content:  # format 2 of saved models
+        return "name" if content["by_name"] else "position"
+    found: GivenBy = content["given_by"]
+    if found not in get_args(GivenBy):
+        raise ValueError(f"given_by is {found!r}, and none of {', '.join(get_args(GivenBy))}")
+    return found
+
+
+def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}

@@ -1,0 +1,277 @@
+"""Networks of torchvision and timm by name, as backbones of an image classifier. Runs on the *driver*.
+
+``"torchvision:resnet18"`` and ``"timm:resnet18"``; the library is imported with the first of its names.
+
+Weights of a file for a backbone, whose last layer is new. Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+
+_WRAPPED = ("state_dict", "model")
+"""Under which names training scripts often keep the weights among other things."""
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Return the tensors of a local file by name: of safetensors, or a ``state_dict`` that ``torch.save`` wrote.
+
+    Nothing but tensors is unpickled.
+
+    Raises:
+        ParamError: if there is no such file, or it holds something else.
+    """
+    if not Path(path).is_file():
+        raise ParamError(f"Param backboneWeights is {path!r}, and there is no such file on the driver.")
+    try:
+        found: Any = (
+            load_file(path)
+            if path.endswith(".safetensors")
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:
+        raise ParamError(
+            f"Param backboneWeights is {path!r}, which cannot be read: {type(error).__name__}: {error}. It takes a "
+            "file of safetensors, or one that torch.save(model.state_dict(), path) wrote."
+        ) from error
+    for name in _WRAPPED:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise ParamError(
+            f"Param backboneWeights is {path!r}, which does not hold tensors by name. Write it with "
+            "torch.save(model.state_dict(), path)."
+        )
+    return {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
+
+
+def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_outputs: int, path: str) -> None:
+    """Load weights into a module, all but those of last layers for other classes, which stay as they are.
+
+    A layer is a last one if it has an output for each class, here as in the weights: a width that happens to be the
+    number of classes makes none.
+
+    Args:
+        module: to load them into.
+        weights: by name.
+        num_outputs: classes that the module tells apart. Its last layer may be missing from the weights.
+        path: of the weights, for errors.
+
+    Raises:
+        ParamError: if other tensors are missing, left over or of another shape.
+    """
+    own = module.state_dict()
+    last = last_layer(module, num_outputs)
+    of_last = weights.get(f"{last}.weight")
+    num_given = None if of_last is None or of_last.dim() == 0 else len(of_last)
+    of_classes = {
+        f"{layer}.{part}" for layer in _layers_of(module, num_outputs) for part in ("weight", "bias")
+    }
+    fitting, missing = {}, []
+    for name, tensor in own.items():
+        given = weights.get(name)
+        if given is not None and given.shape == tensor.shape:
+            fitting[name] = given
+        elif given is None:
+            is_needed = last is None or name.rpartition(".")[0] != last
+            missing += [name] if is_needed else []
+        elif name not in of_classes or given.shape != (num_given, *tensor.shape[1:]):
+            missing.append(name)
+    spare = [name for name in weights if name not in own]
+    if missing or spare:
+        told = [
+            f"{what}: {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
+            for what, names in (("missing or of another shape", missing), ("left over", spare))
+            if names
+        ]
+        raise ParamError(
+            f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(told)}). Name "
+            "the backbone that they belong to."
+        )
+    # Its own state_dict tells the versions of layers, without which torchvision's mnasnet takes no weights.
+    own.update(fitting)
+    module.load_state_dict(own)
+
+
+def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
+    """Replace the last layer of a network for the 1000 classes of ImageNet by a new one, and return the network.
+
+    Raises:
+        ParamError: if it has no such layer.
+    """
+    name = last_layer(module, 1000)
+    if name is None:
+        raise ParamError(
+            "Param backbone names a network without a last layer for the 1000 classes of ImageNet."
+        )
+    layer: Any = module.get_submodule(name)
+    has_bias = layer.bias is not None
+    new: nn.Module
+    if isinstance(layer, nn.Linear):
+        new = nn.Linear(layer.in_features, num_outputs, bias=has_bias)
+    else:
+        new = nn.Conv2d(
+            layer.in_channels, num_outputs, layer.kernel_size, layer.stride, layer.padding, bias=has_bias
+        )
+    parent, _, place = name.rpartition(".")
+    setattr(module.get_submodule(parent), place, new)
+    return module
+
+
+def last_layer(module: nn.Module, num_outputs: int) -> str | None:
+    """Return the name of the last linear layer or convolution with so many outputs; None where there is none."""
+    return next(iter(reversed(_layers_of(module, num_outputs))), None)
+
+
+def _layers_of(module: nn.Module, num_outputs: int) -> list[str]:
+    """The names of linear layers and convolutions with so many outputs."""
+    return [
+        name
+        for name, layer in module.named_modules()
+        if (isinstance(layer, nn.Linear) and layer.out_features == num_outputs)
+        or (isinstance(layer, nn.Conv2d) and layer.out_channels == num_outputs)
+    ]
+
+
+OWN = "residual"
+LIBRARIES = ("torchvision", "timm")
+NO_WEIGHTS, PRETRAINED = "none", "pretrained"
+
+
+def check_backbone(name: str) -> None:
+    """Check that there is a backbone of a name: :data:`OWN`, or ``"library:model"``.
+
+    Raises:
+        ParamError: if there is none, or its library is not installed.
+    """
+    if name == OWN:
+        return
+    library, model = _split(name)
+    names = _names(library)
+    if model not in names:
+        near = difflib.get_close_matches(model, names, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"It has {len(names)}, such as {names[0]}."
+        raise ParamError(f"Param backbone is {name!r}, and {library} has no model {model!r}. {hint}")
+
+
+def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
+    """Return a network of a library with a last layer of so many outputs.
+
+    Args:
+        name: of the backbone, ``"library:model"``.
+        num_outputs: of the last layer, which is new.
+        weights: :data:`NO_WEIGHTS`; :data:`PRETRAINED` for those that the library fetches; or the path of a file.
+
+    Raises:
+        ParamError: if the library does not make it, or the weights are not there or those of something else.
+    """
+    library, model = _split(name)
+    try:
+        if library == "timm":
+            is_pretrained = weights == PRETRAINED
+            made: nn.Module = _library(library).create_model(
+                model, pretrained=is_pretrained, num_classes=num_outputs
+            )
+        else:
+            made = _of_torchvision(model, num_outputs, is_pretrained=weights == PRETRAINED)
+    except ParamError:
+        raise
+    except Exception as error:
+        fetched = " with weights that are fetched from the network" if weights == PRETRAINED else ""
+        raise ParamError(
+            f"Param backbone is {name!r}, which {library} does not make{fetched}: {type(error).__name__}: {error}"
+        ) from error
+    if weights not in (NO_WEIGHTS, PRETRAINED):
+        load_fitting(made, read_weights(weights), num_outputs=num_outputs, path=weights)
+    return made
+
+
+def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and the deviation of the channels, of pixels from 0 to 1, that a library's weights want.
+
+    Raises:
+        ParamError: if the library does not tell them, as of a model without such weights.
+    """
+    library, model = _split(name)
+    try:
+        if library == "timm":
+            told = _library(library).get_pretrained_cfg(model)
+        else:
+            told = _library("torchvision.models").get_model_weights(model).DEFAULT.transforms()
+        return told.mean, told.std
+    except ParamError:
+        raise
+    except Exception as error:
+        raise ParamError(
+            f"Param backbone is {name!r}, and {library} does not tell how images are normalized for its pretrained "
+            f"weights: {type(error).__name__}: {str(error).rstrip('.')}. Set normalization."
+        ) from error
+
+
+def _of_torchvision(model: str, num_outputs: int, *, is_pretrained: bool) -> nn.Module:
+    models = _library("torchvision.models")
+    if not is_pretrained:
+        made: nn.Module = models.get_model(model, weights=None, num_classes=num_outputs)
+        return made
+    # "DEFAULT" is how torchvision calls the best weights that it has.
+    return with_outputs(models.get_model(model, weights="DEFAULT"), num_outputs)
+
+
+def _split(name: str) -> tuple[str, str]:
+    library, _, model = name.partition(":")
+    if library not in LIBRARIES or not model:
+        raise ParamError(
+            f"Param backbone is {name!r}. It takes {OWN!r}, or a name with its library, such as "
+            "'torchvision:resnet18' or 'timm:resnet18'."
+        )
+    return library, model
+
+
+def _library(module: str) -> Any:
+    name = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        # Of timm it may be torchvision that is missing.
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        lacking = (missing or name).partition(".")[0]
+        raise ParamError(
+            f"Param backbone names {name}, which cannot be imported here: {error}. Install {lacking} on driver and "
+            f"executors, in the version for their torch: pip install {lacking}. Or take backbone={OWN!r}."
+        ) from error
+    except Exception as error:  # a torchvision for another torch fails with RuntimeError
+        failed = _failed_library(error) or name
+        what = "which" if failed == name else f"which imports {failed}, and that"
+        raise ParamError(
+            f"Param backbone names {name}, {what} is installed and fails when it is imported: {type(error).__name__}: "
+            f"{error}. {failed} may be made for another version or build of torch: install the one for yours."
+        ) from error
+
+
+def _failed_library(error: Exception) -> str | None:
+    """The library of which a module was imported when an exception was raised, in it or in what it called."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    libraries = [module.partition(".")[0] for module in modules]
+    return next((library for library in reversed(libraries) if library in LIBRARIES), None)
+
+
+def _names(library: str) -> list[str]:
+    if library == "timm":
+        timm = _library(library)
+        # With weights, names have a tag behind a point that tells which ones; without it, timm takes its default.
+        return [*timm.list_models(), *timm.list_models(pretrained=True)]
+    models = _library("torchvision.models")
+    return list(
+        models.list_models(module=models)
+    )  # those for whole images, neither for parts of them nor for videos

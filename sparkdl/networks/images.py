@@ -1,0 +1,402 @@
+"""A small residual network for images (He et al., 2016, Deep Residual Learning for Image Recognition).
+
+What is around a backbone for images: their channels normalized, and as many as it takes.
+
+From encoded images and images of any size to arrays of pixels of one size. On *ranks* and in predictions.
+
+Pixels are uint8 in the order height, width, channel; colours are red, green, blue. Pillow, which decodes bytes, is
+imported with the first of them.
+
+A column of images as a network takes it. On *ranks*, in predictions, and when a fit learns of its rows.
+
+Random changes of images for training: mirrored, or moved by a few pixels. Runs on a *rank*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparkdl.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+_LARGE = 96
+"""Images from so many pixels a side on are first made four times smaller, as He et al. do with those of ImageNet."""
+
+
+class ResidualNetwork(nn.Module):
+    """Stages of residual blocks, a mean over what is left of height and width, and a linear layer.
+
+    From stage to stage height and width are halved. The last BatchNorm of each block begins with 0, so that blocks
+    begin as the identity (Goyal et al., 2017).
+
+    Args:
+        num_channels: of the images ``(rows, channels, height, width)``.
+        size: their height and width.
+        stage_widths: channels of each stage.
+        blocks_per_stage: of two convolutions each.
+        dropout: share of the means that are dropped in training.
+        num_outputs: per row.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_channels: int,
+        size: tuple[int, int],
+        stage_widths: Sequence[int],
+        blocks_per_stage: int,
+        dropout: float,
+        num_outputs: int,
+    ) -> None:
+        super().__init__()
+        width = stage_widths[0]
+        self.stem = _large_stem(num_channels, width) if min(size) >= _LARGE else _stem(num_channels, width)
+        blocks: list[_Block] = []
+        for stage, stage_width in enumerate(stage_widths):
+            for block in range(blocks_per_stage):
+                blocks.append(_Block(width, stage_width, stride=2 if stage and not block else 1))
+                width = stage_width
+        self.blocks = nn.Sequential(*blocks)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(width, num_outputs)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        for each in blocks:
+            nn.init.zeros_(each.last_norm.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return ``(rows, outputs)``."""
+        means = self.blocks(self.stem(images)).mean(dim=(2, 3))
+        outputs: Tensor = self.head(self.dropout(means))
+        return outputs
+
+
+class _Block(nn.Module):
+    def __init__(self, num_inputs: int, num_outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(num_inputs, num_outputs, 3, stride=stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(num_outputs)
+        self.last = nn.Conv2d(num_outputs, num_outputs, 3, padding=1, bias=False)
+        self.last_norm = nn.BatchNorm2d(num_outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or num_inputs != num_outputs:
+            projection = nn.Conv2d(num_inputs, num_outputs, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(num_outputs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.relu(self.first_norm(self.first(images)))
+        return torch.relu(self.last_norm(self.last(inner)) + self.shortcut(images))
+
+
+def _stem(num_channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(num_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+    )
+
+
+def _large_stem(num_channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(num_channels, width, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    )
+
+
+class ImageNetwork(nn.Module):
+    """Normalizes the channels of images and passes them through a backbone.
+
+    Args:
+        mean: of each channel, ``(channels,)``.
+        deviation: of each channel.
+        backbone: takes images ``(rows, channels, height, width)`` and returns the scores ``(rows, classes)``, or an
+            object with ``logits``, as some do in training.
+        takes_colours: whether the backbone wants three channels also of grey images, which have one.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, *, mean: Any, deviation: Any, backbone: nn.Module, takes_colours: bool) -> None:
+        super().__init__()
+        for name, value in (("mean", mean), ("deviation", deviation)):
+            per_channel = torch.from_numpy(np.array(value, np.float32)).reshape(-1, 1, 1)
+            self.register_buffer(name, per_channel)
+        self.backbone = backbone
+        self.takes_colours = takes_colours
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return ``(rows, classes)``."""
+        if not images.is_floating_point():
+            # Without this, bytes would be widened to int64 on their way here, which takes twice what floats do. The
+            # word dtype tells who tries several that another failure, as of the size, is the one to report.
+            raise TypeError(f"images enter as floating-point numbers, not with dtype {images.dtype}")
+        images = (images - self.mean) / self.deviation
+        if self.takes_colours and images.shape[1] == 1:
+            images = images.expand(-1, 3, -1, -1)
+        outputs = self.backbone(images)
+        scores: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+        return scores
+
+
+RESIZE_MODES = ("crop", "stretch")
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+"""Pillow's modes for grey values up to 65535, which its own conversion to colours would cut off at 255."""
+
+
+def encoded_size(content: bytes, *, where: str) -> tuple[int, int]:
+    """Return height and width of an encoded image, of which only the header is read.
+
+    Raises:
+        DataError: if it is none; it says where that was.
+    """
+    image = _opened(content, where)
+    width, height = image.size
+    is_turned = image.getexif().get(0x0112, 1) >= 5  # EXIF's orientations from 5 on lie on their side
+    return (width, height) if is_turned else (height, width)
+
+
+def decoded(content: bytes, *, where: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Return an encoded image as ``(height, width, 3)``, upright as its EXIF data have it, without transparency.
+
+    Args:
+        content: a file of any format that Pillow reads.
+        where: the image is, for errors.
+        size: that it will be brought to; a JPEG is decoded no larger than it has to be for that.
+
+    Raises:
+        DataError: if it cannot be decoded; it says where that was and how to find the row.
+    """
+    image = _opened(content, where)
+    from PIL import ImageOps
+
+    try:
+        image.draft(None, (max(size), max(size)))
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode == "F":
+            raise ValueError("its pixels are floating-point numbers; give such images as arrays")
+        if upright.mode in _SIXTEEN_BITS:
+            grey = (np.clip(np.asarray(upright), 0, 0xFFFF) >> 8).astype(np.uint8)
+            return np.repeat(grey[..., None], 3, axis=2)
+        return np.array(upright.convert("RGB"))
+    except Exception as error:
+        raise _broken(content, where, error) from error
+
+
+def in_colours(pixels: npt.NDArray[np.uint8], *, where: str) -> npt.NDArray[np.uint8]:
+    """Return pixels of Spark's image source, which are grey or blue, green, red (and alpha), as red, green, blue.
+
+    Raises:
+        DataError: if there are other numbers of channels.
+    """
+    channels = pixels.shape[2]
+    if channels == 1:
+        return np.repeat(pixels, 3, axis=2)
+    if channels not in (3, 4):
+        raise DataError(
+            f"The image in {where} has {channels} channels. Spark's image source has 1, 3 or 4; give others as arrays."
+        )
+    return pixels[..., 2::-1]
+
+
+def brought_to(images: npt.NDArray[Any], size: tuple[int, int], mode: str = "crop") -> npt.NDArray[Any]:
+    """Return images ``(..., channels, height, width)`` in another size, in their dtype.
+
+    By linear interpolation, which takes the mean over what becomes one pixel where they shrink.
+
+    Args:
+        images: as uint8 or float32.
+        size: height and width.
+        mode: ``"crop"`` keeps the proportions, and the middle of what is too long; ``"stretch"`` does not.
+    """
+    height, width = images.shape[-2:]
+    if (height, width) == size:
+        return images
+    scaled = size
+    if mode == "crop":
+        # Rounded up to what may be cut, so that neither side is ever too short.
+        scale = max(size[0] / height, size[1] / width)
+        scaled = max(size[0], round(height * scale)), max(size[1], round(width * scale))
+    if scaled != (height, width):
+        images = _scaled(images, scaled)
+    top, left = (scaled[0] - size[0]) // 2, (scaled[1] - size[1]) // 2
+    return images[..., top : top + size[0], left : left + size[1]]
+
+
+def _scaled(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+    # As floats: torch 2.13 fails with an internal error on some batches of bytes that are a pixel wide.
+    batch = torch.from_numpy(images.reshape(-1, *images.shape[-3:]).astype(np.float32))
+    scaled = torch.nn.functional.interpolate(batch, size, mode="bilinear", antialias=True)
+    if images.dtype == np.uint8:
+        scaled = scaled.round_().clamp_(0, 255).to(torch.uint8)
+    return scaled.numpy().reshape(*images.shape[:-2], *size)
+
+
+def _opened(content: bytes, where: str) -> Image.Image:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(
+            f"The image in {where} has to be decoded, and Pillow, which does that, is not installed on this host: "
+            f"{error}. Install it with: pip install pillow"
+        ) from error
+    try:
+        return Image.open(io.BytesIO(content))
+    except Exception as error:
+        raise _broken(content, where, error) from error
+
+
+def _broken(content: bytes, where: str, error: Exception) -> DataError:
+    digest = hashlib.sha256(content).hexdigest()
+    starts = f", which begin with {bytes(content[:8])!r}" if content else ""
+    return DataError(
+        f"The image in {where} cannot be decoded: {type(error).__name__}: {error}. It has {len(content)} "
+        f"bytes{starts}. Leave such rows out; this one has sha2(column, 256) = '{digest}'."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInputs:
+    """Makes an array ``(rows, channels, height, width)`` of a column; saved with the model.
+
+    Encoded images and those of Spark's image source become uint8 in red, green and blue, arrays become float32 with
+    the channels that they have.
+
+    Attributes:
+        column: name of the column.
+        kind: what it holds: ``"binary"``, encoded images; ``"image"``, those of Spark's image source; or
+            ``"number"``, arrays.
+        size: height and width of what is made.
+        resize_mode: how images of another size are brought to that, see :func:`.image_pixels.brought_to`.
+        shape: of arrays, height and width, or with the channels after them, or before; ``()`` for images.
+        has_channels_first: whether the channels come before.
+    """
+
+    column: str
+    kind: str
+    size: tuple[int, int]
+    resize_mode: str = "crop"
+    shape: tuple[int, ...] = ()
+    has_channels_first: bool = False
+
+    @property
+    def num_channels(self) -> int:
+        """How many channels the images have."""
+        if self.kind != "number":
+            return 3
+        if len(self.shape) == 2:
+            return 1
+        return self.shape[0 if self.has_channels_first else 2]
+
+    @property
+    def imported_when_called(self) -> tuple[str, ...]:
+        """What serving a model with it has to install: arrays are not decoded."""
+        return () if self.kind == "number" else ("PIL",)
+
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Return the images of a batch.
+
+        Raises:
+            DataError: if one cannot be decoded, or holds what is no number.
+        """
+        rows = columns[self.column]
+        if self.kind == "number":
+            return self._of_arrays(rows)
+        images = np.empty((len(rows), 3, *self.size), np.uint8)
+        for index, pixels in enumerate(self._pixels(rows)):
+            images[index] = brought_to(pixels.transpose(2, 0, 1), self.size, self.resize_mode)
+        return images
+
+    def sizes(self, columns: Mapping[str, npt.NDArray[Any]]) -> list[tuple[int, int]]:
+        """Return height and width of each image of a batch, which is no array, before it is brought to one size."""
+        rows = columns[self.column]
+        if self.kind == "binary":
+            return [encoded_size(content, where=self._where(index)) for index, content in enumerate(rows)]
+        return [pixels.shape[:2] for pixels in rows]
+
+    @property
+    def size_of_arrays(self) -> tuple[int, int]:
+        """Height and width of images that are arrays."""
+        height, width = self.shape[1:] if self.has_channels_first else self.shape[:2]
+        return height, width
+
+    def _pixels(self, rows: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.uint8]]:
+        for index, row in enumerate(rows):
+            where = self._where(index)
+            if self.kind == "binary":
+                yield decoded(row, where=where, size=self.size)
+            else:
+                yield in_colours(row, where=where)
+
+    def _of_arrays(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        images = np.asarray(rows, np.float32).reshape(len(rows), *self.shape)
+        finite = np.isfinite(images).reshape(len(rows), -1).all(axis=1)
+        if not finite.all():
+            raise DataError(
+                f"The image in {self._where(int(np.argmin(finite)))} holds NaN or infinity, or what is too large for "
+                "float32. Fill such values, or leave those rows out."
+            )
+        if images.ndim == 3:
+            images = images[:, None]
+        elif not self.has_channels_first:
+            images = images.transpose(0, 3, 1, 2)
+        return np.ascontiguousarray(brought_to(images, self.size, self.resize_mode))
+
+    def _where(self, index: int) -> str:
+        return f"column {self.column!r}, row {index} of its batch,"
+
+
+AUGMENTATIONS = ("flip", "crop")
+_MOVED_BY = 8
+"""An image moves by up to one part of its side in so many: 4 pixels of 32, as He et al. (2016) do on CIFAR."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageAugmentation:
+    """Changes the images of a batch, each by a lot of its own; NumPy's random numbers are the rank's.
+
+    Attributes:
+        column: by which name the images ``(rows, channels, height, width)`` come.
+        flips: whether every second image, on average, is mirrored left to right.
+        crops: whether images are moved by up to an eighth of their height and width, their borders mirrored outwards.
+    """
+
+    column: str
+    flips: bool
+    crops: bool
+
+    def __call__(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays of a batch with other images."""
+        images = arrays[self.column]
+        if self.flips:
+            mirrored = np.random.random(len(images)) < 0.5
+            images = np.where(mirrored[:, None, None, None], images[..., ::-1], images)
+        if self.crops:
+            images = _moved(images)
+        return {**arrays, self.column: images}
+
+
+def _moved(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    height, width = images.shape[2:]
+    vertical, horizontal = (max(1, round(side / _MOVED_BY)) for side in (height, width))
+    margins = [(0, 0), (0, 0), (vertical, vertical), (horizontal, horizontal)]
+    padded = np.pad(images, margins, mode="symmetric")
+    tops = np.random.randint(0, 2 * vertical + 1, len(images))
+    lefts = np.random.randint(0, 2 * horizontal + 1, len(images))
+    moved = np.empty_like(images)
+    for index, (top, left) in enumerate(zip(tops, lefts, strict=True)):
+        moved[index] = padded[index, :, top : top + height, left : left + width]
+    return moved

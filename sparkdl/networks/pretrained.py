@@ -1,0 +1,244 @@
+"""Models and tokenizers of Hugging Face's transformers, as network and inputs. Tried on the *driver*; run on ranks.
+
+Folders that ``save_pretrained`` of transformers wrote, and what is refused of them. Runs on the *driver*.
+
+transformers is imported when a folder is read; nothing is fetched from the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+from sparkdl.model.architecture import evaluating
+from sparkdl.networks.text import checked_texts
+
+_TAKEN = ("input_ids", "attention_mask", "token_type_ids")
+_NO_LIMIT = 1 << 20
+"""Tokenizers without a limit say so by a huge number."""
+
+_FEW = 8
+"""How many tokens any model takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedTextInputs:
+    """Makes the inputs of a model of transformers with its own tokenizer; saved with the model.
+
+    Attributes:
+        column: name of the column of texts.
+        tokenizer: of transformers.
+        max_length: tokens of a text that count, those that the tokenizer adds among them.
+    """
+
+    column: str
+    tokenizer: Any
+    max_length: int
+
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
+        """Return numbers of tokens and which of them count, each ``(rows, longest)``, and types where there are any.
+
+        Raises:
+            DataError: if a row holds no text.
+        """
+        texts = checked_texts(columns[self.column], self.column)
+        made = self._tokens(texts, max_length=self.max_length, padding=True)
+        if made["input_ids"].shape[1] == 0:  # no token in any text: models fail without a place
+            made = self._tokens(texts, max_length=1, padding="max_length")
+        return {name: np.asarray(made[name], np.int64) for name in taken_names(self.tokenizer)}
+
+    def _tokens(self, texts: list[str], *, max_length: int, padding: bool | str) -> Any:
+        return self.tokenizer(
+            texts, truncation=True, max_length=max_length, padding=padding, return_tensors="np"
+        )
+
+
+def taken_names(tokenizer: Any) -> list[str]:
+    """Return what a tokenizer makes that a model takes."""
+    return [name for name in _TAKEN if name in tokenizer.model_input_names]
+
+
+class PretrainedTextNetwork(nn.Module):
+    """Calls a model of transformers with what :class:`PretrainedTextInputs` makes, and returns the scores of classes.
+
+    Args:
+        model: which returns ``logits``.
+        names: of the inputs, in the order in which they come.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.names = tuple(names)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return ``(rows, classes)``."""
+        scores: Tensor = self.model(**dict(zip(self.names, inputs, strict=True))).logits
+        return scores
+
+
+def longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -> int:
+    """Return how many tokens of a text a model takes, ``wanted`` at most.
+
+    Tries it, too: of the places that their configuration tells of, some models keep the first for what fills up.
+
+    Raises:
+        ParamError: if it takes no text at all.
+    """
+    config: Any = network.model.config
+    limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
+    most = min([wanted, *(int(limit) for limit in limits if limit is not None and 0 < limit < _NO_LIMIT)])
+    if _failure(tokenizer, network, most) is None:
+        return most
+    taken, refused = min(_FEW, most), most
+    failure = _failure(tokenizer, network, taken)
+    if failure is not None:
+        raise ParamError(
+            f"Param pretrained names a model that fails with a text of {taken} tokens, tried on the driver: "
+            f"{type(failure).__name__}: {failure}"
+        ) from failure
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        if _failure(tokenizer, network, middle) is None:
+            taken = middle
+        else:
+            refused = middle
+    return taken
+
+
+def _failure(tokenizer: Any, network: PretrainedTextNetwork, num_tokens: int) -> Exception | None:
+    """What a model raises with a text of so many tokens."""
+    text = np.array(["a " * num_tokens], dtype=object)
+    inputs = PretrainedTextInputs(column="text", tokenizer=tokenizer, max_length=num_tokens)({"text": text})
+    try:
+        with torch.no_grad(), evaluating(network):
+            network(*(torch.from_numpy(inputs[name]) for name in network.names))
+    except Exception as error:
+        return error
+    return None
+
+
+_VOCABULARIES = ("tokenizer.*", "*.model", "tekken.json")
+"""Files that transformers looks for beside those which the class of a tokenizer names."""
+
+
+def check_folder(folder: str) -> None:
+    """Check that transformers is installed and a folder may hold a model.
+
+    Raises:
+        ParamError: if not.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise ParamError(
+            f"Param pretrained is {folder!r}, and there is no config.json in such a folder on the driver. It takes a "
+            "local folder that model.save_pretrained(folder) and tokenizer.save_pretrained(folder) of transformers "
+            "wrote."
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which transformers reads, and that is not installed here. Install it on "
+            "driver and executors: pip install transformers"
+        )
+
+
+def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNetwork]:
+    """Return tokenizer and network of a folder, with last layers for so many classes, new where it had others or none.
+
+    Raises:
+        ParamError: if there is no tokenizer, or no model for texts as a whole, or its weights are those of another.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            local_files_only=True,
+            num_labels=num_outputs,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, of which transformers makes no tokenizer and model that tells classes: "
+            f"{type(error).__name__}: {str(error).rstrip('.')}. It takes what model.save_pretrained(folder) and "
+            "tokenizer.save_pretrained(folder) wrote."
+        ) from error
+    _check_tokenizer(tokenizer, folder)
+    _check_loaded(model, loading, folder)
+    _check_tokens(tokenizer, model, folder)
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ParamError(
+                f"Param pretrained is {folder!r}, whose tokenizer has no token that fills up. Give it one: "
+                "tokenizer.pad_token = ..., and save it again."
+            )
+        tokenizer.pad_token = tokenizer.eos_token  # as is usual for models that generate texts
+    model.config.pad_token_id = tokenizer.pad_token_id
+    tokenizer.model_input_names = _names_for(model, tokenizer.model_input_names)
+    model = model.float()  # weights may be of a lower precision
+    return tokenizer, PretrainedTextNetwork(model, taken_names(tokenizer))
+
+
+def _names_for(model: Any, names: list[str]) -> list[str]:
+    """Those of a tokenizer's outputs that a model takes: one of no model in particular makes types for any."""
+    takes = inspect.signature(model.forward).parameters
+    # A forward that does not even name tokens hands on what it is given. One that does may take others as keywords
+    # and refuse them further down.
+    return [name for name in names if name in takes] if "input_ids" in takes else names
+
+
+def _check_tokenizer(tokenizer: Any, folder: str) -> None:
+    """Check that a folder holds a tokenizer: without one transformers 5 makes one that knows no word."""
+    own = set(getattr(tokenizer, "vocab_files_names", {}).values())
+    # One of characters or bytes needs no vocabulary; to any other its settings alone give no word.
+    wanted = [*own, *_VOCABULARIES] if own else ["tokenizer_config.json", *_VOCABULARIES]
+    if not any(found.is_file() for pattern in wanted for found in Path(folder).glob(pattern)):
+        raise ParamError(
+            f"Param pretrained is {folder!r}, which holds no vocabulary of a tokenizer ({', '.join(sorted(wanted))}). "
+            "Save the tokenizer beside the model: tokenizer.save_pretrained(folder)."
+        )
+
+
+def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
+    """Check that a model knows all tokens; what it says of one beyond them would come in the midst of a fit."""
+    try:
+        embedding, numbers = model.get_input_embeddings(), tokenizer.get_vocab().values()
+    except NotImplementedError:  # as of models that hash characters
+        return
+    highest = max(numbers, default=0)
+    if isinstance(embedding, nn.Embedding) and highest >= embedding.num_embeddings:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose tokenizer numbers tokens up to {highest}, and whose model knows "
+            f"{embedding.num_embeddings} of them, from 0. Take the tokenizer that belongs to the model, or call "
+            "model.resize_token_embeddings(len(tokenizer)) and save it again."
+        )
+
+
+def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
+    """Check that only layers after the body of a model begin anew: the body's own weights are what it is taken for."""
+    # transformers 5 tells of both shapes beside a name, 4.57 of the name alone.
+    mismatched = (each if isinstance(each, str) else each[0] for each in loading["mismatched_keys"])
+    names = {*loading["missing_keys"], *mismatched}
+    lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
+    if lacking:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose weights are not those of the model that its config.json tells of: "
+            f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
+            "it again with model.save_pretrained(folder)."
+        )
+
+
+def _is_of_body(name: str, body: str) -> bool:
+    # Models that were trained to guess words lack the pooler, the body's own layer before that for classes.
+    return name.startswith(f"{body}.") and ".pooler." not in name

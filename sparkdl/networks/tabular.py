@@ -1,0 +1,134 @@
+"""A multilayer perceptron for tables: standardized numbers, embedded categories.
+
+Columns of numbers and categories as a tabular network takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+
+class TabularNetwork(nn.Module):
+    """Standardizes numbers, embeds categories, and passes both through layers of ``Linear``, ``ReLU``, ``Dropout``.
+
+    Called with numbers ``(rows, numbers)`` and the numbers of categories ``(rows, categorical columns)``, or with
+    whichever of the two there are. A category of the number 0, one that was not there in training, is embedded as
+    zeros. With a scale for the output, as for a regression, the layers learn its standardized values.
+
+    Args:
+        mean: of each number, ``(numbers,)``; empty where there are only categories.
+        deviation: of each number.
+        num_categories: of each categorical column how many were found.
+        hidden_sizes: width of each hidden layer; none for a linear model.
+        dropout: share of the outputs of hidden layers that are dropped in training.
+        num_outputs: per row.
+        output_mean: what is added to the outputs.
+        output_deviation: what they are multiplied with before.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    output_mean: Tensor
+    output_deviation: Tensor
+
+    def __init__(
+        self,
+        *,
+        mean: Any,
+        deviation: Any,
+        num_categories: Sequence[int] = (),
+        hidden_sizes: Sequence[int],
+        dropout: float,
+        num_outputs: int,
+        output_mean: float = 0.0,
+        output_deviation: float = 1.0,
+    ) -> None:
+        super().__init__()
+        scales = {
+            "mean": mean,
+            "deviation": deviation,
+            "output_mean": output_mean,
+            "output_deviation": output_deviation,
+        }
+        for name, value in scales.items():
+            self.register_buffer(name, torch.from_numpy(np.array(value, np.float32)))
+        self.embeddings = nn.ModuleList(_embedding(count) for count in num_categories)
+        width = self.mean.numel() + sum(_embedding_size(count) for count in num_categories)
+        layers: list[nn.Module] = []
+        for size in hidden_sizes:
+            layers += [nn.Linear(width, size), nn.ReLU(), nn.Dropout(dropout)]
+            width = size
+        self.layers = nn.Sequential(*layers, nn.Linear(width, num_outputs))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return ``(rows, outputs)``."""
+        parts = []
+        if self.mean.numel():
+            numbers = inputs[0].to(self.mean.dtype).flatten(1)
+            parts.append((numbers - self.mean) / self.deviation)
+        if self.embeddings:
+            codes = inputs[-1]
+            parts += [embed(codes[:, place]) for place, embed in enumerate(self.embeddings)]
+        # In a lower precision labels of 100,000 would be infinite, and those of 0.00001 nothing.
+        outputs: Tensor = self.layers(torch.cat(parts, dim=1)).to(self.output_mean.dtype)
+        return outputs * self.output_deviation + self.output_mean
+
+
+def _embedding(num_categories: int) -> nn.Embedding:
+    return nn.Embedding(num_categories + 1, _embedding_size(num_categories), padding_idx=0)
+
+
+def _embedding_size(num_categories: int) -> int:
+    """The rule of thumb of fastai: the 0.56th power, up to 50."""
+    return int(min(50, max(1, round(1.6 * float(num_categories) ** 0.56))))
+
+
+NUMBERS = "numeric features"
+CODES = "categorical features"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularInputs:
+    """Makes a matrix of numbers and one of category numbers from columns; saved with the model.
+
+    Attributes:
+        numeric: names of the columns of numbers, scalars or arrays of fixed length.
+        categories: by the name of each categorical column what was found in it, in ascending order. The first has the
+            number 1; 0 stands for whatever is none of them.
+    """
+
+    numeric: tuple[str, ...] = ()
+    categories: Mapping[str, tuple[Any, ...]]
+
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Return ``(rows, numbers)`` as float32 and ``(rows, categorical columns)`` as int64, those that there are."""
+        made: dict[str, npt.NDArray[Any]] = {}
+        if self.numeric:
+            made[NUMBERS] = joined(columns, self.numeric)
+        if self.categories:
+            codes = [category_codes(columns[name], known) for name, known in self.categories.items()]
+            made[CODES] = np.stack(codes, axis=1)
+        return made
+
+
+def joined(columns: Mapping[str, npt.NDArray[Any]], names: tuple[str, ...]) -> npt.NDArray[np.float32]:
+    """Return columns of numbers side by side, arrays flattened, as ``(rows, numbers)``."""
+    parts = [np.asarray(columns[name], np.float32) for name in names]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def category_codes(values: npt.NDArray[Any], known: tuple[Any, ...]) -> npt.NDArray[np.int64]:
+    """Return for each value its place among the known categories, from 1; 0 where it is none of them."""
+    if values.dtype == object:
+        places = {category: place for place, category in enumerate(known, start=1)}
+        return np.fromiter((places.get(value, 0) for value in values), np.int64, len(values))
+    categories = np.array(known)
+    places_found = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
+    return np.where(categories[places_found] == values, places_found + 1, 0).astype(np.int64)

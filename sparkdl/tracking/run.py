@@ -1,0 +1,444 @@
+"""The MLflow run of one fit: opened or joined, filled, and ended as the fit ended. Runs on the *driver*.
+
+A fit tells its run what happens and goes on; a thread (:mod:`sparkdl.tracking.sender`) does the talking. At the end the
+fit waits until all is sent, for a stated time. What is not sent by then is kept (:mod:`sparkdl.tracking.kept_runs`).
+
+A run of MLflow that is told of by a thread of its own. Runs on the *driver*.
+
+A run that the runs of several fits are nested in: those of a CrossValidator, or of several Param maps. *Driver*.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import threading
+import time
+import uuid
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from sparkdl.errors import ParamError
+from sparkdl.tracking.flavor import FlavorOptions, current_code, save_flavor
+from sparkdl.tracking.kept_runs import KeptRun, Shelf, keep_run
+from sparkdl.tracking.logged_model import Registration
+from sparkdl.tracking.sender import (
+    KINDS_OF_MODELS,
+    MAX_METRICS_PER_MESSAGE,
+    Message,
+    RefusedError,
+    Sender,
+    deliver,
+    file_message,
+    is_refusal,
+)
+from sparkdl.tracking.start import (
+    BegunRun,
+    Switches,
+    begin_run,
+    choose_store,
+    current_switches,
+    describe_start,
+    without_credentials,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from sparkdl.tracking.logged_model import LoggedDataset, LoggedModelSpec
+    from sparkdl.tracking.start import GroupOfRuns
+
+
+BYTES_PER_S = 1 << 20
+"""For models and checkpoints a fit waits a second more for so many bytes."""
+
+_WAIT_AFTER_INTERRUPT_S = 5.0
+_MAX_PARAM_VALUE_LENGTH = 500  # of the oldest servers in use; MLflow 2.x and 3.x take 6000
+
+_making_database = threading.Lock()
+"""Of two threads that find no database at once, both would make one."""
+
+_logger = logging.getLogger(__name__)
+
+
+class MlflowRun:
+    """A run of MLflow, with the thread that tells of it; see :class:`sparkdl.tracking.run.FitRun`."""
+
+    is_tracked = True
+
+    def __init__(
+        self,
+        shelf: Callable[[], Shelf],
+        *,
+        experiment: str | None,
+        run_name: str | None,
+        tags: Mapping[str, str],
+        group: GroupOfRuns | None,
+        wait_s: float,
+    ) -> None:
+        import mlflow
+
+        self.switches = current_switches()
+        self.run_id: str | None = None
+        self.model_uri: str | None = None
+        self._shelf, self._group = shelf, group
+        self._warn: Callable[..., None] = _logger.debug if self.switches.silent else _logger.warning
+        self._tracking_uri = mlflow.get_tracking_uri()
+        self.has_begun = threading.Event()
+        self._begun: BegunRun | None = None
+        self.start = describe_start(
+            experiment=experiment,
+            run_name=run_name,
+            tags={**tags, **(self.switches.extra_tags or {})},
+            exclusive=self.switches.exclusive,
+            group=group,
+        )
+        self._wait_s = wait_s
+        self._num_kept = 0
+        self._refused: list[Message] = []  # what is kept although the server will not have it now
+        self._is_abandoned = False
+        name = f"the run {run_name!r}" if run_name else "the run of this fit"
+        self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
+        # With nothing to say: so that the run begins at once.
+        self._sender.put(Message(kind="tags", content={"tags": {}}))
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Write down Params, cut to the length that MLflow takes."""
+        cut = {name: _cut(str(value)) for name, value in params.items()}
+        self._sender.put(Message(kind="params", content={"params": cut}))
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write down metrics; those that are no numbers are left out."""
+        now = int(time.time() * 1000)
+        told = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
+        for start in range(0, len(told), MAX_METRICS_PER_MESSAGE):
+            part = told[start : start + MAX_METRICS_PER_MESSAGE]
+            self._sender.put(Message(kind="metrics", content={"metrics": part}))
+
+    def log_file(self, path: str, content: bytes) -> None:
+        """Write a small file into the artifacts."""
+        self._sender.put(file_message(path, content))
+
+    def log_folder(self, path: str, folder: Path) -> None:
+        """Copy a local folder into the artifacts."""
+        self._wait_s += _bytes_in(folder) / BYTES_PER_S
+        self._sender.put(Message(kind="folder", content={"path": path}, folder=folder))
+
+    def log_dataset(self, dataset: LoggedDataset) -> None:
+        """Write down what was trained on."""
+        if self.switches.log_datasets:
+            content = {"dataset": asdict(dataset), "context": "training"}
+            self._sender.put(Message(kind="dataset", content=content))
+
+    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
+        """Write a model of MLflow below a local folder, and log it."""
+        if not self.switches.log_models:
+            return
+        options = FlavorOptions(
+            has_signature=self.switches.log_model_signatures,
+            has_input_example=self.switches.log_input_examples,
+            code_paths=current_code() or None,
+        )
+        if registration is None and self.switches.registered_model_name is not None:
+            registration = Registration(name=self.switches.registered_model_name)
+        there = folder / "mlflow_model"
+        save_flavor(model, there, options)
+        self._wait_s += _bytes_in(there) / BYTES_PER_S
+        self._sender.put(Message(kind="model", content={"key": uuid.uuid4().hex}, folder=there))
+        if registration is not None:
+            content = {"registration": asdict(registration)}
+            self._sender.put(Message(kind="registration", content=content))
+
+    def flush(self) -> None:
+        """Wait until all is sent, for as long as a fit waits."""
+        self._is_abandoned = not self._wait(self._wait_s)
+
+    def close(self, status: str) -> None:
+        """End the run, and keep what the server has not taken."""
+        end = {"status": status, "end_time": int(time.time() * 1000)}
+        self._sender.put(Message(kind="end", content=end))
+        wait_s = min(self._wait_s, _WAIT_AFTER_INTERRUPT_S) if status == "KILLED" else self._wait_s
+        is_sent = False
+        try:
+            is_sent = not self._is_abandoned and self._wait(wait_s)
+        finally:  # also when the user does not want to wait any more
+            left = self._sender.close()
+            left = [*self._refused, *([] if is_sent else left)]
+            if left:
+                self._keep(left)
+
+    def _wait(self, timeout_s: float) -> bool:
+        started = time.monotonic()
+        is_sent = self._sender.wait(timeout_s)
+        self._wait_s = max(0.0, self._wait_s - (time.monotonic() - started))
+        return is_sent
+
+    def _send(self, message: Message) -> None:
+        """Send one message, the beginning of the run before the first; on the sender's thread."""
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        if self._begun is None:
+            parent_id = None if self._group is None else self._group.parent_id()
+            with nullcontext() if self._tracking_uri.startswith("http") else _making_database:
+                client = mlflow.MlflowClient(self._tracking_uri)
+                self._begun = begin_run(client, self.start, parent_id)
+            self.run_id = self._begun.run_id
+            self.has_begun.set()
+        if message.kind == "end" and self._begun.is_joined:
+            return
+        if message.kind == "registration" and self.model_uri is None:
+            self._refused.append(message)  # as the model was
+            return
+        client = mlflow.MlflowClient(self._tracking_uri)
+        try:
+            self.model_uri = deliver(client, self._begun.run_id, message, self.model_uri) or self.model_uri
+        except MlflowException as error:
+            if is_refusal(error):
+                if message.kind in KINDS_OF_MODELS:
+                    self._refused.append(message)
+                raise RefusedError from error
+            raise
+
+    def _keep(self, messages: list[Message]) -> None:
+        kept = KeptRun(
+            tracking_uri=without_credentials(self._tracking_uri),
+            start=self.start,
+            run=self._begun,
+            messages=messages,
+            model_uri=self.model_uri,
+        )
+        why = "" if self._sender.last_error is None else f" ({type(self._sender.last_error).__name__})"
+        try:
+            place = keep_run(kept, self._shelf(), part=self._num_kept)
+        except Exception as error:
+            self._warn(
+                "MLflow did not take what this fit had to say%s, and it could not be kept either: %s. The "
+                "model is trained; sparkdl.mlflow.log_model(model) logs it.",
+                why,
+                without_credentials(str(error)),
+            )
+            return
+        self._num_kept += 1
+        self._warn(
+            "MLflow did not take all that this fit had to say%s. It is kept in %s: when the server takes it, "
+            "send it by sparkdl.mlflow.send_kept(%r).",
+            why,
+            place,
+            place.rpartition("/unsent-runs/")[0],
+        )
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _MAX_PARAM_VALUE_LENGTH else value[: _MAX_PARAM_VALUE_LENGTH - 3] + "..."
+
+
+TrackingMode = Literal["auto", "on", "off"]
+
+WAIT_S = 30.0
+"""How long a fit waits at its end until all is sent, beside what its model takes."""
+
+
+class FitRun(Protocol):
+    """Where a fit writes down what it does; nothing here waits for a server, but for :meth:`flush`."""
+
+    switches: Switches
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether anything is written down."""
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id of the run; None without tracking, and as long as the server has not told."""
+
+    @property
+    def model_uri(self) -> str | None:
+        """URI of the logged model; None where the server has not taken one."""
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Write down Params, cut to the length that MLflow takes."""
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write down metrics; those that are no numbers are left out."""
+
+    def log_file(self, path: str, content: bytes) -> None:
+        """Write a small file into the artifacts of the run."""
+
+    def log_folder(self, path: str, folder: Path) -> None:
+        """Copy a local folder into the artifacts of the run; it has to stay until the run is closed."""
+
+    def log_dataset(self, dataset: LoggedDataset) -> None:
+        """Write down what was trained on."""
+
+    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
+        """Log a saved model, for which files are written below a local folder that stays until the run is closed."""
+
+    def flush(self) -> None:
+        """Wait until all is sent, for as long as a fit waits."""
+
+
+class NoRun:
+    """The run of a fit that is not tracked."""
+
+    switches = Switches()
+    is_tracked = False
+    run_id: str | None = None
+    model_uri: str | None = None
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Do nothing."""
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def log_file(self, path: str, content: bytes) -> None:
+        """Do nothing."""
+
+    def log_folder(self, path: str, folder: Path) -> None:
+        """Do nothing."""
+
+    def log_dataset(self, dataset: LoggedDataset) -> None:
+        """Do nothing."""
+
+    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+def is_tracking(mode: TrackingMode) -> bool:
+    """Return whether fits are tracked: for ``"auto"`` where mlflow is installed and autolog not disabled.
+
+    Raises:
+        ParamError: for ``"on"`` when mlflow is not installed.
+    """
+    if mode == "off":
+        return False
+    if importlib.util.find_spec("mlflow") is None:
+        if mode == "on":
+            raise ParamError(
+                "Param tracking is 'on' and mlflow is not installed. Install mlflow, or set it to 'off'."
+            )
+        return False
+    return mode == "on" or not current_switches().disable
+
+
+@contextmanager
+def open_run(
+    mode: TrackingMode,
+    *,
+    shelf: Callable[[], Shelf],
+    experiment: str | None = None,
+    run_name: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    group: GroupOfRuns | None = None,
+    wait_s: float = WAIT_S,
+) -> Iterator[FitRun]:
+    """Open the run of a fit, or join the one that is active; end it as the fit ends.
+
+    A run that was active before stays open. A run that already holds the Params of an earlier fit is not
+    written over: the fit then gets a nested run. Where MLflow has no tracking URI (no
+    ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks) it is set to the SQLite store
+    ``mlflow.db`` in the working directory. A server that does not answer costs warnings.
+
+    Args:
+        mode: ``"on"``, ``"off"``, or ``"auto"``: on when mlflow is installed.
+        shelf: gives the place for what cannot be sent.
+        experiment: name of the experiment, made when it is not there; MLflow's active one when None.
+        run_name: name of a new run; MLflow makes one up when None.
+        tags: of a new run.
+        group: of runs that this one is nested in.
+        wait_s: how long to wait for the server at the end, beside the time of what is large.
+
+    Raises:
+        ParamError: for ``"on"`` when mlflow is not installed.
+    """
+    if not is_tracking(mode):
+        yield NoRun()
+        return
+    choose_store()
+    run = MlflowRun(
+        shelf, experiment=experiment, run_name=run_name, tags=tags or {}, group=group, wait_s=wait_s
+    )
+    status = "FAILED"
+    try:
+        yield run
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        run.close(status)
+
+
+_WAIT_FOR_PARENT_S = 60.0
+_WAIT_AT_END_S = 10.0
+
+
+class RunGroup:
+    """The user's run that was active where the group began, or else a run of its own, which ends with :meth:`close`.
+
+    Attributes:
+        active: the user's run.
+        key: of the run of its own.
+    """
+
+    def __init__(
+        self, shelf: Callable[[], Shelf], *, experiment: str | None, name: str, wait_s: float = _WAIT_AT_END_S
+    ) -> None:
+        import mlflow
+
+        choose_store()
+        self.active: Any = None if current_switches().exclusive else mlflow.active_run()
+        self._run: MlflowRun | None = None
+        if self.active is None:
+            self._run = MlflowRun(
+                shelf, experiment=experiment, run_name=name, tags={}, group=None, wait_s=wait_s
+            )
+        self.key = None if self._run is None else self._run.start.key
+        self._has_failed = self._is_closed = False
+        self._lock = threading.Lock()
+
+    def parent_id(self) -> str:
+        """Return the id of the run that others are nested in; called on the threads that send.
+
+        Raises:
+            TimeoutError: if the server has not told in time.
+        """
+        if self._run is None:
+            return str(self.active.info.run_id)
+        if not self._run.has_begun.wait(_WAIT_FOR_PARENT_S):
+            raise TimeoutError("the run that this one is nested in could not be opened")
+        assert self._run.run_id is not None
+        return self._run.run_id
+
+    def note_failure(self) -> None:
+        """Have the run of its own end as failed."""
+        self._has_failed = True
+
+    def close(self) -> None:
+        """End the run of its own; doing so again does nothing."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if self._run is not None and not was_closed:
+            self._run.close("FAILED" if self._has_failed else "FINISHED")
+
+
+def open_group(
+    mode: TrackingMode, shelf: Callable[[], Shelf], *, experiment: str | None, name: str
+) -> RunGroup | None:
+    """Begin a group of runs; None without tracking.
+
+    Raises:
+        ParamError: for ``"on"`` when mlflow is not installed.
+    """
+    return RunGroup(shelf, experiment=experiment, name=name) if is_tracking(mode) else None

@@ -1,0 +1,290 @@
+"""How the run of a fit begins: opened anew, nested under another, or joined. Runs on the *driver*.
+
+What a run begins with is found out on the caller's thread, without a word to the server; :func:`begin_run` does the
+talking, from the thread that sends, and later for runs that were kept.
+
+Which MLflow server a program reports to, and how its address is written down. Runs on the *driver*.
+
+What :func:`sparkdl.autolog` has switched, as fits ask for it. Runs on the *driver*.
+
+MLflow itself keeps the arguments of the last call, as it does for its own integrations.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mlflow import MlflowClient
+
+
+KEY_TAG = "sparkdl.run_key"
+"""By which runs find each other that were begun without a server."""
+
+_PARENT_TAG = "mlflow.parentRunId"
+_DEFAULT_STORE = "mlflow.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """What is known of a run before the server knows of it; JSON holds it.
+
+    Attributes:
+        key: names it until it has an id.
+        experiment: name of the experiment, made when it is not there; None for the one with `experiment_id`.
+        experiment_id: of the experiment; None for MLflow's active one.
+        name: of the run; MLflow makes one up when None.
+        tags: of the run: who runs what, as MLflow notes it.
+        start_time: in milliseconds.
+        active: id of the run that was active on the caller's thread, if any.
+        may_join: whether the fit goes into the active run where that has no params yet; else it is nested under it.
+        parent_key: key of the run under which it is nested, in the place of the active one.
+    """
+
+    key: str
+    experiment: str | None = None
+    experiment_id: str | None = None
+    name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    start_time: int = 0
+    active: str | None = None
+    may_join: bool = True
+    parent_key: str | None = None
+
+
+class GroupOfRuns(Protocol):
+    """Runs that are nested under one.
+
+    Attributes:
+        active: the user's run that they are nested under, if there is one.
+        key: else the key of the run that was begun for them.
+    """
+
+    active: Any
+    key: str | None
+
+    def parent_id(self) -> str:
+        """Return the id of the run that they are nested in; may wait for the server."""
+
+
+def describe_start(
+    *,
+    experiment: str | None,
+    run_name: str | None,
+    tags: Mapping[str, str],
+    exclusive: bool,
+    group: GroupOfRuns | None = None,
+) -> RunStart:
+    """Find out how a run that is begun on this thread begins.
+
+    Args:
+        experiment: name of the experiment.
+        run_name: name of the run.
+        tags: beside those that MLflow makes of the context.
+        exclusive: whether a run that is active is left alone.
+        group: that the run is one of.
+    """
+    import mlflow
+    from mlflow.tracking.context.registry import resolve_tags
+    from mlflow.tracking.fluent import _get_experiment_id
+
+    key = uuid.uuid4().hex
+    active: Any = None if exclusive else mlflow.active_run()
+    if group is not None:
+        active = group.active
+    experiment_id = None if active is None else active.info.experiment_id
+    if experiment is None and experiment_id is None and "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        experiment_id = _get_experiment_id()  # of the notebook, of which other threads may not know
+    return RunStart(
+        key=key,
+        experiment=experiment if active is None else None,
+        experiment_id=experiment_id,
+        name=run_name,
+        tags={**resolve_tags(dict(tags)), KEY_TAG: key},
+        start_time=int(time.time() * 1000),
+        active=None if active is None else active.info.run_id,
+        may_join=group is None,
+        parent_key=None if group is None else group.key,
+    )
+
+
+@dataclass(frozen=True)
+class BegunRun:
+    """A run that the server knows.
+
+    Attributes:
+        run_id: its id.
+        is_joined: whether somebody else has opened it and will end it.
+    """
+
+    run_id: str
+    is_joined: bool = False
+
+
+def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = None) -> BegunRun:
+    """Open or join the run.
+
+    Args:
+        client: of the server.
+        start: of the run.
+        parent_id: id of the run that ``start.parent_key`` names.
+
+    Raises:
+        Exception: what MLflow raises when the run cannot be opened.
+    """
+    if start.active is not None and start.may_join and not client.get_run(start.active).data.params:
+        return BegunRun(start.active, is_joined=True)
+    experiment_id = _experiment_id(client, start)
+    before = find_run(client, [experiment_id], start.key)
+    if before is not None:  # it was begun, and the answer got lost
+        return BegunRun(before)
+    parent = parent_id or start.active
+    tags = {**start.tags, **({_PARENT_TAG: parent} if parent is not None else {})}
+    run = client.create_run(experiment_id, start_time=start.start_time, tags=tags, run_name=start.name)
+    return BegunRun(run.info.run_id)
+
+
+def find_run(client: MlflowClient, experiment_ids: list[str], key: str) -> str | None:
+    """Return the id of the run that was begun with a key; None if the experiments have none."""
+    found = client.search_runs(experiment_ids, f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    return found[0].info.run_id if found else None
+
+
+def _experiment_id(client: MlflowClient, start: RunStart) -> str:
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking.fluent import _get_experiment_id
+
+    if start.experiment is None:
+        return str(start.experiment_id or _get_experiment_id())
+    found = client.get_experiment_by_name(start.experiment)
+    if found is None:
+        try:
+            return str(client.create_experiment(start.experiment))
+        except MlflowException:
+            found = client.get_experiment_by_name(start.experiment)  # another fit was faster
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def choose_store() -> None:
+    """Have MLflow write to ``mlflow.db`` in the working directory, where nobody has told it where to."""
+    import mlflow
+
+    if mlflow.is_tracking_uri_set() or "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return
+    if mlflow.active_run() is not None:  # and lies where MLflow writes by itself
+        return
+    # MLflow 2 would write ./mlruns; MLflow 3 too, where that folder already holds runs.
+    mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / _DEFAULT_STORE}")
+
+
+# Of databases a password ends at the @, as SQLAlchemy reads it; of servers the host ends at the first slash.
+_USER_AND_PASSWORD = re.compile(
+    r"(?P<scheme>https?://)(?:[^\s/?#@]*@)+"
+    r"|(?P<database>\b(?!https?:)[a-z][\w+.-]*://)[^\s:/?#@]*(?::[^\s@]*)?@(?:[^\s/?#@]*@)*",
+    re.IGNORECASE,
+)
+_PASSWORD_IN_QUERY = re.compile(r"(?P<name>[?&](?:password|passwd|token)=)[^\s&#]*", re.IGNORECASE)
+
+_VARIABLE = "MLFLOW_TRACKING_URI"
+_one_at_a_time = threading.RLock()
+
+
+def without_credentials(text: str) -> str:
+    """Return a URI, or a text that may name some, without the users and passwords in them."""
+    bare = _USER_AND_PASSWORD.sub(lambda found: found["scheme"] or found["database"], text)
+    return _PASSWORD_IN_QUERY.sub(lambda found: found["name"], bare)
+
+
+def use_tracking_uri(uri: str) -> None:
+    """Have MLflow report to a server or store, as ``mlflow.set_tracking_uri`` does.
+
+    Raises:
+        ParamError: if mlflow is not installed.
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        raise ParamError(
+            f"A fit is to be tracked at {without_credentials(uri)}, and mlflow is not installed. Install "
+            "mlflow."
+        )
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+
+
+@contextmanager
+def reporting_to(uri: str) -> Iterator[None]:
+    """Have functions of MLflow that know only the process's server report to a given one, one thread at a time.
+
+    The process's server is as it was afterwards, also where none was set; one that the user has set meanwhile stays.
+    """
+    import mlflow
+
+    with _one_at_a_time:
+        before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
+        variable = os.environ.get(_VARIABLE)
+        if before == uri:
+            yield
+            return
+        mlflow.set_tracking_uri(uri)
+        try:
+            yield
+        finally:
+            if mlflow.get_tracking_uri() == uri:
+                mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None unsets it
+                # MLflow writes it there as well; 2.19 does not take it back.
+                if variable is None:
+                    os.environ.pop(_VARIABLE, None)
+                else:
+                    os.environ[_VARIABLE] = variable
+
+
+def with_known_credentials(uri: str) -> str:
+    """Return the process's own URI where it differs from a bare one only by user and password; else the bare one."""
+    import mlflow
+
+    own = mlflow.get_tracking_uri()
+    return own if without_credentials(own) == uri else uri
+
+
+INTEGRATION = "sparkdl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Switches of ``sparkdl.autolog``, with the values that hold without a call; see there what each does."""
+
+    log_models: bool = True
+    log_input_examples: bool = True
+    log_model_signatures: bool = True
+    log_datasets: bool = True
+    disable: bool = False
+    exclusive: bool = False
+    disable_for_unsupported_versions: bool = False
+    silent: bool = False
+    every_n_iter: int = 1
+    registered_model_name: str | None = None
+    extra_tags: Mapping[str, str] | None = field(default=None)
+
+
+def current_switches() -> Switches:
+    """Return the switches of the last call of ``sparkdl.autolog``; the defaults where there was none."""
+    from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS
+
+    told: dict[str, Any] = AUTOLOGGING_INTEGRATIONS.get(INTEGRATION) or {}
+    return Switches(**told)

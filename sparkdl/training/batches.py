@@ -1,0 +1,115 @@
+"""Moves batches to a GPU ahead of the training loop: through pinned memory, on a CUDA stream of its own.
+
+Runs on a *rank*. A thread takes batches from the feed, copies them to pinned memory and starts their copy to the
+device, while the loop computes on earlier ones; what waits there is bounded in bytes. Batches that may not be made on
+another thread take the same way without it. On the CPU batches stay as they are: tensors can lie over their memory.
+
+How long a rank waits for a row group in a fit. Runs on a *rank*.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparkdl.data.feed.feed import READ_AHEAD_BYTES
+from sparkdl.data.files.threads import ReadAhead
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import numpy.typing as npt
+
+    from sparkdl.collective import Communicator
+    from sparkdl.model.inputs import Arrays
+    from sparkdl.training.objective import Batch
+
+
+Copy: TypeAlias = tuple[dict[str, Tensor], Any]
+"""A batch on the device, and the event after which it is there."""
+
+_MAX_BATCHES_AHEAD = 8
+_AHEAD_BYTES = READ_AHEAD_BYTES // 4
+"""What batches take at most in pinned memory, and as much on the device, that wait there or are being copied."""
+
+
+def batches_for(
+    device: torch.device, batches: Generator[Arrays, None, None], *, ahead: bool = True
+) -> Generator[Batch, None, None]:
+    """Return the batches as a step on the device takes them, in their order; whoever leaves off closes them.
+
+    Args:
+        device: of the module.
+        batches: as arrays of numbers.
+        ahead: whether they may be made on a thread beside the training, before it asks for them.
+    """
+    if device.type != "cuda":
+        return batches
+    return _on_gpu(device, batches) if ahead else _one_by_one(device, batches)
+
+
+def _one_by_one(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
+    with closing(batches):
+        for batch in batches:
+            yield {name: _pinned(array).to(device, non_blocking=True) for name, array in batch.items()}
+
+
+def copied_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BYTES) -> ReadAhead[Copy]:
+    """Have batches copied in a thread of their own: as many ahead as fit, one at least."""
+    return ReadAhead(
+        copies,
+        _MAX_BATCHES_AHEAD,
+        "sparkdl-device-copies",
+        max_bytes=max_bytes,
+        bytes_of=lambda copy: sum(tensor.nbytes for tensor in copy[0].values()),
+    )
+
+
+def _on_gpu(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
+    stream = torch.cuda.Stream(device)
+    ahead = copied_ahead(_copies(device, stream, batches))
+    try:
+        for tensors, copied in ahead:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(copied)
+            for tensor in tensors.values():
+                # Their memory is the other stream's; it must not take it back before this one is done with it.
+                tensor.record_stream(current)
+            yield tensors
+    finally:
+        ahead.close()
+
+
+def _copies(
+    device: torch.device, stream: torch.cuda.Stream, batches: Generator[Arrays, None, None]
+) -> Generator[Copy, None, None]:
+    with closing(batches):
+        for batch in batches:
+            with torch.cuda.device(device), torch.cuda.stream(stream):
+                tensors = {
+                    name: _pinned(array).to(device, non_blocking=True) for name, array in batch.items()
+                }
+                copied = torch.cuda.Event()
+                copied.record(stream)
+            yield tensors, copied
+
+
+def _pinned(array: npt.NDArray[Any]) -> Tensor:
+    # torch keeps pinned memory for later use, and does not give it out before copies from it are done.
+    return torch.from_numpy(np.require(array, requirements=["W"])).pin_memory()
+
+
+_MOST_S = 600.0
+
+
+def read_timeout_s(communicator: Communicator) -> float:
+    """Return the seconds to wait for a row group: half of those that the others wait for this rank, at most 600.
+
+    While a rank reads, the others wait for it in a collective. It has to give up before they do, as it alone can say
+    which file it waits for.
+    """
+    return min(_MOST_S, communicator.timeout_s / 2)

@@ -1,0 +1,334 @@
+"""Takes checkpoints in the course of a fit, and has a fit go on from one. Runs on every *rank*; rank 0 writes.
+
+Which checkpoint a fit goes on from: the newest one that is whole, if it is of this fit. Runs on every *rank*.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective.byte_exchange import broadcast_bytes
+from sparkdl.errors import CheckpointError
+from sparkdl.training.batches import read_timeout_s
+from sparkdl.training.checkpoint.files import (
+    FIT,
+    MODEL,
+    OPTIMIZER,
+    RANKS,
+    Content,
+    DamagedFileError,
+    Manifest,
+    load_file,
+)
+from sparkdl.training.checkpoint.folder import CheckpointFolder, CheckpointWriter
+from sparkdl.training.checkpoint.identity import check_identity, fit_identity
+from sparkdl.training.checkpoint.state import (
+    FitState,
+    gather_rank_states,
+    load_module_state,
+    loss_buffers,
+    read_rank_state,
+    set_buffers,
+)
+from sparkdl.training.history import EpochRecord, join_meter_states
+from sparkdl.training.objective import Place
+from sparkdl.training.random_state import random_numbers_apart, seed_rank, set_random_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from sparkdl.collective import Communicator
+    from sparkdl.data import ParquetDataset, PlannedFeed
+    from sparkdl.training.callbacks import FitCourse
+    from sparkdl.training.history import EpochMeter
+    from sparkdl.training.spec import TrainingSpec
+    from sparkdl.training.step import TrainingStep
+    from sparkdl.training.update import UpdatePlan
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a fit begins.
+
+    Attributes:
+        epoch: number of the epoch, from 1; one more than there are if nothing is left to do.
+        step: how many of its steps are done.
+        history: records of the epochs before.
+        meter: state of this rank's meter of the epoch, if some of it is done.
+    """
+
+    epoch: int = 1
+    step: int = 0
+    history: tuple[EpochRecord, ...] = ()
+    meter: dict[str, Any] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one fit on one rank; a context manager that leaves none half written when the fit ends well.
+
+    Args:
+        choice: from which checkpoint the fit goes on.
+        spec: of the fit; it says where and when checkpoints are taken, if they are.
+        state: what all ranks have alike.
+        step: of the training.
+        updates: says which steps update the weights.
+        feed: of the rows.
+        course: of the fit, whose end a callback of this rank may have asked for.
+        communicator: of all ranks.
+    """
+
+    def __init__(
+        self,
+        choice: Choice,
+        *,
+        spec: TrainingSpec,
+        state: FitState,
+        step: TrainingStep,
+        updates: UpdatePlan,
+        feed: PlannedFeed,
+        course: FitCourse,
+        communicator: Communicator,
+    ) -> None:
+        self._choice, self._plan, self._course = choice, spec.checkpoints, course
+        self._spec, self._state, self._step = spec, state, step
+        self._updates, self._feed, self._communicator = updates, feed, communicator
+        self._writer: CheckpointWriter | None = None
+        self._num_updates = 0
+        self._position = Position()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close(failed=kind is not None)
+
+    def resume(self) -> Position:
+        """Go on from the checkpoint that was chosen, if there is one; collective, and the last thing before training.
+
+        Raises:
+            CheckpointError: if this rank cannot read it.
+            StoreError: if the folder cannot be read.
+        """
+        if self._plan is None:
+            return self._position
+        folder, name = CheckpointFolder(self._plan.url), self._choice.name
+        if self._communicator.rank == 0:
+            self._writer = CheckpointWriter(
+                folder, num_kept=self._plan.num_kept, damaged=self._choice.damaged
+            )
+        if name:
+            try:
+                self._position = self._restore(folder, name)
+            except DamagedFileError as error:
+                raise CheckpointError(
+                    f"The checkpoint {folder.url}/{name} was whole when rank 0 looked, and rank "
+                    f"{self._communicator.rank} cannot read it: {error}. See whether every executor reaches it."
+                ) from error
+        return self._position
+
+    def begin_epoch(self, epoch: int, meter: EpochMeter) -> None:
+        """Have plan and meter of an epoch go on where the fit does; those of later epochs begin anew."""
+        is_resumed = epoch == self._position.epoch and self._position.step > 0
+        step = self._position.step if is_resumed else 0
+        self._updates.begin(epoch, step)
+        if not self._step.has_batch and not self._feed.rows_in_step(0, epoch - 1)[self._communicator.rank]:
+            self._step.remember(self._earlier_batch(epoch, step))
+        if is_resumed and self._position.meter:
+            meter.load_state_dict(self._position.meter)
+
+    def after_step(self, epoch: int, step: int, meter: EpochMeter) -> None:
+        """Take a checkpoint if one is due after this step, counted from 1; collective."""
+        if self._plan is None or not self._updates.is_last_of_update(step):
+            return
+        self._num_updates += 1
+        if step == self._updates.num_steps:
+            return  # that of the end of the epoch follows
+        if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
+            self._step.settle(epoch=epoch, step=step)
+            place = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
+            self._take(place, {"meter": meter.state_dict()}, self._position.history)
+
+    def after_epoch(
+        self, history: Sequence[EpochRecord], *, finished: bool = False, is_best: bool = False
+    ) -> None:
+        """Take a checkpoint when an epoch and all that follows it are done; collective.
+
+        Args:
+            history: records of all epochs so far.
+            finished: whether the fit ends here.
+            is_best: whether the checkpoint is kept until a better one comes.
+        """
+        self._position = Position(epoch=history[-1].epoch + 1, history=tuple(history))
+        if self._plan is not None:
+            step = self._updates.num_steps
+            place = {"epoch": history[-1].epoch, "step": step, "ends_epoch": True, "finished": finished}
+            self._take(place, {}, history, is_best=is_best)
+
+    def _take(
+        self,
+        place: dict[str, Any],
+        own: dict[str, Any],
+        history: Sequence[EpochRecord],
+        *,
+        is_best: bool = False,
+    ) -> None:
+        module = self._state.module
+        own = {**own, "wants_to_stop": self._course.wants_to_stop}
+        ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
+        if self._writer is None:
+            return
+        given = place["step"] - self._updates.steps_before
+        states = self._state.capture(
+            history=[asdict(record) for record in history],
+            feed=self._feed.state(given, place["epoch"] - 1),
+            num_updates=self._num_updates,
+        )
+        manifest = Manifest(
+            **place,
+            epochs=self._spec.epochs,
+            world_size=self._communicator.world_size,
+            num_ranks_at_start=self._choice.num_ranks_at_start,
+            identity=self._choice.identity,
+        )
+        self._writer.write(Content(manifest=manifest, states={**states, RANKS: ranks}), is_best=is_best)
+
+    def _restore(self, folder: CheckpointFolder, name: str) -> Position:
+        location, manifest = folder.location(name), folder.manifest(name)
+        load_module_state(self._state.module, load_file(location, MODEL))
+        fit = load_file(location, FIT)
+        epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
+        # The rows may have been written anew, to files of other names; that they are the same rows was looked at.
+        self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
+        self._updates.begin(epoch, step)
+        self._num_updates = fit["num_updates"]
+        self._state.restore_optimizer(load_file(location, OPTIMIZER), fit)
+        self._state.restore_parts(fit)
+        is_as_many = manifest.world_size == self._communicator.world_size
+        meter = self._restore_rank(load_file(location, RANKS), (epoch, step), is_as_many=is_as_many)
+        return Position(epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter)
+
+    def _restore_rank(
+        self, ranks: Sequence[bytes], place: tuple[int, int], *, is_as_many: bool
+    ) -> dict[str, Any]:
+        """Give this rank what it had of its own, and return the state of its meter, if an epoch is under way."""
+        rank, module = self._communicator.rank, self._state.module
+        states = [read_rank_state(state) for state in ([ranks[rank]] if is_as_many else ranks)]
+        own = states[0]  # as the model's, the buffers of losses are otherwise those of rank 0
+        set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
+        self._course.wants_to_stop = any(state["wants_to_stop"] for state in states)
+        if not is_as_many:
+            seed_rank(self._spec.seed, rank, *place)
+            meters = [state.get("meter") for state in states]
+            return join_meter_states([meter for meter in meters if meter], rank) if all(meters) else {}
+        set_buffers(dict(module.named_buffers()), own["buffers"])
+        set_random_state(own["random"], self._step.device)
+        meter: dict[str, Any] = own.get("meter", {})
+        return meter
+
+    def _earlier_batch(self, epoch: int, step: int) -> Any:
+        """The last batch with rows that this rank has had: it takes part with it in steps without any."""
+        index, batch = self._feed.batch_before(epoch - 1, step)
+        place = Place(self._communicator.rank, epoch, index + 1)
+        with random_numbers_apart(self._step.device):
+            return self._step.objective.prepare(batch, place=place)
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """From which checkpoint a fit goes on.
+
+    Attributes:
+        name: of the checkpoint; None where the fit starts from the beginning.
+        num_ranks_at_start: with how many ranks the fit began, for which its rows are planned.
+        damaged: names of later checkpoints that cannot be read.
+        identity: of the fit, on rank 0.
+    """
+
+    name: str | None
+    num_ranks_at_start: int
+    damaged: tuple[str, ...] = ()
+    identity: dict[str, Any] = field(default_factory=dict)
+
+
+def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
+    """Have rank 0 choose the checkpoint to go on from, and tell the others; collective.
+
+    Raises:
+        CheckpointError: as :func:`choose_checkpoint`.
+        StoreError: if the folder cannot be read.
+    """
+    choice = Choice(None, communicator.world_size)
+    if spec.checkpoints is None:
+        return choice
+    if communicator.rank == 0:
+        identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
+        name, manifest, damaged = choose_checkpoint(
+            CheckpointFolder(spec.checkpoints.url), identity, spec.epochs
+        )
+        planned = spec.checkpoints.num_ranks or communicator.world_size
+        num_ranks = planned if manifest is None else manifest.num_ranks_at_start
+        choice = Choice(name, num_ranks, damaged, identity)
+    if communicator.world_size == 1:
+        return choice
+    told = json.dumps([choice.name, choice.num_ranks_at_start]).encode()
+    name, num_ranks = json.loads(broadcast_bytes(communicator, told, root=0, name="checkpoint"))
+    return Choice(name, num_ranks, choice.damaged, choice.identity)
+
+
+def choose_checkpoint(
+    folder: CheckpointFolder, identity: dict[str, Any], epochs: int
+) -> tuple[str | None, Manifest | None, tuple[str, ...]]:
+    """Return name and manifest of the newest checkpoint that is whole, and the names of later ones, which are not.
+
+    Raises:
+        CheckpointError: if it is of another fit, of one that has come further than ``epochs``, or of a newer version.
+        StoreError: if the folder cannot be read.
+    """
+    damaged: list[str] = []
+    for name, manifest in folder.newest_first():
+        try:
+            if isinstance(manifest, DamagedFileError):
+                raise manifest
+            check_progress(folder.url, manifest, identity, epochs)
+            folder.check(name, manifest)
+        except DamagedFileError as error:
+            logger.warning(
+                "The checkpoint %s/%s is not used: %s. The one before it is.", folder.url, name, error
+            )
+            damaged.append(name)
+            continue
+        return name, manifest, tuple(damaged)
+    if damaged:
+        logger.warning("%s holds no other checkpoint: the fit starts from the beginning.", folder.url)
+    return None, None, tuple(damaged)
+
+
+def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
+    """Check that a fit of so many epochs may go on from a checkpoint.
+
+    Raises:
+        CheckpointError: if it may not; it says why.
+    """
+    check_identity(manifest.identity, identity, url)
+    if manifest.epoch > epochs:
+        raise CheckpointError(
+            f"checkpointDir {url} holds a fit that has come to {manifest.place}, and epochs is {epochs}. Raise "
+            "epochs, or choose another checkpointDir."
+        )
+    if not manifest.keeps_plan:
+        raise CheckpointError(
+            f"checkpointDir {url} holds a fit that an older sparkdl has brought to {manifest.place} on "
+            f"{manifest.world_size} ranks instead of the {manifest.num_ranks_at_start} that it began with, by a plan "
+            "of the rows that this one no longer makes. Let the older sparkdl finish the fit, or choose another "
+            "checkpointDir."
+        )

@@ -1,0 +1,281 @@
+"""The folder that holds the checkpoints of one fit: which there are, which of them are whole, and which may go.
+
+On any filesystem that a Store may lie on. A checkpoint is complete once its manifest lies there, which is written last.
+Runs on *rank 0*, which alone writes, and to look at what there is on every *rank* and the *driver*.
+
+Writes checkpoints on a thread, while training goes on, and removes those that are no longer kept. On *rank 0*.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import wait
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.data.files.filesystems import Location, absolute_url, open_location
+from sparkdl.data.files.threads import DaemonThreads
+from sparkdl.data.store.housekeeping import list_folders
+from sparkdl.errors import SparkdlError, StoreError
+from sparkdl.training.checkpoint.files import (
+    FILES,
+    MANIFEST,
+    Content,
+    DamagedFileError,
+    Manifest,
+    check_file,
+    is_checkpoint_name,
+    manifest_from_json,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from concurrent.futures import Future
+    from typing import Any
+
+
+logger = logging.getLogger(__name__)
+
+_BEST = "best.json"
+
+
+class CheckpointFolder:
+    """The checkpoints at a URL.
+
+    Args:
+        url: local or shared path, or a URL as a Store takes it.
+
+    Attributes:
+        url: likewise.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = absolute_url(url)
+        self._location = open_location(self.url)
+
+    def names(self) -> list[str]:
+        """Return the names of all checkpoints, complete or not, in the order of the fit.
+
+        Raises:
+            StoreError: if the folder cannot be listed.
+        """
+        try:
+            self._location.filesystem.invalidate_cache()
+            if not self._location.filesystem.exists(self._location.path):
+                return []
+            return [name for name in list_folders(self._location) if is_checkpoint_name(name)]
+        except Exception as error:
+            raise StoreError(
+                f"The checkpoints in {self.url} cannot be listed: {explain_failure(error)}"
+            ) from error
+
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of a checkpoint.
+
+        Raises:
+            DamagedFileError: if there is none, or it cannot be understood.
+            CheckpointError: if a newer version of sparkdl wrote it.
+            StoreError: if the folder cannot be read.
+        """
+        url = f"{self.url}/{name}"
+        try:
+            with self._location.filesystem.open(f"{self._location.path}/{name}/{MANIFEST}", "rb") as file:
+                return manifest_from_json(file.read(), url)
+        except FileNotFoundError:
+            raise DamagedFileError("it was not written to its end") from None
+        except ValueError as error:
+            if isinstance(error, SparkdlError):
+                raise
+            raise DamagedFileError(f"its {MANIFEST} is damaged: {error}") from error
+        except OSError as error:
+            raise StoreError(f"{url} cannot be read: {explain_failure(error)}") from error
+
+    def location(self, name: str) -> Location:
+        """Return where the files of a checkpoint lie."""
+        return open_location(f"{self.url}/{name}")
+
+    def check(self, name: str, manifest: Manifest) -> None:
+        """Compare all files of a checkpoint with its manifest.
+
+        Raises:
+            DamagedFileError: if one is missing or another one.
+            StoreError: if the folder cannot be read.
+        """
+        try:
+            for file in FILES:
+                check_file(self.location(name), file, manifest.files[file])
+        except OSError as error:
+            raise StoreError(f"{self.url}/{name} cannot be read: {explain_failure(error)}") from error
+
+    def newest_first(self) -> Iterator[tuple[str, Manifest | DamagedFileError]]:
+        """Yield names and manifests, the newest checkpoint first; in the place of a manifest what is wrong with it."""
+        for name in reversed(self.names()):
+            try:
+                yield name, self.manifest(name)
+            except DamagedFileError as error:
+                yield name, error
+
+    def write(self, content: Content) -> str:
+        """Write a checkpoint and return its name; it appears complete or not at all.
+
+        Raises:
+            StoreError: if that fails.
+        """
+        name = content.manifest.new_name()
+        location = self.location(name)
+        try:
+            location.make_folder()
+            files = {file: write_file(location, file, content.states[file]) for file in FILES}
+            manifest = Manifest(**{**vars(content.manifest), "files": files})
+            _commit(location, MANIFEST, manifest.to_json())
+        except Exception as error:
+            with suppress(Exception):
+                self._location.filesystem.rm(location.path, recursive=True)
+            why = explain_failure(
+                error, "Choose a checkpointDir that the driver and every executor can write."
+            )
+            raise store_error(f"The checkpoint {self.url}/{name} cannot be written: {why}") from error
+        return name
+
+    def mark_best(self, name: str) -> None:
+        """Have a checkpoint kept, in the place of the one that was the best before.
+
+        Raises:
+            StoreError: if that cannot be written.
+        """
+        try:
+            _commit(self._location, _BEST, json.dumps({"checkpoint": name}) + "\n")
+        except Exception as error:
+            raise StoreError(
+                f"{self.url}/{_BEST}, which names the best checkpoint, cannot be written: {explain_failure(error)}"
+            ) from error
+
+    def best(self) -> str | None:
+        """Return the name of the best checkpoint, if one was marked.
+
+        Raises:
+            StoreError: if that cannot be read.
+        """
+        try:
+            with self._location.filesystem.open(f"{self._location.path}/{_BEST}", "rb") as file:
+                content: Any = json.loads(file.read())
+        except (FileNotFoundError, ValueError):
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.url}/{_BEST} cannot be read: {explain_failure(error)}") from error
+        return str(content["checkpoint"]) if isinstance(content, dict) and "checkpoint" in content else None
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, its manifest first; what cannot be removed is logged."""
+        path = f"{self._location.path}/{name}"
+        try:
+            with suppress(FileNotFoundError):
+                self._location.filesystem.rm(f"{path}/{MANIFEST}")
+            with suppress(FileNotFoundError):
+                self._location.filesystem.rm(path, recursive=True)
+            self._location.filesystem.invalidate_cache()
+        except Exception as error:  # training does not depend on it
+            logger.warning(
+                "The checkpoint %s/%s could not be removed: %s", self.url, name, explain_failure(error)
+            )
+
+
+def _commit(location: Location, name: str, text: str) -> None:
+    final = f"{location.path}/{name}"
+    # Object stores show a file when it is complete; elsewhere renaming makes it so.
+    written = f"{final}.tmp" if location.can_rename else final
+    with location.filesystem.open(written, "wb") as file:
+        file.write(text.encode())
+    if written != final:
+        location.filesystem.mv(written, final)
+
+
+EARLIER_TIMEOUT_S = 240.0
+"""How long a checkpoint waits for the one before it: less than other ranks wait for this one in a collective."""
+
+LAST_TIMEOUT_S = 1800.0
+"""How long the end of a fit waits for its last checkpoint."""
+
+FAILURE_TIMEOUT_S = 1.0
+"""How long a fit that failed waits for a checkpoint that is being written."""
+
+
+class CheckpointWriter:
+    """Takes one checkpoint at a time; the next one waits until it is written, so that two are in memory at most.
+
+    Args:
+        folder: where to write.
+        num_kept: how many of the last checkpoints stay, beside the best.
+        damaged: names of checkpoints that cannot be read, which go once there is another one.
+    """
+
+    def __init__(self, folder: CheckpointFolder, *, num_kept: int, damaged: Collection[str] = ()) -> None:
+        self._folder = folder
+        self._num_kept = num_kept
+        self._damaged = set(damaged)
+        self._threads = DaemonThreads(1, "sparkdl-checkpoints")
+        self._writing: Future[None] | None = None
+
+    def write(self, content: Content, *, is_best: bool = False) -> None:
+        """Have a checkpoint written.
+
+        Args:
+            content: of the checkpoint; nobody changes it any more.
+            is_best: whether it is kept until a better one comes.
+
+        Raises:
+            StoreError: if the one before could not be written, or still is being written after four minutes.
+        """
+        self.wait(EARLIER_TIMEOUT_S)
+        self._writing = self._threads.submit(self._write, content, is_best)
+
+    def wait(self, timeout_s: float = LAST_TIMEOUT_S) -> None:
+        """Wait until what was given is written.
+
+        Raises:
+            StoreError: if it could not be written, or not in time.
+        """
+        if self._writing is None:
+            return
+        # A store's own timeout, which ends the writing, is a TimeoutError too.
+        if wait([self._writing], timeout_s).not_done:
+            raise StoreError(
+                f"A checkpoint was still being written to {self._folder.url} after {timeout_s:g} s. Choose a "
+                "checkpointDir on a faster store, or a larger checkpointEverySteps."
+            )
+        self._writing.result()
+        self._writing = None
+
+    def close(self, *, failed: bool) -> None:
+        """End the thread; unless the fit has failed, wait for it and raise what :meth:`wait` does."""
+        try:
+            if not failed:
+                self.wait()
+            elif self._writing is not None:
+                with suppress(Exception):  # what made the fit fail is what counts
+                    self._writing.result(FAILURE_TIMEOUT_S)
+        finally:
+            self._threads.stop()
+
+    def _write(self, content: Content, is_best: bool) -> None:
+        name = self._folder.write(content)
+        if is_best:
+            self._folder.mark_best(name)
+        try:
+            self._remove_old(name)
+        except SparkdlError as error:  # training does not depend on it
+            logger.warning("Checkpoints that are no longer kept could not be removed: %s", error)
+
+    def _remove_old(self, newest: str) -> None:
+        found = list(self._folder.newest_first())
+        whole = [
+            name for name, manifest in found if isinstance(manifest, Manifest) and name not in self._damaged
+        ]
+        kept = {*whole[: self._num_kept], newest, self._folder.best()}
+        for name, _ in found:
+            if name not in kept:
+                self._folder.remove(name)
+        self._damaged.clear()

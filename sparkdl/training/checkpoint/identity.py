@@ -1,0 +1,447 @@
+"""What makes two fits one fit: the model's structure, the dataset, and what else the course of the weights hangs on.
+
+A checkpoint holds the identity of its fit, and only a fit with the same one goes on from it
+(:mod:`sparkdl.training.checkpoint.identity`). Not part of it are the
+first weights, which a checkpoint replaces, the number of ranks, and what changes no number. Runs on the *driver* and
+on a *rank*.
+
+Objects of a fit in words, so that two fits can be told apart by them. Runs on the *driver* and on a *rank*.
+
+Two objects that do the same are described alike in any process. The converse does not hold: of a function its name is
+told, and what :func:`functools.partial` binds, not what it does.
+
+What tells one dataset from another, as far as a driver may read it: checksums of its rows, columns and row groups.
+
+Runs on the *driver* and on a *rank*.
+
+Tells whether a fit may go on from checkpoints, by the identities of both.
+
+Runs on the *driver* and on a *rank*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparkdl.data import ParquetFeed
+from sparkdl.errors import CheckpointError
+from sparkdl.training.update import make_optimizer
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch.optim import Optimizer
+
+    from sparkdl.data import ParquetDataset
+    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.training.spec import TrainingSpec
+
+
+_LONGEST = 300
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def described(value: object) -> str | None:
+    """Return what an object is, in words; None for None.
+
+    A module by its class and options, a frozen dataclass by its fields, a partial function by what it binds, anything
+    else that is no plain value by its name or that of its class. What would be long is cut, and told by a checksum.
+    """
+    return None if value is None else _described(value)
+
+
+def described_modules(module: nn.Module) -> dict[str, str]:
+    """Return by the name of each module in a module its class and options.
+
+    The options of modules of torch and metrics of torchmetrics are their plain attributes, as the share that a Dropout
+    drops; those of other modules what their ``extra_repr`` tells, as their attributes may change in training.
+    """
+    return {name: f"{type(part).__qualname__}({_options(part)})" for name, part in module.named_modules()}
+
+
+def described_optimizer(optimizer: Optimizer, module: nn.Module) -> dict[str, str]:
+    """Return the options of an optimizer for each of its groups of parameters, and which parameters those are."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    groups = [
+        _listed({name: value for name, value in sorted(group.items()) if _is_option(value)})
+        for group in optimizer.param_groups
+    ]
+    members = [
+        [names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups
+    ]
+    return {
+        "optimizer": f"{type(optimizer).__name__}({'; '.join(groups)})",
+        "parameters of the optimizer": checksum(repr(members).encode()),
+    }
+
+
+def checksum(content: bytes) -> str:
+    """Return the first 16 digits of a SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is one that JSON holds, or a tuple or list of such."""
+    if isinstance(value, tuple | list):
+        return all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _described(value: object) -> str:
+    if is_plain(value):
+        return _short(repr(value))
+    if isinstance(value, functools.partial):
+        bound = [*map(_described, value.args), *_pairs(value.keywords)]
+        return f"{_described(value.func)}({', '.join(bound)})"
+    if isinstance(value, Tensor):
+        numbers = value.detach().to("cpu", torch.float64).numpy()
+        return f"{tuple(value.shape)} {checksum(numbers.tobytes())}"
+    if isinstance(value, nn.Module):
+        parts = [f"{name}: {of}" if name else of for name, of in described_modules(value).items()]
+        tensors = _pairs(_constants(value))
+        return _short(", ".join([*parts, *tensors]))
+    if _is_frozen(value):
+        names = (field.name for field in dataclasses.fields(cast("Any", value)))
+        fields = {name: getattr(value, name) for name in names}
+        return f"{type(value).__qualname__}({_listed(fields)})"
+    if isinstance(value, Mapping):
+        return _short(f"{{{_listed({str(name): each for name, each in value.items()})}}}")
+    if isinstance(value, tuple | list):
+        return _short(f"[{', '.join(map(_described, value))}]")
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _options(module: nn.Module) -> str:
+    if not _is_of(module, "torch.nn.", "torchmetrics."):
+        return _short(_ADDRESS.sub("", module.extra_repr()))
+    plain = {
+        name: value
+        for name, value in sorted(vars(module).items())
+        if name != "training" and not name.startswith("_") and value is not None and is_plain(value)
+    }
+    return _listed(plain)
+
+
+def _constants(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a loss of torch, as weights of classes; those of other modules may be counters."""
+    return dict(module.named_buffers()) if _is_of(module, "torch.nn.") else {}
+
+
+def _is_of(module: nn.Module, *packages: str) -> bool:
+    return type(module).__module__.startswith(packages)
+
+
+def _is_frozen(value: object) -> bool:
+    """Whether a value is of a dataclass whose fields stay what they are."""
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and bool(params.frozen)
+
+
+def _is_option(value: object) -> bool:
+    return isinstance(value, bool | int | float | str | tuple) or (
+        isinstance(value, Tensor) and value.numel() == 1
+    )
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(_pairs(values))
+
+
+def _pairs(values: Mapping[str, Any]) -> Iterable[str]:
+    return [f"{name}={_described(value)}" for name, value in values.items()]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({checksum(text.encode())})"
+
+
+_FIRST_ROWS = 64
+_COMPARED_BYTES = 64 << 20
+"""How large a dataset may be in memory for all its rows to be compared, which takes about half a second."""
+_ROWS_AT_ONCE = 4096
+
+
+def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s: float) -> dict[str, Any]:
+    """Return what a fit compares of the rows that it trains on, as JSON holds it."""
+    marks = () if spec.training_rows is None else tuple(spec.training_rows.columns)
+    names = tuple(dict.fromkeys((*spec.columns(), *marks)))
+    chosen = None if spec.training_rows is None else spec.training_rows.counts
+    return {
+        "number of rows": dataset.num_rows,
+        **{f"column {name!r}": _column(dataset, name) for name in names},
+        "row groups": counts_digest(dataset.row_counts),
+        "training rows": counts_digest(chosen or dataset.row_counts),
+        "first rows": _first_rows(dataset, names, read_timeout_s),
+        "rows": _all_rows(dataset, names, read_timeout_s),
+    }
+
+
+def dataset_digest(dataset: ParquetDataset, names: Sequence[str], *, read_timeout_s: float = 600.0) -> str:
+    """Return a hash of columns of a dataset: of their types, the rows of each row group, and the first 64 rows."""
+    described = [_column(dataset, name) for name in names]
+    counts = counts_digest(dataset.row_counts)
+    text = "\n".join([*names, *described, counts, _first_rows(dataset, tuple(names), read_timeout_s)])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def counts_digest(counts: Sequence[int]) -> str:
+    """Return a checksum of numbers of rows."""
+    return checksum(np.array(counts, dtype=np.int64).tobytes())
+
+
+def _column(dataset: ParquetDataset, name: str) -> str:
+    column = dataset.column(name)
+    return f"{column.kind} {column.dtype} {tuple(column.shape)}"
+
+
+def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str:
+    digest = hashlib.sha256()
+    with ParquetFeed(
+        dataset,
+        columns=names,
+        batch_size=min(_FIRST_ROWS, dataset.num_rows),
+        shuffle=False,
+        read_timeout_s=read_timeout_s,
+    ) as feed:
+        for name, values in next(feed.epoch(0)).items():
+            digest.update(name.encode())
+            if values.dtype == object:
+                digest.update("".join(map(str, values.tolist())).encode())
+            else:
+                digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _all_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str | None:
+    """Return a checksum of all rows in any order, as Spark may write them in another one; None of a large dataset."""
+    row_bytes = sum(dataset.column(name).row_bytes for name in names)
+    if dataset.num_rows * row_bytes > _COMPARED_BYTES:
+        return None
+    total = np.uint64(0)
+    with ParquetFeed(
+        dataset, columns=names, batch_size=_ROWS_AT_ONCE, shuffle=False, read_timeout_s=read_timeout_s
+    ) as feed:
+        for batch in feed.epoch(0):
+            hashes = np.zeros(len(batch[names[0]]), np.uint64)
+            for name in names:
+                for words in _words(batch[name]):
+                    hashes = _mixed(hashes ^ words)
+            total = np.add.reduce(hashes, initial=total)
+    return f"{int(total):016x}"
+
+
+def _words(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return what rows hold as 64-bit words, of shape ``(words, rows)``; of objects a checksum each."""
+    if values.dtype == object:
+        sums = [hashlib.blake2b(_content(value), digest_size=8).digest() for value in values]
+        return np.frombuffer(b"".join(sums), np.uint64).reshape(1, -1)
+    flat = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+    return np.pad(flat, ((0, 0), (0, -flat.shape[1] % 8))).view(np.uint64).T
+
+
+def _content(value: Any) -> bytes:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return f"{value.dtype} {value.shape} ".encode() + value.tobytes()
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Spread each bit over all of its word: the step of splitmix64 (Steele, Lea, Flood 2014)."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        "epochs",
+        "cache",
+        "device",
+        "compile",
+        "num_threads",
+        "num_reader_threads",
+        "has_unused_parameters",
+        "validation_rows",  # what is not trained on
+        "callbacks",
+        "checkpoints",
+    }
+)
+"""Fields of the spec that may be others when a fit goes on."""
+
+_DESCRIBED = frozenset(
+    {
+        "model",
+        "inputs",
+        "heads",
+        "user_step",
+        "augment",
+        "optimizer",
+        "scheduler",
+        "training_rows",
+        "metrics",
+        "best",
+        "patience",
+        "watched",
+    }
+)
+"""Fields that are no plain values, and are compared by descriptions of them."""
+
+_PARAM_OF_FIELD = {
+    "accumulated_batches": "gradientAccumulationSteps",
+    "weight": "weightCol",
+}
+"""How users spell fields whose Params are not their names in camelCase."""
+
+
+def fit_identity(
+    spec: TrainingSpec, dataset: ParquetDataset, *, read_timeout_s: float = 600.0
+) -> dict[str, Any]:
+    """Return the identity of a fit as JSON holds it; reads rows of the dataset, in that time."""
+    return {
+        "tensors": _tensors(spec.model),
+        "modules": described_modules(spec.model),
+        "dataset": dataset_identity(dataset, spec, read_timeout_s),
+        "settings": {
+            "loss": "trainStep"
+            if spec.user_step is not None
+            else ", ".join(str(described(head.loss)) for head in spec.heads),
+            "lossWeights": [head.weight for head in spec.heads],
+            "labelCol": list(spec.label_names),
+            **{f"labels {head.label.name!r}": described(head.label) for head in spec.heads},
+            "trainStep": described(spec.user_step),
+            "featuresCol": list(spec.inputs.names),
+            "passFeaturesBy": spec.inputs.given_by,
+            "paddingValue": described(spec.inputs.padding_value),
+            "prepareFeatures": described(spec.inputs.prepare),
+            "inputs of the model": [f"{each.name} as {each.dtype}" for each in spec.inputs.inputs],
+            "augment": described(spec.augment),
+            **described_optimizer(make_optimizer(spec.optimizer, spec.model), spec.model),
+            # A schedule is made for a number of epochs.
+            "scheduler": None
+            if spec.scheduler is None
+            else f"{described(spec.scheduler)} for {spec.epochs} epochs",
+            "rows to train on": _rows(spec.training_rows),
+            **_goals(spec),
+            **_plain_fields(spec),
+        },
+    }
+
+
+def _tensors(module: nn.Module) -> dict[str, str]:
+    return {
+        **{
+            name: f"{_shape(parameter)}{'' if parameter.requires_grad else ', frozen'}"
+            for name, parameter in module.named_parameters()
+        },
+        **{name: f"{_shape(buffer)}, a buffer" for name, buffer in module.named_buffers()},
+    }
+
+
+def _shape(tensor: Any) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _rows(choice: RowChoice | None) -> str:
+    if choice is None:
+        return "all"
+    assert choice.counts is not None, "the rows to train on were counted before the fit"
+    marked = f" by {', '.join(choice.columns)}" if choice.columns else ""
+    return f"{sum(choice.counts)} in {counts_digest(choice.counts)}{marked}"
+
+
+def _goals(spec: TrainingSpec) -> dict[str, Any]:
+    """What decides on the epoch that the model is from and on the end of the fit."""
+    watched = spec.watched if spec.patience is not None else None
+    deciding = {goal.metric.removeprefix("val_") for goal in (spec.best, watched) if goal is not None}
+    return {
+        "bestMetric": None if spec.best is None else spec.best.metric,
+        "bestMode": None if spec.best is None else spec.best.mode,
+        "earlyStoppingPatience": None if spec.patience is None else spec.patience.epochs,
+        "earlyStoppingMinDelta": None if spec.patience is None else spec.patience.min_delta,
+        "metric to stop early by": None if watched is None else f"{watched.metric}, {watched.mode}",
+        **{f"metric {name!r}": described(spec.metrics[name]) for name in deciding if name in spec.metrics},
+    }
+
+
+def _plain_fields(spec: TrainingSpec) -> dict[str, Any]:
+    fields = {}
+    for name in (field.name for field in dataclasses.fields(spec)):
+        if name not in _WITHOUT_EFFECT | _DESCRIBED:
+            value = getattr(spec, name)
+            assert is_plain(value), f"{name} has to be described"
+            fields[_param_name(name)] = value
+    return fields
+
+
+def _param_name(field: str) -> str:
+    first, *others = field.split("_")
+    return _PARAM_OF_FIELD.get(field, first + "".join(map(str.capitalize, others)))
+
+
+_UNREADABLE = frozenset({"row groups", "training rows", "first rows", "rows", "parameters of the optimizer"})
+"""What is a checksum, which tells nobody anything."""
+
+
+def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) -> None:
+    """Check that a fit may go on from the checkpoints at a URL.
+
+    Args:
+        then: identity of the fit that wrote them.
+        now: identity of the fit that reads them.
+        url: of the folder, for the error.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    differences = [
+        *_differing_model(then, now),
+        *_differing_dataset(then.get("dataset", {}), now["dataset"]),
+        *_differing("", then.get("settings", {}), now["settings"]),
+    ]
+    if differences:
+        raise CheckpointError(
+            f"checkpointDir {url} holds checkpoints of another fit: {'; '.join(differences)}. Choose another "
+            "checkpointDir, make these as they were, or remove the checkpoints."
+        )
+
+
+def _differing_model(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The first difference alone: of another model nearly all is different."""
+    for what in ("tensors", "modules"):
+        was, is_ = then.get(what, {}), now.get(what, {})
+        for name in {**was, **is_}:
+            if was.get(name) != is_.get(name):
+                of = f"the model's {name}" if name else "the model"
+                return [f"{of} was {was.get(name, 'not there')} and is {is_.get(name, 'not there')}"]
+    return []
+
+
+def _differing_dataset(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    # Older checkpoints and large datasets do not tell of all rows, and other first ones are other rows anyway.
+    if not (then.get("rows") and now["rows"] and then.get("first rows") == now["first rows"]):
+        then, now = {**then, "rows": None}, {**now, "rows": None}
+    return _differing("the dataset's ", then, now)
+
+
+def _differing(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    differences = []
+    for name in {**then, **now}:
+        # What is not there is None: nobody has set it.
+        was, is_ = then.get(name), now.get(name)
+        if was == is_:
+            continue
+        if name.startswith("column ") and (was is None or is_ is None):
+            differences.append(f"{what}{name} {'was' if was is None else 'is'} not there")
+        else:
+            values = "were others" if name in _UNREADABLE else f"was {was!r} and is {is_!r}"
+            differences.append(f"{what}{name} {values}")
+    return differences

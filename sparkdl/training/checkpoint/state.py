@@ -1,0 +1,264 @@
+"""All that the further course of a fit hangs on, gathered for a checkpoint and given back. Runs on a *rank*.
+
+Copies the state of a part of a fit to host memory, where training does not change it any more. On a *rank*.
+
+What is copied is what :func:`torch.load` reads back with ``weights_only=True``, so that no checkpoint needs a pickle
+that runs code. Anything else is refused when it is written, not when it is needed.
+
+What each rank has of its own when a checkpoint is taken, as bytes that travel to rank 0. Runs on a *rank*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter, OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparkdl.collective.byte_exchange import broadcast_bytes, gather_bytes
+from sparkdl.errors import CheckpointError
+from sparkdl.torch.buffers import as_bytes
+from sparkdl.training.checkpoint.files import FIT, MODEL, OPTIMIZER
+from sparkdl.training.random_state import random_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from sparkdl.collective import Communicator
+    from sparkdl.training.learning_rate import LearningRate
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_MAPPINGS = (dict, OrderedDict, Counter)
+_SEQUENCES = (list, tuple, set)
+
+
+def copy_to_host(value: Any, name: str) -> Any:
+    """Return a copy on the CPU; tensors that are one tensor stay one.
+
+    Args:
+        value: numbers, strings, tensors, and dicts, lists, tuples and sets of them.
+        name: of what is copied, for the error.
+
+    Raises:
+        CheckpointError: if it holds something else; it says where.
+    """
+    return _Copier().copy(value, name)
+
+
+class _Copier:
+    """Remembers which tensors it has copied."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(self, value: Any, name: str) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, Tensor):
+            return self._copy_tensor(value)
+        if kind in _MAPPINGS:
+            return kind({key: self.copy(value[key], f"{name}[{key!r}]") for key in value})
+        if kind in _SEQUENCES:
+            return kind(self.copy(each, f"{name}[{index}]") for index, each in enumerate(value))
+        if isinstance(value, np.generic):
+            return value.item()
+        raise CheckpointError(
+            f"No checkpoint can be written: {name} is a {kind.__module__}.{kind.__qualname__}, and a state may hold "
+            "numbers, strings, tensors, and dicts, lists, tuples and sets of them. Change what its state_dict() "
+            "returns, or leave checkpointDir away."
+        )
+
+    def _copy_tensor(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.layout != torch.strided:
+            return tensor.to("cpu", copy=True)
+        key = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        if key not in self._copies or not tensor.numel():
+            self._copies[key] = tensor.to("cpu", copy=True)
+        return self._copies[key]
+
+
+class Part(Protocol):
+    """Something with a state of numbers, strings, tensors, and dicts and lists of them; the same on every rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take a state that :meth:`state_dict` returned."""
+
+
+class FitState:
+    """The parts of a fit that all ranks have alike.
+
+    Args:
+        module: that is trained.
+        optimizer: of its parameters.
+        learning_rate: of the optimizer.
+        parts: others by name. What a fit gets besides (early stopping, say) is one more :meth:`add`.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: Optimizer, learning_rate: LearningRate, **parts: Part
+    ) -> None:
+        self.module = module
+        self._optimizer = optimizer
+        self._learning_rate = learning_rate
+        self._parts: dict[str, Part] = dict(parts)
+
+    def add(self, name: str, part: Part) -> None:
+        """Have one more part in every checkpoint, and given back when a fit goes on."""
+        assert name not in self._parts, f"there is a part {name} already"
+        self._parts[name] = part
+
+    def capture(self, **others: Any) -> dict[str, Any]:
+        """Return copies in host memory by the names of files.
+
+        Args:
+            others: what else goes into the file of the fit.
+
+        Raises:
+            CheckpointError: if a part holds what no checkpoint can.
+        """
+        return {
+            MODEL: copy_to_host(module_state(self.module), "the model's state"),
+            OPTIMIZER: copy_to_host(self._optimizer.state_dict(), "the optimizer's state"),
+            FIT: copy_to_host(
+                {
+                    "learning_rate": self._learning_rate.state_dict(),
+                    "parts": {name: part.state_dict() for name, part in self._parts.items()},
+                    **others,
+                },
+                "the state of the fit",
+            ),
+        }
+
+    def restore_optimizer(self, state: Mapping[str, Any], fit: Mapping[str, Any]) -> None:
+        """Give optimizer and schedule their states.
+
+        Args:
+            state: of the optimizer.
+            fit: what the file of the fit holds.
+        """
+        self._optimizer.load_state_dict(dict(state))
+        self._learning_rate.load_state_dict(fit["learning_rate"])
+
+    def restore_parts(self, fit: Mapping[str, Any]) -> None:
+        """Give all other parts their states; one that the checkpoint does not know begins anew."""
+        for name, part in self._parts.items():
+            if name in fit["parts"]:
+                part.load_state_dict(fit["parts"][name])
+
+
+def module_state(module: nn.Module) -> dict[str, Any]:
+    """Return what a module's state dict holds, and the buffers that it leaves out."""
+    state = module.state_dict()
+    return {"state": dict(state), "buffers": _other_buffers(module, state)}
+
+
+def load_module_state(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a module what :func:`module_state` returned, in place."""
+    module.load_state_dict(state["state"])
+    set_buffers(_other_buffers(module, state["state"]), state["buffers"])
+
+
+def set_buffers(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Overwrite those of the buffers that have values."""
+    with torch.no_grad():
+        for name, value in values.items():
+            buffers[name].copy_(value)
+
+
+@contextmanager
+def buffers_kept(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Give buffers what they held, after this block, whatever was done to them in it."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    try:
+        yield [buffer for buffer, _ in kept]
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
+
+
+def _other_buffers(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: buffer for name, buffer in module.named_buffers() if name not in state}
+
+
+def gather_rank_states(
+    module: nn.Module,
+    loss: object,
+    device: torch.device,
+    own: Mapping[str, Any],
+    communicator: Communicator,
+) -> list[bytes]:
+    """Return on rank 0 the states of all ranks, nothing elsewhere; collective.
+
+    Args:
+        module: that is trained.
+        loss: its buffers are a rank's own, where it has some.
+        device: of the module.
+        own: what else this rank has of its own.
+        communicator: of all ranks.
+    """
+    state = {
+        "random": random_state(device),
+        "buffers": _buffers_unlike_rank_0(module, communicator),
+        "loss_buffers": loss_buffers(loss, module),
+        **own,
+    }
+    file = io.BytesIO()
+    torch.save(copy_to_host(state, "the state of a rank"), file)
+    if communicator.world_size == 1:
+        return [file.getvalue()]
+    return gather_bytes(communicator, file.getvalue(), root=0, name="states of ranks")
+
+
+def read_rank_state(state: bytes) -> dict[str, Any]:
+    """Return what a rank had of its own."""
+    content: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+    return content
+
+
+def loss_buffers(loss: object, module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a loss that are not the module's."""
+    if not isinstance(loss, torch.nn.Module):
+        return {}
+    others = {id(buffer) for buffer in module.buffers()}
+    return {name: buffer for name, buffer in loss.named_buffers() if id(buffer) not in others}
+
+
+def _buffers_unlike_rank_0(module: nn.Module, communicator: Communicator) -> dict[str, Tensor]:
+    buffers = dict(module.named_buffers())
+    if communicator.world_size == 1 or not buffers:
+        return {}
+    digests = {name: _digest(buffer) for name, buffer in buffers.items()}
+    of_rank_0 = broadcast_bytes(
+        communicator, b"".join(digests.values()), root=0, name="digests of the buffers"
+    )
+    size = len(of_rank_0) // len(digests)
+    return {
+        name: buffers[name]
+        for index, (name, digest) in enumerate(digests.items())
+        if digest != of_rank_0[index * size : (index + 1) * size]
+    }
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return hashlib.blake2b(as_bytes(tensor.cpu()).numpy().tobytes(), digest_size=16).digest()

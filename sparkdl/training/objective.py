@@ -126,6 +126,11 @@ def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = N
             yield
     except MemoryError:
         raise
+    except SystemExit as error:
+        status = "" if error.code is None else repr(error.code)
+        raise TrainingError(
+            f"In {place} on rank {rank} {what} failed: it called sys.exit({status}).{_described(batch)}"
+        ) from error
     except Exception as error:
         if is_consequence(error):
             raise

@@ -168,7 +168,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
     """The fields of a :class:`~sparkdl.launch.wire.outcome.Failure` that the rank itself knows."""
     origin = origin_of(error)
     return {
-        "error": f"{error_text(error)}{_advice(error)}"[:MAX_ERROR_CHARS],
+        "error": f"{error_text(error).removesuffix(': ')}{_advice(error)}"[:MAX_ERROR_CHARS],
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
             -MAX_ERROR_CHARS:
         ],

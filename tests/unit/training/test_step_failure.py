@@ -56,3 +56,12 @@ def test_what_sparkdl_says_of_functions_of_the_user_is_told_with_its_place(kind)
         fail_with(error)
     assert type(caught.value) is kind
     assert caught.value.__cause__ is error
+
+
+def test_code_that_exits_is_told_with_its_place_and_status() -> None:
+    said = r"^In epoch 2, step 5 on rank 1 training failed: it called sys\.exit\(0\)\.$"
+    with (
+        pytest.raises(TrainingError, match=said),
+        told_with_place("training", rank=1, place="epoch 2, step 5"),
+    ):
+        raise SystemExit(0)

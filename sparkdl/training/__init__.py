@@ -1,7 +1,6 @@
-"""Training on one rank, and the models that come out of it; torch and NumPy, no Spark.
+"""Training on one rank over an open communicator; torch and NumPy, no Spark.
 
-On a *rank*: :mod:`.loop` trains what a :class:`.spec.TrainingSpec` says over an open communicator. On the
-*driver*: :mod:`.probe` tries the model on one row before anything starts. Anywhere: :mod:`.saved_model`
-stores a trained module, :mod:`.predictor` applies it and :mod:`.pyfunc` serves it. This file imports nothing,
-so that a process which only serves a model loads neither the native core nor a reader.
+On a *rank*: begin with :mod:`.trainer`, which trains what a :class:`.spec.TrainingSpec` says; the way of a batch is
+``batches``, ``step``, ``objective`` and ``update``. On the *driver*: :mod:`.probe` tries the model on one row before
+ranks are started. Checkpoints are in :mod:`.checkpoint`.
 """

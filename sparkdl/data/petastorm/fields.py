@@ -21,19 +21,18 @@ from zipfile import ZipFile
 
 import numpy as np
 import numpy.typing as npt
-from petastorm.codecs import OPENCV_AVAILABLE, CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
-from petastorm.unischema import Unischema, UnischemaField
-from petastorm.utils import decode_row
 
 from sparkdl.data.dataset.dataset import Column
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
+install()
+from petastorm.codecs import OPENCV_AVAILABLE, CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
+from petastorm.unischema import Unischema, UnischemaField
+from petastorm.utils import decode_row
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-install()
 
 
 _KINDS = "biuf"
@@ -150,9 +149,6 @@ def _plain_header(header: bytes) -> tuple[np.dtype[np.generic], tuple[int, ...],
     descr, is_fortran, shape = found.groups()
     sizes = tuple(int(size) for size in shape.split(b",") if size.strip())
     return np.dtype(descr.decode()), sizes, "F" if is_fortran == b"True" else "C"
-
-
-install()
 
 
 def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:

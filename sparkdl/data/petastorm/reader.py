@@ -12,10 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from petastorm.cache import NullCache
-from petastorm.reader import Reader
-from petastorm.unischema import Unischema, UnischemaField
-from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
 from sparkdl.data.dataset.legacy_parquet import ParquetDatasetPiece, folder_values, with_folder_values
 from sparkdl.data.dataset.reading_errors import reading_error
@@ -26,6 +22,12 @@ from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.pool import OrderedThreadPool, results_in_order
 from sparkdl.data.petastorm.worker import ColumnsWorker, PlannedDataset
 from sparkdl.errors import DataError
+
+install()
+from petastorm.cache import NullCache
+from petastorm.reader import Reader
+from petastorm.unischema import Unischema, UnischemaField
+from petastorm.workers_pool.ventilator import ConcurrentVentilator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,9 +78,6 @@ class PlannedPiece(ParquetDatasetPiece):
             table = file.read_row_group(self.row_group, columns=names, use_threads=use_threads)
         threads.ARROW_RELEASE.add(table.nbytes)
         return with_folder_values(table, self.folder_values, names)
-
-
-install()
 
 
 _MAX_ROW_GROUPS_HELD = 64

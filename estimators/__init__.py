@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkdl.estimators.ready_made.image_classifier import ImageClassifier
-    from sparkdl.estimators.ready_made.models import TorchClassificationModel, TorchRegressionModel
+    from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, TorchRegressionModel
+    from sparkdl.estimators.ready_made.images import ImageClassifier
     from sparkdl.estimators.ready_made.tabular import TorchClassifier, TorchRegressor
-    from sparkdl.estimators.ready_made.text_classifier import TextClassifier
+    from sparkdl.estimators.ready_made.text import TextClassifier
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.torch_estimator import TorchEstimator
     from sparkdl.estimators.torch_model import TorchModel
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "FitContext": "sparkdl.training.callbacks",
-    "ImageClassifier": "sparkdl.estimators.ready_made.image_classifier",
-    "TextClassifier": "sparkdl.estimators.ready_made.text_classifier",
-    "TorchClassificationModel": "sparkdl.estimators.ready_made.models",
+    "ImageClassifier": "sparkdl.estimators.ready_made.images",
+    "TextClassifier": "sparkdl.estimators.ready_made.text",
+    "TorchClassificationModel": "sparkdl.estimators.ready_made.estimator",
     "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
     "TorchEstimator": "sparkdl.estimators.torch_estimator",
     "TorchModel": "sparkdl.estimators.torch_model",
-    "TorchRegressionModel": "sparkdl.estimators.ready_made.models",
+    "TorchRegressionModel": "sparkdl.estimators.ready_made.estimator",
     "TorchRegressor": "sparkdl.estimators.ready_made.tabular",
     "TrainingSummary": "sparkdl.estimators.summary",
 }

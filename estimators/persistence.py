@@ -35,6 +35,7 @@ from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.estimators.torch_estimator import TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
+from sparkdl.old_names import todays_name
 from sparkdl.training.history import EpochRecord
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
     try:
         text = (folder / "metadata" / "part-00000").read_text(encoding="utf-8")
         metadata = cast("dict[str, Any]", json.loads(text))
-        found = metadata["class"]
+        found = todays_name(metadata["class"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SavedModelError(
             f"There is no readable {expected.__name__}: {type(error).__name__}: {error}"

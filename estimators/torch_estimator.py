@@ -1,28 +1,160 @@
-"""The Spark ML estimator. Runs on the *driver*; the training runs on the ranks."""
+"""The Spark ML estimator. Runs on the *driver*; the training runs on the ranks.
+
+What every estimator does alike: fits on frames and files, under one Param map or several. Runs on the *driver*.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pyspark import keyword_only
+from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
-from sparkdl.estimators.fitting_estimator import FittingEstimator
-from sparkdl.estimators.params import _TorchEstimatorParams
+from sparkdl.data.spark.jobs import jobs_of, spark_job
+from sparkdl.estimators.fit.fit import (
+    FittedModels,
+    check_maps,
+    check_rows_to_fit,
+    fit_on_rows,
+    with_param_maps,
+)
+from sparkdl.estimators.fit.rows import share_rows
+from sparkdl.estimators.fit.runs import nested_runs, place_of_single_fit
+from sparkdl.estimators.params.base import CheckedParams, check_param_map
+from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 from sparkdl.estimators.torch_model import TorchModel
+from sparkdl.launch import active_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pyspark.ml.param import Param
+    from pyspark.sql import DataFrame
+
     from sparkdl.data import Store
-    from sparkdl.estimators.label_mixins import Labels
+    from sparkdl.estimators.fit.rows import TrainingRows
+    from sparkdl.estimators.fit.runs import PlaceOfFit
+    from sparkdl.estimators.params.inputs import Labels
+    from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.heads import LossFunction
     from sparkdl.model.inputs import PrepareFunction
+    from sparkdl.model.saved_model import SavedModel
     from sparkdl.training.callbacks import Callback
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.metrics import Metric
     from sparkdl.training.objective import UserStep
     from sparkdl.training.spec import AugmentFunction, OptimizerFactory
+
+
+M = TypeVar("M", bound=TorchModel)
+
+
+class FittingEstimator(Estimator[M], CheckedParams):
+    """An estimator whose ``fit`` trains on ranks.
+
+    A class of its own says by :meth:`check_values` which Params work, by :meth:`params_of_fit` what a fit goes by, and
+    by :meth:`model_class` what it returns.
+    """
+
+    @abstractmethod
+    def check_values(self) -> None:
+        """Check what needs no data.
+
+        Raises:
+            ParamError: naming the Param, its value and what it may be.
+        """
+
+    @abstractmethod
+    def params_of_fit(self) -> _TorchEstimatorParams:
+        """Return what one fit goes by; it may learn of the rows what it lacks."""
+
+    @abstractmethod
+    def model_class(self) -> type[M]:
+        """Return the class of the models that fits return."""
+
+    @overload
+    def fit(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> M: ...
+
+    @overload
+    def fit(
+        self, dataset: DataFrame, params: list[dict[Param[Any], Any]] | tuple[dict[Param[Any], Any]]
+    ) -> list[M]: ...
+
+    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
+        """Train on a DataFrame, or once for each of several Param maps.
+
+        Args:
+            dataset: of classic Spark or Spark Connect.
+            params: Param map that goes before the Params that are set, or a list of such maps, for a model each.
+
+        Returns:
+            The model; with a list of maps, a list of models.
+
+        Raises:
+            ParamError: if a Param has a value that cannot work, or is one of something else.
+            DataError: if rows or columns cannot be used.
+            LaunchError: if the cluster cannot run the ranks.
+            RankError: if a rank fails.
+        """
+        check_rows_to_fit(dataset)
+        if isinstance(params, dict):
+            check_param_map(self, params)
+        return super().fit(dataset, params)
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> FittedModels[M]:
+        """Return a thread-safe iterator of ``(index, model)``, a model for each Param map, on rows written once.
+
+        A model is fitted when it is asked for. Fits that are asked for at once, from several threads, run side by
+        side as far as the cluster has slots for their ranks, and else one after the other.
+
+        Raises:
+            ParamError: if a map cannot work; it says which one.
+        """
+        check_rows_to_fit(dataset)
+        check_maps(paramMaps)
+        estimators = with_param_maps(self, paramMaps)
+        return FittedModels(dataset, estimators, nested_runs(estimators))
+
+    def fit_on_parquet(self, path: str | os.PathLike[str]) -> M:
+        """Train on Parquet files where they lie, through the active Spark session.
+
+        Args:
+            path: a folder or URL that Spark reads, and the ranks by fsspec or pyarrow.
+
+        Raises:
+            As :meth:`fit`; LaunchError if there is no active session.
+        """
+        spark = active_session()
+        with self._jobs(), spark_job(spark, "opening the rows"):
+            rows = spark.read.parquet(os.fspath(path))
+        return self.fit(rows)
+
+    def _fit(self, dataset: DataFrame) -> M:
+        self.check_values()
+        (rows,) = share_rows(dataset, [self.params_of_fit()])
+        with place_of_single_fit() as place:
+            return self._fit_rows(dataset, rows, place)
+
+    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, place: PlaceOfFit) -> M:
+        """Fit on rows of a DataFrame that other fits may share; values of Params are checked already."""
+        with self._jobs():
+            return fit_on_rows(
+                self.params_of_fit(), dataset.sparkSession, rows, self._make_model, place=place
+            )
+
+    def _jobs(self) -> AbstractContextManager[None]:
+        """What Spark's UI shows the jobs of a fit as."""
+        return jobs_of(f"fit {type(self).__name__}")
+
+    def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
+        model = self.model_class()(saved, summary)
+        # As all models of Spark ML have it: the estimator's Params are then the model's as well, in Param maps.
+        model._resetUid(self.uid)
+        return self._copyValues(model)
 
 
 class TorchEstimator(

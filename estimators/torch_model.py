@@ -15,13 +15,12 @@ from pyspark.sql.types import StructField
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import ambiguous_column_error, check_like, is_vector, quoted, without_decimals
 from sparkdl.errors import ParamError
-from sparkdl.estimators.packed_features import packing_of
-from sparkdl.estimators.param_mixins import prediction_batch_size_of
-from sparkdl.estimators.params import _TorchParams
-from sparkdl.estimators.scored_columns import check_scored_columns, of_spark
-from sparkdl.estimators.scored_mixins import scored_columns_of
-from sparkdl.estimators.scoring import prediction_udf
-from sparkdl.estimators.scoring_models import ScoringModels
+from sparkdl.estimators.params.base import prediction_batch_size_of
+from sparkdl.estimators.params.estimator import _TorchParams
+from sparkdl.estimators.params.inputs import scored_columns_of
+from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
+from sparkdl.estimators.scoring.models import ScoringModels
+from sparkdl.estimators.scoring.udf import packing_of, prediction_udf
 from sparkdl.estimators.summary import TrainingSummary
 
 if TYPE_CHECKING:

@@ -1,1 +1,5 @@
-"""What a fit does on the driver, and hands to its ranks."""
+"""A fit, from the call of ``fit(df)`` to the model. Runs on the *driver*, but for :mod:`.on_rank`.
+
+Begin with :mod:`~sparkdl.estimators.fit.fit`. The way of a fit is ``inputs`` and ``labels`` (what the columns hold),
+``rows`` and ``split`` (what is trained on), ``trials`` (a step on the driver), ``checkpoints`` and ``on_rank``.
+"""

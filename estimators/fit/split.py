@@ -1,4 +1,7 @@
-"""Rows of a dataset that a column of booleans marks, as those to validate on. Runs on the *driver*."""
+"""Rows of a dataset that a column of booleans marks, as those to validate on. Runs on the *driver*.
+
+Which rows a fit is trained on, and which it is validated on. Runs on the *driver*.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.dataset.rows import RowFilter
+from sparkdl.data.dataset.rows import RowFilter, draw_rows
 from sparkdl.data.feed.feed import ParquetFeed
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError, ShardingError
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset
-    from sparkdl.data.dataset.rows import Values
+    from sparkdl.data.dataset.rows import RowChoice, Values
+    from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+
 
 _ROWS_AT_ONCE = 1 << 16
 
@@ -50,3 +55,53 @@ def _marked(name: str, values: Values) -> npt.NDArray[np.bool_]:
 
 def _not_marked(name: str, values: Values) -> npt.NDArray[np.bool_]:
     return ~values[name]
+
+
+def split_rows(
+    params: _TorchEstimatorParams, dataset: ParquetDataset
+) -> tuple[RowChoice | None, RowChoice | None]:
+    """Return the rows to train on, None for all of them, and those to validate on, None without validation.
+
+    Raises:
+        ParamError: if validationFraction leaves no rows on either side.
+        DataError: if validationIndicatorCol is no column of booleans, or true or false throughout.
+        ShardingError: if there are fewer rows to train on than ranks.
+    """
+    fraction, name = params.getValidationFraction(), validation_column(params)
+    training: RowChoice | None = None
+    validation: RowChoice | None = None
+    if fraction is not None:
+        drawn = draw_rows(dataset.row_counts, fraction, seed=params.getSeed())
+        training, validation = drawn.rest(), drawn
+    elif name is not None:
+        validation, training = marked_rows(dataset, name)
+    num_validation = sum(validation.counts or ()) if validation else 0
+    num_training = dataset.num_rows - num_validation
+    if fraction is not None and not (num_validation and num_training):
+        which = "validate on" if num_training else "train on"
+        raise ParamError(
+            f"Param validationFraction is {fraction:g}, which of {dataset.num_rows} rows leaves none to {which}. "
+            + ("Raise it, or bring more rows." if num_training else "Lower it.")
+        )
+    if name is not None and not (num_validation and num_training):
+        raise DataError(
+            f"Column {name!r} of validationIndicatorCol is {'true' if num_validation else 'false'} in each of the "
+            f"{dataset.num_rows} rows, which leaves none to {'train' if num_validation else 'validate'} on."
+        )
+    if num_training < params.getNumWorkers():
+        beside = f" beside {num_validation} to validate on" if num_validation else ""
+        raise ShardingError(
+            f"{num_training} rows{beside} cannot be shared by {params.getNumWorkers()} ranks: each rank needs at "
+            f"least one. Lower numWorkers to {num_training}."
+        )
+    return training, validation
+
+
+def num_training_rows(training: RowChoice | None, dataset: ParquetDataset) -> int:
+    """Return how many rows are trained on."""
+    return dataset.num_rows if training is None else sum(training.counts or ())
+
+
+def validation_column(params: _TorchEstimatorParams) -> str | None:
+    """Return the column that marks the rows to validate on, if one is set."""
+    return params.getValidationIndicatorCol() if params.isSet(params.validationIndicatorCol) else None

@@ -1,5 +1,5 @@
 """Estimators that make their own networks of what they find in the columns. Run on the *driver*.
 
 Each learns from the rows that a fit reads anyway (scales, categories, classes), builds a network of
-:mod:`sparkdl.training.ready_made`, and has a :class:`sparkdl.estimators.TorchEstimator` train it.
+:mod:`sparkdl.networks`, and has a :class:`sparkdl.estimators.TorchEstimator` train it.
 """

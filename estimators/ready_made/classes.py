@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.errors import DataError
-from sparkdl.estimators.stored_values import stored_values
+from sparkdl.estimators.fit.labels import stored_values
 
 if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset

@@ -1,25 +1,31 @@
-"""Params of the ready-made estimators, beside those of all estimators: one small mixin each."""
+"""Params of the ready-made estimators, beside those of all estimators: one small mixin each.
+
+What constructors of all ready-made estimators take, beside what each has of its own. Runs on the *driver*.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ForwardRef, TypedDict, TypeVar, cast
 
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasLabelCol
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators.course_mixins import HasCallbacks
-from sparkdl.estimators.label_mixins import HasLabels, labels_by_column
-from sparkdl.estimators.param_mixins import P
-from sparkdl.estimators.params import _SharedParams, default_values
+from sparkdl.estimators.params.base import ParamsT
+from sparkdl.estimators.params.estimator import _SharedParams, default_values
+from sparkdl.estimators.params.inputs import HasLabels, HasScoredColumns, labels_by_column
+from sparkdl.estimators.params.training import HasCallbacks, HasMetrics, HasScheduler
 from sparkdl.estimators.ready_made.classes import count_classes
-from sparkdl.estimators.scored_mixins import HasScoredColumns
-from sparkdl.estimators.update_mixins import HasScheduler
-from sparkdl.estimators.validation_mixins import HasMetrics
+from sparkdl.estimators.torch_estimator import TorchEstimator
 
 if TYPE_CHECKING:
-    from sparkdl.data import ParquetDataset
+    from sparkdl.data import ParquetDataset, Store
+    from sparkdl.training.callbacks import Callback
+    from sparkdl.training.learning_rate import SchedulerFactory
+    from sparkdl.training.metrics import Metric
 
 
 class HasLearningRate(Params):
@@ -43,11 +49,11 @@ class HasLearningRate(Params):
         """Return the weight decay."""
         return self.getOrDefault(self.weightDecay)
 
-    def setLearningRate(self: P, value: float) -> P:
+    def setLearningRate(self: ParamsT, value: float) -> ParamsT:
         """Set the learning rate."""
         return self._set(learningRate=value)
 
-    def setWeightDecay(self: P, value: float) -> P:
+    def setWeightDecay(self: ParamsT, value: float) -> ParamsT:
         """Set the weight decay."""
         return self._set(weightDecay=value)
 
@@ -66,7 +72,7 @@ class HasDropout(Params):
         """Return the share that is dropped."""
         return self.getOrDefault(self.dropout)
 
-    def setDropout(self: P, value: float) -> P:
+    def setDropout(self: ParamsT, value: float) -> ParamsT:
         """Set the share that is dropped."""
         return self._set(dropout=value)
 
@@ -95,11 +101,11 @@ class HasTable(Params):
         """Return the columns of numbers that stand for categories."""
         return self.getOrDefault(self.categoricalCols)
 
-    def setHiddenSizes(self: P, value: Sequence[int]) -> P:
+    def setHiddenSizes(self: ParamsT, value: Sequence[int]) -> ParamsT:
         """Set the widths of the hidden layers."""
         return self._set(hiddenSizes=value)
 
-    def setCategoricalCols(self: P, value: Sequence[str]) -> P:
+    def setCategoricalCols(self: ParamsT, value: Sequence[str]) -> ParamsT:
         """Set the columns of numbers that stand for categories."""
         return self._set(categoricalCols=value)
 
@@ -161,3 +167,89 @@ class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):
 def out_of_range(instance: Params, param: Param[Any]) -> ParamError:
     """Return the error for a Param whose value cannot work."""
     return ParamError(f"Param {param.name} is {instance.getOrDefault(param)}: {param.doc}.")
+
+
+T = TypeVar("T", bound=type)
+
+
+class SharedArguments(TypedDict, total=False):
+    """Params that mean what they mean in a :class:`TorchEstimator`; None leaves one as it is."""
+
+    predictionCol: str | None
+    weightCol: str | None
+    validationIndicatorCol: str | None
+    validationFraction: float | None
+    metrics: Mapping[str, Metric] | None
+    earlyStoppingPatience: int | None
+    earlyStoppingMinDelta: float | None
+    bestMetric: str | None
+    bestMode: str | None
+    callbacks: Sequence[Callback] | None
+    scheduler: SchedulerFactory | None
+    schedulerInterval: str | None
+    learningRateScaling: str | None
+    warmupSteps: int | None
+    gradientAccumulationSteps: int | None
+    maxGradNorm: float | None
+    precision: str | None
+    syncBatchNorm: bool | None
+    compileModel: bool | None
+    deterministic: bool | None
+    numWorkers: int | None
+    gpusPerWorker: int | None
+    shuffle: bool | None
+    cache: str | None
+    store: Store | str | None
+    keepRowsSeconds: float | None
+    checkpointDir: str | None
+    checkpointEverySteps: int | None
+    keepCheckpoints: int | None
+    maxRestarts: int | None
+    minWorkers: int | None
+    hangTimeoutSeconds: float | None
+    transport: str | None
+    wire: str | None
+    tracking: str | None
+    experiment: str | None
+    runName: str | None
+    trackingTimeoutSeconds: float | None
+    registeredModelName: str | None
+    registeredModelAlias: str | None
+    logCheckpoints: bool | None
+    showProgress: bool | None
+    predictionBatchSize: int | None
+
+
+def with_shared_arguments(made: T, **differing: str) -> T:
+    """Have ``help()`` of a class with a constructor of ``(..., **shared)`` name each of them, as TorchEstimator does.
+
+    Its docstring has to end with the arguments of its own.
+
+    Args:
+        made: the class.
+        differing: by name what is said of arguments whose defaults are others than those of TorchEstimator.
+    """
+    entries = {**_documented(TorchEstimator), **differing}
+    documentation = inspect.getdoc(made) or ""
+    shared = [f"    {name}: {entries[name]}" for name in SharedArguments.__annotations__]
+    made.__doc__ = "\n".join([documentation.rstrip(), *shared, ""])
+    constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
+    signature = inspect.signature(constructor)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__
+        )
+        for name, annotation in cast("dict[str, ForwardRef]", SharedArguments.__annotations__).items()
+    ]
+    constructor.__signature__ = signature.replace(parameters=[*own, *added])
+    return made
+
+
+def _documented(made: type) -> dict[str, str]:
+    text = inspect.getdoc(made) or ""
+    arguments = text[text.index("Args:") :]
+    found: list[tuple[str, str]] = re.findall(
+        r"^    (\w+): (.*(?:\n     .*)*)", arguments, flags=re.MULTILINE
+    )
+    return dict(found)

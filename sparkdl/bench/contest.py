@@ -41,7 +41,7 @@ class Contest:
     """Who is measured, at what, and for how long.
 
     Attributes:
-        benchmark: a key of :data:`sparkdl.bench.rank.TRIALS`.
+        benchmark: a key of :data:`sparkdl.bench.contenders.rank.TRIALS`.
         world_size: how many ranks every contender has.
         libraries: the contenders, and for each the library that its ranks open.
         cases: in order.

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparkdl.bench.contenders.feed import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES, TABLES, write_table
 from sparkdl.bench.contest import Case, Contest, Measured, hold
-from sparkdl.bench.feed_contenders import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES
-from sparkdl.bench.feed_files import TABLES, write_table
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report

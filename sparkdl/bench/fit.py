@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.bench.contenders.fit import CONTENDERS, NUM_READERS
+from sparkdl.bench.contenders.fit_job import PHASES, Fitted, Job, judged_rows, loss_of, make_frame
 from sparkdl.bench.contest import Case, Contest, hold
-from sparkdl.bench.fit_contenders import CONTENDERS, NUM_READERS
-from sparkdl.bench.fit_job import PHASES, Fitted, Job, judged_rows, loss_of, make_frame
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
@@ -267,7 +267,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 @contextmanager
 def _local_session(num_slots: int, folder: Path) -> Iterator[SparkSession]:
-    from sparkdl.cli.local_session import start_local_session
+    from sparkdl.cli.demo import start_local_session
 
     session = start_local_session("sparkdl bench fit", num_slots, folder)
     try:

@@ -1,6 +1,6 @@
 """What a benchmark compares: libraries, each of which gets ranks of its own, and what these ranks are started with.
 
-Runs where the benchmark was called; :mod:`sparkdl.bench.sessions` has the ranks' half.
+Runs where the benchmark was called; :mod:`sparkdl.bench.contenders.sessions` has the ranks' half.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from sparkdl.topology import name_ranks
 _START_TIMEOUT_S = 180.0
 _END_TIMEOUT_S = 20.0
 
-RANK_ARGUMENTS: tuple[str, ...] = ("-m", "sparkdl.bench.rank")
+RANK_ARGUMENTS: tuple[str, ...] = ("-m", "sparkdl.bench.contenders.rank")
 
 Answer = dict[str, Any]
 """What a rank says after a turn."""

@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sparkdl.bench.contenders.step import MODELS
 from sparkdl.bench.contest import Case, Contest, Measured, hold
 from sparkdl.bench.libraries import missing_libraries, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, percentile, ratios, write_report
-from sparkdl.bench.step_trials import MODELS
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     check_output_arguments(("--json", arguments.json))
     names = names_of(arguments.cases, CASES, "--cases")
-    from sparkdl.cli.local_session import start_local_session
+    from sparkdl.cli.demo import start_local_session
 
     for package in ("pyspark", "torch"):
         if find_spec(package) is None:
@@ -112,7 +112,7 @@ def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) 
     Raises:
         ParamError: if contenders predict differently.
     """
-    from sparkdl.bench.transform_contenders import TASKS
+    from sparkdl.bench.contenders.transform import TASKS
 
     task = TASKS[name]
     num_rows = max(1, round(task.num_rows * arguments.scale))

@@ -6,7 +6,6 @@ Knows NumPy and the native core, no torch and no Spark. The contract is :class:`
 
 from __future__ import annotations
 
-from sparkdl.collective.advice import Advice, advise
 from sparkdl.collective.communicator import Communicator, Handle
 from sparkdl.collective.current import (
     current_communicator,
@@ -38,7 +37,6 @@ __all__ = [
     "TRANSPORTS",
     "WIRES",
     "Address",
-    "Advice",
     "AuthenticatedListener",
     "CommunicationReport",
     "Communicator",
@@ -51,7 +49,6 @@ __all__ = [
     "RendezvousClient",
     "StallCheck",
     "WorldReport",
-    "advise",
     "all_gather_bytes",
     "authenticate_client",
     "authenticate_server",

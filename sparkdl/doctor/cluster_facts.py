@@ -1,18 +1,24 @@
-"""Looks at every executor of a cluster, by a barrier stage that takes all of its slots. Runs on the *driver*."""
+"""Looks at every executor of a cluster, by a barrier stage that takes all of its slots. Runs on the *driver*.
+
+What a task of the doctor does: the first of each executor looks around. Runs on an executor.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.spark.jobs import named_jobs
-from sparkdl.doctor.machine_facts import MachineFacts
+from sparkdl.doctor.machine_facts import MachineFacts, look_around
 from sparkdl.launch.spark_job import collect_within
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import BarrierTaskContext
     from pyspark.sql import SparkSession
 
 
@@ -57,11 +63,19 @@ def _look(timeout_s: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
         import pyarrow as pa
         from pyspark import BarrierTaskContext
 
-        from sparkdl.doctor.executor_look import look_from_task
-
         for _ in batches:
             pass  # the rows only number the tasks
         told: dict[str, Any] = look_from_task(BarrierTaskContext.get(), timeout_s)
         yield pa.RecordBatch.from_arrays([pa.array([json.dumps(told)], pa.string())], names=["facts"])
 
     return run
+
+
+def look_from_task(context: BarrierTaskContext, timeout_s: float) -> dict[str, Any]:
+    """Return the executor's name, and what it has if this task is the one to look."""
+    # Python workers are forked from one process for each executor.
+    executor = f"{socket.gethostname()} {os.getppid()}"
+    executors = context.allGather(executor)
+    is_first = executors.index(executor) == context.partitionId()
+    facts = look_around(timeout_s=timeout_s).to_fields() if is_first else None
+    return {"executor": executor, "facts": facts}

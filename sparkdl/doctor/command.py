@@ -17,8 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from sparkdl.doctor.examination import HERE, examine
-from sparkdl.doctor.finding import BAD, Finding, is_healthy
-from sparkdl.doctor.table import as_table
+from sparkdl.doctor.finding import BAD, Finding, as_table, is_healthy
 from sparkdl.errors import LaunchError, ParamError
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
     import pyspark
     from pyspark.sql import SparkSession
 
-    from sparkdl.cli.quiet import quiet_spark_options
+    from sparkdl.cli.demo import quiet_spark_options
 
     builder = SparkSession.builder.appName("sparkdl doctor")
     if options.remote:

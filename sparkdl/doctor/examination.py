@@ -14,8 +14,7 @@ from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_checks import judge_machine, judge_versions
 from sparkdl.doctor.machine_facts import MachineFacts, look_around
-from sparkdl.doctor.network_checks import judge_network
-from sparkdl.doctor.network_survey import survey_network
+from sparkdl.doctor.network import judge_network, survey_network
 from sparkdl.errors import LaunchError, SparkdlError
 from sparkdl.launch import check_cluster, run_on_local_ranks, run_on_ranks, wait_for_slots
 from sparkdl.launch.preflight import is_connect

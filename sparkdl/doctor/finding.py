@@ -1,9 +1,13 @@
-"""What a check has found: one line of the table."""
+"""What a check has found: one line of the table.
+
+Findings as a table for a terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 GOOD, NOTE, BAD = "good", "note", "bad"
 """As it should be; works, but less well, or is missing and not always needed; will not work."""
@@ -32,3 +36,65 @@ class Finding:
 def is_healthy(findings: Iterable[Finding]) -> bool:
     """Whether nothing was found that will not work."""
     return all(finding.status != BAD for finding in findings)
+
+
+_SIGNS = {GOOD: "ok", NOTE: "note", BAD: "FAIL"}
+_COLOURS = {GOOD: "32", NOTE: "33", BAD: "31"}
+_NARROWEST = 30
+_MOST_NAMED = 2
+
+
+def as_table(findings: Sequence[Finding], *, width: int, has_colours: bool) -> str:
+    """Return one line or more for each finding, and a last one that sums them up.
+
+    Args:
+        findings: in the order in which they are shown; those of one check stand together.
+        width: of the terminal, in characters.
+        has_colours: whether it shows colours.
+    """
+    summary, findings = _summary(findings), _put_together(findings)
+    first = max(len(finding.check) for finding in findings)
+    second = max(len(finding.where) for finding in findings)
+    indent = 6 + first + 2 + second + 2
+    lines = []
+    order = list(dict.fromkeys(finding.check for finding in findings))
+    for finding in sorted(findings, key=lambda finding: order.index(finding.check)):
+        sign = f"{_SIGNS[finding.status]:<4}"
+        if has_colours:
+            sign = f"\033[{_COLOURS[finding.status]}m{sign}\033[0m"
+        head = f"{sign}  {finding.check:<{first}}  {finding.where:<{second}}  "
+        said = _wrapped(finding.found, width - indent)
+        if finding.advice:
+            said += [
+                f"-> {line}" if not number else f"   {line}"
+                for number, line in enumerate(_wrapped(finding.advice, width - indent - 3))
+            ]
+        lines += [head + said[0], *(" " * indent + line for line in said[1:])]
+    return "\n".join([*lines, "", summary])
+
+
+def _put_together(findings: Sequence[Finding]) -> list[Finding]:
+    """Have machines that are alike in something share a line."""
+    places: dict[Finding, list[str]] = {}
+    for finding in findings:
+        places.setdefault(replace(finding, where=""), []).append(finding.where)
+    return [
+        replace(
+            finding,
+            where=", ".join(where) if len(where) <= _MOST_NAMED else f"{where[0]} and {len(where) - 1} more",
+        )
+        for finding, where in places.items()
+    ]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, _NARROWEST), break_on_hyphens=False) or [""]
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    num_bad = sum(finding.status == BAD for finding in findings)
+    num_notes = sum(finding.status == NOTE for finding in findings)
+    notes = f", {num_notes} worth a look" if num_notes else ""
+    if num_bad:
+        return f"{num_bad} of {len(findings)} checks failed{notes}."
+    return f"{len(findings)} checks, none failed{notes}."

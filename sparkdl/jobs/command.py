@@ -1,23 +1,79 @@
-"""``sparkdl train``, and ``sparkdl_job.py`` for spark-submit: one command line, two ways to a session."""
+"""``sparkdl train``, and ``sparkdl_job.py`` for spark-submit: one command line, two ways to a session.
+
+What a job's process ends with, so that a scheduler knows whether to run it again.
+
+=====  =================================================================================================
+code   meaning
+=====  =================================================================================================
+0      done, also where an equal job had been done before
+1      failed, and would fail again: data, model or code have to be mended; also ranks that hang as they call
+       operations in different orders, or as one that is alive comes no further by itself
+2      the command line or the job file is wrong; nothing was started
+75     lost ranks, executors, slots or the cluster (``EX_TEMPFAIL`` of sysexits.h): run it again; also after
+       any other hang: a process or host that does not answer, a rank that others waited for
+130    ended by SIGINT, Ctrl-C
+143    ended by SIGTERM
+=====  =================================================================================================
+
+Has SIGTERM end a job as Ctrl-C does, and the end of spark-submit as well. Runs on the *driver*.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import JobFileError, SparkdlError
-from sparkdl.jobs.exit_codes import DONE, exit_code
+from sparkdl.errors import (
+    CheckpointsInUseError,
+    HangError,
+    JobFileError,
+    LossError,
+    ParamError,
+    SlotsMissingError,
+    SparkdlError,
+)
 
 if TYPE_CHECKING:
     from sparkdl.jobs.job import Job
     from sparkdl.jobs.run_job import OpenSession
+
+
+DONE = 0
+FAILED = 1
+WRONG_USAGE = 2
+TRY_AGAIN = os.EX_TEMPFAIL
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+
+_TEMPORARY = (LossError, SlotsMissingError, CheckpointsInUseError)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came; whatever ends a fit on Ctrl-C ends it then, too."""
+
+
+def exit_code(error: BaseException) -> int:
+    """Return what a process ends with that was ended by an exception."""
+    if isinstance(error, Terminated):
+        return TERMINATED
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, HangError) and error.is_in_code:
+        return FAILED
+    if isinstance(error, _TEMPORARY):
+        return TRY_AGAIN
+    return WRONG_USAGE if isinstance(error, ParamError) else FAILED
+
 
 _DESCRIPTION = """\
 Trains the model that a job file describes, and writes it with its result to the job's output. A job that is done is
@@ -65,7 +121,7 @@ def train(options: argparse.Namespace) -> int:
     """Run ``sparkdl train``: in a session of its own."""
 
     def own(job: Job) -> OpenSession:
-        from sparkdl.jobs.session import own_session
+        from sparkdl.jobs.run_job import own_session
 
         return lambda num_ranks: own_session(job.spark, name=_name(job), num_ranks=num_ranks)
 
@@ -79,13 +135,11 @@ def submitted(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def given(job: Job) -> OpenSession:
-        from sparkdl.jobs.session import given_session
+        from sparkdl.jobs.run_job import given_session
 
         return lambda _: given_session(name=_name(job))
 
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        from sparkdl.jobs.signals import end_with_parent
-
         end_with_parent()
     return _run(options, given)
 
@@ -97,14 +151,13 @@ def print_script_path(_options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, session_of: Callable[[Job], OpenSession]) -> int:
-    from sparkdl.jobs.signals import ends_when_asked
 
     others = _after_job(options)
     try:
         with ends_when_asked():
             _require_libraries()
             from sparkdl.jobs.job import read_job
-            from sparkdl.jobs.overrides import read_override
+            from sparkdl.jobs.yaml_tree import read_override
 
             job = read_job(options.job, [read_override(each) for each in others.overrides])
             from sparkdl.jobs.run_job import run_job
@@ -138,3 +191,34 @@ def _require_libraries() -> None:
 
 def _name(job: Job) -> str:
     return f"sparkdl {job.file.stem}"
+
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+@contextmanager
+def ends_when_asked() -> Iterator[None]:
+    """Raise :class:`Terminated` in the main thread when SIGTERM comes; another one does not disturb the ending."""
+    before = signal.signal(signal.SIGTERM, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent() -> None:
+    """Have this process get SIGTERM when its parent ends, however that comes about.
+
+    spark-submit leaves its Python program alone when it is killed itself.
+    """
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if os.getppid() != parent:  # it ended in between
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _raise(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated("SIGTERM")

@@ -1,37 +1,130 @@
-"""Runs a job: from what it says to the model in its output. Runs on the *driver*; the training runs on the ranks."""
+"""Runs a job: from what it says to the model in its output. Runs on the *driver*; the training runs on the ranks.
+
+The Spark session of a job. Runs on the *driver*.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.cli.demo import quiet_libraries, quiet_spark_options
 from sparkdl.data.spark.jobs import jobs_of
 from sparkdl.errors import ClusterLostError, ParamError
-from sparkdl.estimators.checkpoint_holder import held_alone
-from sparkdl.estimators.column_check import check_columns
-from sparkdl.estimators.fit_inputs import column_names
-from sparkdl.jobs.code_files import code_files, digests, importable, loggable, ship
+from sparkdl.estimators.fit.checkpoints import held_alone
+from sparkdl.estimators.fit.inputs import check_columns, column_names
 from sparkdl.jobs.identity import Identity, identity_of
-from sparkdl.jobs.make_estimator import make_estimator
-from sparkdl.jobs.model_size import model_size
-from sparkdl.jobs.output import JobOutput
-from sparkdl.jobs.plan import make_plan
-from sparkdl.jobs.plan_text import plan_text
-from sparkdl.jobs.result import make_result
-from sparkdl.jobs.rows import key_of_rows, open_rows
-from sparkdl.jobs.session import is_lost
+from sparkdl.jobs.imports import code_files, digests, importable, loggable, ship
+from sparkdl.jobs.make_estimator import make_estimator, model_size
+from sparkdl.jobs.output import JobOutput, make_result
+from sparkdl.jobs.plan import key_of_rows, make_plan, open_rows, plan_text
+from sparkdl.launch.preflight import is_connect
 from sparkdl.tracking import models_with_code, use_tracking_uri
 from sparkdl.training.checkpoint.folder import CheckpointFolder
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl.jobs.job import Job
+    from sparkdl.jobs.job import Job, SparkChoice
+
+
+_SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNORECASE)
+"""In names of settings; as ``spark.redaction.regex``, which says what Spark does not show, and longer."""
+
+
+@contextmanager
+def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[SparkSession]:
+    """Give the session that ``sparkdl train`` starts: by the job's ``spark``, else on this machine; it stops it."""
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    quiet_libraries()
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    master = choice.master or f"local[{num_ranks}]"
+    with tempfile.TemporaryDirectory(prefix="sparkdl-job-") as folder:
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",  # would overwrite the line of a fit
+            **quiet_spark_options(Path(folder)),
+        }
+        if master.startswith("local"):
+            settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        settings |= {"spark.master": master, "spark.app.name": name, **choice.config}
+        _start_java({key: value for key, value in settings.items() if not _SECRET.search(key)})
+        builder = SparkSession.builder
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        session = _open(builder, master)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start the JVM with settings, which pyspark puts into its arguments, where everybody on the machine reads them.
+
+    The others follow over pyspark's own connection to it.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    context: Any = SparkContext
+    context._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
+
+
+@contextmanager
+def given_session(*, name: str) -> Iterator[SparkSession]:
+    """Give the session that spark-submit, or the platform, has its own settings for; stop it where it was not there."""
+    from pyspark.sql import SparkSession
+
+    there = SparkSession.getActiveSession()
+    if there is not None:
+        yield there
+        return
+    session = _open(SparkSession.builder.appName(name), "that spark-submit was given")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _open(builder: Any, master: str) -> SparkSession:
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        # Spark stops a context by itself that no master takes, while its constructor still runs.
+        if "stopped SparkContext" not in str(error):
+            raise
+        raise ClusterLostError(
+            f"The master {master} did not take the application: it does not answer, or asks for a secret "
+            "(spark.authenticate) that is another here. What Spark logged says more."
+        ) from error
+    return session
+
+
+def is_lost(session: SparkSession) -> bool:
+    """Whether the application of a session has ended without being asked to, as when its cluster went away."""
+    if is_connect(session):
+        return False
+    context: Any = session.sparkContext
+    if context._jsc is None:  # it was stopped
+        return False
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # the JVM does not answer any more
+        return True
+
 
 OpenSession = Callable[[int], AbstractContextManager["SparkSession"]]
 Say = Callable[[str], None]

@@ -205,7 +205,7 @@ def log_model(
 
 
 def _saved(model: Any, folder: str) -> LoggedModelSpec:
-    from sparkdl.estimators.model_logging import save_for_mlflow
+    from sparkdl.estimators.fit.tracking import save_for_mlflow
     from sparkdl.estimators.torch_model import TorchModel
 
     if not isinstance(model, TorchModel):
@@ -234,7 +234,7 @@ def send_kept(
     """
     from sparkdl.data import Store
     from sparkdl.data.store.store import as_store
-    from sparkdl.estimators.unsent_runs import UnsentRuns
+    from sparkdl.estimators.fit.runs import UnsentRuns
 
     return send_kept_runs(UnsentRuns(Store.default() if store is None else as_store(store)), tracking_uri)
 

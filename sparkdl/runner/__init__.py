@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.runner.horovod_runner import HorovodRunner
-from sparkdl.runner.rank_progress import progress
+from sparkdl.runner.rank_logging import progress
 from sparkdl.runner.runner import Runner
 
 if TYPE_CHECKING:

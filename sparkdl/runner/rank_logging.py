@@ -1,6 +1,8 @@
 """What Python's logging and ``log_to_driver`` say on a rank, marked so that the driver knows it from printed lines.
 
 :func:`set_up_logging` runs on a *rank*, :class:`LineReader` on the *driver*.
+
+``progress()`` of a function that a Runner runs: what it is held to once it has called it. Runs on a *rank*.
 """
 
 from __future__ import annotations
@@ -9,10 +11,15 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
 from sparkdl.horovod import provide_driver_log
 from sparkdl.launch.wire.messages import FOR_DRIVER, mark_lines, split_mark
+
+if TYPE_CHECKING:
+    from sparkdl.launch import RankContext
+
 
 OnLine = Callable[[int, str, "int | None"], None]
 """Gets rank, line, and the level of the log record that the line is of; None if the line was printed."""
@@ -83,3 +90,26 @@ def level_number(level: int | str | None) -> int | None:
     if not isinstance(level, str) or level.upper() not in names:
         raise ParamError(f"log_level={level!r} is no level of logging; it may be one of {', '.join(names)}.")
     return names[level.upper()]
+
+
+_contexts: list[RankContext] = []
+"""That of the rank which this process is; none in any other process."""
+
+
+def provide_progress(context: RankContext) -> None:
+    """Have :func:`progress` speak for this rank."""
+    _contexts[:] = [context]
+
+
+def progress(*, done: bool = False) -> None:
+    """Say that the function has come a step further; call it as often as you like, it costs next to nothing.
+
+    From the first call on, a rank that does not call this for the Runner's ``hang_timeout_s``, and waits for no other
+    rank meanwhile, counts as hanging. A function that never calls it may compute as long as it keeps nobody waiting.
+    In a process that is no rank of a Runner, as where a script is tried alone, it does nothing.
+
+    Args:
+        done: that was the last step, and what follows may take as long as it keeps nobody waiting.
+    """
+    for context in _contexts:
+        context.progress(done=done)

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from sparkdl.bench import feed
+from sparkdl.bench.contenders.feed import CONTENDERS, FeedTrial, Table, write_table
 from sparkdl.bench.contest import Case, Measured
-from sparkdl.bench.feed_contenders import CONTENDERS
-from sparkdl.bench.feed_files import Table, write_table
-from sparkdl.bench.feed_trials import FeedTrial
 from sparkdl.errors import ParamError
 
 

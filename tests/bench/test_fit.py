@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from sparkdl.bench import fit
-from sparkdl.bench.fit_contenders import CONTENDERS
-from sparkdl.bench.fit_job import Fitted, Job, loss_of, make_model, weights_of
-from sparkdl.bench.fit_trials import ArithmeticTrial
+from sparkdl.bench.contenders.arithmetic import ArithmeticTrial
+from sparkdl.bench.contenders.fit import CONTENDERS
+from sparkdl.bench.contenders.fit_job import Fitted, Job, loss_of, make_model, weights_of
 from sparkdl.errors import ParamError, TrainingError
 
 

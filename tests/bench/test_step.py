@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.bench import step, step_trials
+from sparkdl.bench import step
+from sparkdl.bench.contenders import step as step_trials
 from sparkdl.errors import ParamError
 
 SMALL_MODEL = """
 import runpy
 from sparkdl.bench import step_trials
 step_trials.MODELS["25M"] = step_trials.ModelSize(width=16, num_layers=2, num_heads=2)
-runpy.run_module("sparkdl.bench.rank", run_name="__main__")
+runpy.run_module("sparkdl.bench.contenders.rank", run_name="__main__")
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.bench import transform
-from sparkdl.bench.transform_contenders import TASKS
+from sparkdl.bench.contenders.transform import TASKS
 from sparkdl.errors import ParamError
 
 

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 from pathlib import Path
 from sparkdl.jobs.job import SparkChoice
-from sparkdl.jobs.session import own_session
+from sparkdl.jobs.run_job import own_session
 
 settings = {"spark.hadoop.fs.s3a.secret.key": "hunter2", "spark.sql.shuffle.partitions": "3"}
 with own_session(SparkChoice(master="local[1]", config=settings), name="test", num_ranks=1) as session:

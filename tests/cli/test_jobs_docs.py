@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.code_files import code_files, importable
+from sparkdl.jobs.imports import code_files, importable
 from sparkdl.jobs.job import SOURCES, read_job
 from sparkdl.jobs.make_estimator import make_estimator
-from sparkdl.jobs.overrides import SECTIONS, read_override
+from sparkdl.jobs.yaml_tree import SECTIONS, read_override
 
 DOCS = (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text()
 NETS = """\

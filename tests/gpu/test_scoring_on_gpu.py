@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from pyspark.resource import ResourceInformation
 from torch import nn
 
-from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch
+from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch
 from sparkdl.model.architecture import pack_module
 from tests.gpu.gpu_scenes import needs_gpu
 from tests.training.signatures import make_signature

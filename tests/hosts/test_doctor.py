@@ -12,8 +12,7 @@ import pytest
 
 from sparkdl.collective import new_secret
 from sparkdl.doctor.finding import GOOD, NOTE
-from sparkdl.doctor.network_checks import judge_network
-from sparkdl.doctor.network_survey import survey_network
+from sparkdl.doctor.network import judge_network, survey_network
 from tests.hosts.namespaces import Namespace, why_impossible
 from tests.hosts.network import hosts_with_ranks
 from tests.launchers import ROOT, environment

@@ -11,9 +11,9 @@ import pytest
 from sparkdl.errors import JobFileError, ParamError
 from sparkdl.estimators import TorchClassificationModel
 from sparkdl.jobs.job import read_job
-from sparkdl.jobs.overrides import read_override
-from sparkdl.jobs.rows import open_rows
+from sparkdl.jobs.plan import open_rows
 from sparkdl.jobs.run_job import run_job
+from sparkdl.jobs.yaml_tree import read_override
 
 JOB = """\
 data:

@@ -13,8 +13,8 @@ from sklearn.linear_model import LogisticRegression
 
 from sparkdl.data import materialize
 from sparkdl.estimators import TextClassifier
-from sparkdl.estimators.ready_made import vocabulary
-from sparkdl.estimators.ready_made.vocabulary import learn_words
+from sparkdl.estimators.ready_made import text
+from sparkdl.estimators.ready_made.text import learn_words
 from tests.spark.estimator_examples import store_is_empty
 
 pytestmark = pytest.mark.any_spark_will_do
@@ -116,6 +116,6 @@ def test_executors_count_the_same_words_in_the_same_order(spark, texts, tmp_path
     dataset = materialize(texts, ["text"], str(tmp_path), row_group_bytes=5_000)
     assert len(dataset.row_groups) == 3
     here = learn_words(dataset, "text", size=15, training=None, spark=None)
-    monkeypatch.setattr(vocabulary, "COUNTED_HERE", 10)
+    monkeypatch.setattr(text, "COUNTED_HERE", 10)
     assert learn_words(dataset, "text", size=15, training=None, spark=spark) == here
     assert len(here) == 15

@@ -27,7 +27,7 @@ from sparkdl.errors import (
     SparkJobError,
     WorkersLostError,
 )
-from sparkdl.estimators.stored_values import stored_values
+from sparkdl.estimators.fit.labels import stored_values
 from sparkdl.launch import run_on_ranks
 from tests.processes import wait_until_gone
 from tests.spark.rank_functions import sum_of_ranks

@@ -21,7 +21,7 @@ from torchmetrics import PearsonCorrCoef
 
 from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.estimators import TorchClassifier, TorchEstimator
-from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.training.callbacks import Callback, Patience
 from sparkdl.training.checkpoint.files import MANIFEST, manifest_from_json

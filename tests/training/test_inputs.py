@@ -11,7 +11,7 @@ from torch import nn
 
 from sparkdl.data import ParquetFeed
 from sparkdl.estimators import TorchEstimator
-from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from tests.run_ranks import run_ranks

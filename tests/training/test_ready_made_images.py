@@ -21,7 +21,7 @@ from torch import nn
 
 from sparkdl.data import scan_dataset
 from sparkdl.estimators import ImageClassifier
-from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.networks.images import ResidualNetwork

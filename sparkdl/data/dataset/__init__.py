@@ -4,3 +4,7 @@ Runs on driver and ranks, without Spark and Petastorm. Begin with :mod:`~sparkdl
 the files are read in :mod:`~sparkdl.data.dataset.footers`, and ranks are given their rows in
 :mod:`~sparkdl.data.dataset.shards`.
 """
+
+from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup
+
+__all__ = ["Column", "ParquetDataset", "RowGroup"]  # by these names pickles know them

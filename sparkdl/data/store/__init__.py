@@ -3,3 +3,7 @@
 Runs on the *driver*. Begin with :mod:`~sparkdl.data.store.store`; :mod:`~sparkdl.data.store.housekeeping` decides what
 may be removed.
 """
+
+from sparkdl.data.store.store import Store
+
+__all__ = ["Store"]  # by these names pickles know them

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from sparkdl.bench import allreduce, step
-from sparkdl.bench.allreduce_trials import AllreduceTrial, Contender
+from sparkdl.bench.allreduce import bytes_moved
+from sparkdl.bench.contenders.allreduce import AllreduceTrial, Contender
 from sparkdl.bench.contest import Case, Measured
-from sparkdl.bench.plot import plot_bandwidth, plot_steps
+from sparkdl.bench.plot import format_size, parse_size, plot_bandwidth, plot_steps
 from sparkdl.bench.report import format_time, percentile, write_report
-from sparkdl.bench.sizes import format_size, parse_size
-from sparkdl.bench.traffic import bytes_moved
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import sparkdl._native
-from sparkdl.doctor import programs
-from sparkdl.doctor.machine_facts import look_around
-from sparkdl.doctor.programs import ask, ask_python
+from sparkdl.doctor import machine_facts
+from sparkdl.doctor.machine_facts import ask, ask_python, look_around
 from tests.unkillable import HOLD
 
 
@@ -60,7 +59,7 @@ def test_question_that_hangs_or_crashes_has_an_answer() -> None:
 
 
 def test_program_that_nobody_sees_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(machine_facts, "_END_TIMEOUT_S", 0.2)
     hold_myself = (
         "import os, subprocess, sys, time\n"
         f"code = {HOLD!r}\n"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.doctor.finding import BAD, GOOD, NOTE
-from sparkdl.doctor.network_checks import judge_network
-from sparkdl.doctor.network_survey import rounds
+from sparkdl.doctor.network import judge_network, rounds
 
 NAMES = {0: "node-1", 1: "node-2"}
 

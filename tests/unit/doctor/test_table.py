@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
-from sparkdl.doctor.table import as_table
+from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding, as_table
 
 FINDINGS = [
     Finding(check="Java", where="this machine", status=GOOD, found="17"),

@@ -14,9 +14,8 @@ from torch import nn
 
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.column_check import check_columns
-from sparkdl.estimators.fit_inputs import prepare_fit
-from sparkdl.estimators.scoring import score_batch
+from sparkdl.estimators.fit.inputs import check_columns, prepare_fit
+from sparkdl.estimators.scoring.udf import score_batch
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature

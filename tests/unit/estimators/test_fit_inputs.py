@@ -17,8 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from sparkdl.errors import DataError, ParamError, ShardingError
 from sparkdl.estimators import Callback, TorchEstimator
-from sparkdl.estimators.fit_checkpoints import with_checkpoints
-from sparkdl.estimators.fit_inputs import check_picklable, prepare_fit
+from sparkdl.estimators.fit.checkpoints import with_checkpoints
+from sparkdl.estimators.fit.inputs import check_picklable, prepare_fit
 from sparkdl.training.callbacks import Patience
 from sparkdl.training.spec import Goal
 from tests.training.training_scenes import make_model, write_dataset

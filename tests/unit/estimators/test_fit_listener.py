@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdl.errors import CheckpointsInUseError
-from sparkdl.estimators.fit_listener import FitListener, StepSampler
-from sparkdl.estimators.progress import ProgressLine
+from sparkdl.estimators.fit.progress import FitListener, ProgressLine, StepSampler
 from sparkdl.tracking import NoRun
 from sparkdl.tracking.start import Switches
 from sparkdl.training.history import EpochRecord, ProgressReporter

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from tests.training.input_scenes import write_rows

@@ -10,8 +10,7 @@ import pytest
 from pyspark.ml.tuning import CrossValidator
 
 from sparkdl.estimators import TorchEstimator
-from sparkdl.estimators.nested_runs import nested_runs, place_of_single_fit
-from sparkdl.estimators.place_of_fit import ALONE
+from sparkdl.estimators.fit.runs import ALONE, nested_runs, place_of_single_fit
 from tests.fresh_mlflow import tracked
 
 __all__ = ["tracked"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.estimators.notebook_bar import is_in_notebook
+from sparkdl.estimators.fit.progress import is_in_notebook
 
 nbformat = pytest.importorskip("nbformat", reason="tests on Spark 3.5 have no notebooks")
 nbclient = pytest.importorskip("nbclient", reason="likewise")
@@ -15,7 +15,7 @@ nbclient = pytest.importorskip("nbclient", reason="likewise")
 ROOT = Path(__file__).parents[3]
 CELLS = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-    "from sparkdl.estimators.progress import ProgressLine\n"
+    "from sparkdl.estimators.fit.progress import ProgressLine\n"
     "from tests.unit.estimators.test_progress import EPOCH, STEP\n"
     "line = ProgressLine()\n"
     "line.status('Starting 2 ranks')",

@@ -12,8 +12,7 @@ from pyspark.sql import types as T
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.estimators.packed_features import Packing, packing_of
-from sparkdl.estimators.scoring import ScoringModel, score_columns
+from sparkdl.estimators.scoring.udf import Packing, ScoringModel, packing_of, score_columns
 from sparkdl.model.architecture import pack_module
 from sparkdl.model.inputs import MATRIX
 from sparkdl.model.signature import ModelOutput, ModelSignature

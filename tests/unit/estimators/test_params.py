@@ -11,8 +11,8 @@ from torch import nn
 from sparkdl.data import Store
 from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators import Callback, TorchEstimator, TorchRegressor
-from sparkdl.estimators.fit_multiple import with_param_maps
-from sparkdl.estimators.training_rows import rows_needed
+from sparkdl.estimators.fit.fit import with_param_maps
+from sparkdl.estimators.fit.rows import rows_needed
 from sparkdl.training.update import make_optimizer
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from sparkdl.data import Store
 from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelError, SparkdlError
 from sparkdl.estimators import Callback, TorchEstimator
-from sparkdl.estimators.param_mixins import OneOf
+from sparkdl.estimators.params.base import OneOf
 from tests.unit.estimators.public_classes import ESTIMATORS, MODELS
 
 CLASSES = {**ESTIMATORS, **MODELS}

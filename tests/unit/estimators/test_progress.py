@@ -7,7 +7,7 @@ import pty
 import struct
 import termios
 
-from sparkdl.estimators.progress import ProgressLine
+from sparkdl.estimators.fit.progress import ProgressLine
 
 STEP = {"kind": "step", "epoch": 1, "epochs": 2, "step": 3, "steps": 9, "loss": 0.51234, "rows_per_s": 1234.5}
 EPOCH = {"kind": "epoch", "epoch": 1, "epochs": 2, "loss": 0.25, "rows_per_s": 1000.0, "seconds": 2.5}

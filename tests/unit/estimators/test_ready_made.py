@@ -16,11 +16,10 @@ from sparkdl.data import scan_dataset
 from sparkdl.data.dataset.rows import draw_rows
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
-from sparkdl.estimators.fit_inputs import prepare_fit
+from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.estimators.ready_made.classes import count_classes
-from sparkdl.estimators.ready_made.models import TorchClassificationModel
-from sparkdl.estimators.ready_made.shared_arguments import SharedArguments
-from sparkdl.estimators.ready_made.single_row import answer_row
+from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, answer_row
+from sparkdl.estimators.ready_made.params import SharedArguments
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 

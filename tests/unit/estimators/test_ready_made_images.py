@@ -16,8 +16,8 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators import ImageClassifier
-from sparkdl.estimators.fit_inputs import prepare_fit
-from sparkdl.estimators.ready_made.single_row import answer_row
+from sparkdl.estimators.fit.inputs import prepare_fit
+from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.model.saved_model import SavedModel, load_model, save_model

@@ -12,9 +12,9 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchEstimator, TorchModel
-from sparkdl.estimators.scored_columns import ScoredColumn, check_scored_columns, result_type
-from sparkdl.estimators.scored_mixins import scored_columns_of
-from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch
+from sparkdl.estimators.params.inputs import scored_columns_of
+from sparkdl.estimators.scoring.columns import ScoredColumn, check_scored_columns, result_type
+from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch
 from sparkdl.model.architecture import pack_module
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError
-from sparkdl.estimators.scoring import ScoringModel, load_predictor, score_batch, score_columns
+from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch, score_columns
 from sparkdl.model.architecture import pack_module
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel

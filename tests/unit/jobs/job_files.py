@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkdl.jobs.job import Job, read_job
-from sparkdl.jobs.overrides import read_override
+from sparkdl.jobs.yaml_tree import read_override
 
 NETS = """\
 from torch import nn

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.code_files import code_files, digests, importable, loggable
+from sparkdl.jobs.imports import code_files, digests, importable, loggable
 from tests.unit.jobs.job_files import JOB, read
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from sparkdl.cli import main
 from sparkdl.jobs import command
-from sparkdl.jobs.exit_codes import Terminated
-from sparkdl.jobs.signals import ends_when_asked
+from sparkdl.jobs.command import Terminated, ends_when_asked
 from tests.unit.jobs.job_files import write_job
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl import errors
-from sparkdl.jobs.exit_codes import Terminated, exit_code
+from sparkdl.jobs.command import Terminated, exit_code
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sparkdl.estimators import (
     TorchEstimator,
     TorchRegressor,
 )
-from sparkdl.jobs.code_files import code_files, importable
+from sparkdl.jobs.imports import code_files, importable
 from sparkdl.jobs.make_estimator import make_estimator
 from tests.unit.jobs.job_files import JOB, read
 

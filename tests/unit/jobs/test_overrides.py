@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.overrides import SECTIONS, apply_overrides, read_override
-from sparkdl.jobs.yaml_tree import read_tree
+from sparkdl.jobs.yaml_tree import SECTIONS, apply_overrides, read_override, read_tree
 from tests.unit.jobs.job_files import JOB
 
 

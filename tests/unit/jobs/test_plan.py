@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.jobs.model_size import model_size
-from sparkdl.jobs.plan import Host, Plan
-from sparkdl.jobs.plan_text import in_bytes, plan_text
-from sparkdl.jobs.rows import RowCounts
+from sparkdl.jobs.make_estimator import model_size
+from sparkdl.jobs.plan import Host, Plan, RowCounts, in_bytes, plan_text
 from tests.unit.jobs.job_files import read
 
 MIB = 1 << 20

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sparkdl.runner.gpu_sharing import joined
+from sparkdl.runner.on_rank import joined
 
 
 def test_gpus_of_a_host_are_joined_by_local_rank_only_where_each_rank_has_one_of_its_own():

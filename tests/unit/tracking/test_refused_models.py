@@ -14,8 +14,8 @@ import sparkdl.mlflow
 from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators import TorchModel
-from sparkdl.estimators.model_logging import save_for_mlflow
-from sparkdl.estimators.unsent_runs import UnsentRuns
+from sparkdl.estimators.fit.runs import UnsentRuns
+from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.flavor import is_mlflow_2
 from sparkdl.tracking.logged_model import Registration, register

@@ -1,0 +1,262 @@
+"""One fit, from its rows to the trained model: what happens between ``fit(df)`` and the model. Runs on the *driver*.
+
+Fits of one DataFrame under several Param maps: what ``fitMultiple`` and ``fit`` check and give.
+
+Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from sparkdl.data.spark.columns import check_frame
+from sparkdl.data.spark.jobs import jobs_of
+from sparkdl.errors import ParamError, ParamTypeError
+from sparkdl.estimators.fit.checkpoints import (
+    FinishedFit,
+    checkpoints_of,
+    find_finished,
+    newest_place,
+    with_checkpoints,
+)
+from sparkdl.estimators.fit.inputs import check_columns, check_picklable, prepare_fit
+from sparkdl.estimators.fit.on_rank import IMPORTED_FIRST, FitOutcome, fetch_module, fit_on_rank, store_spec
+from sparkdl.estimators.fit.progress import FitListener, ProgressLine
+from sparkdl.estimators.fit.rows import share_rows
+from sparkdl.estimators.fit.runs import ALONE, PlaceOfFit
+from sparkdl.estimators.fit.tracking import describe_dataset, log_outcome, params_to_log, run_of_fit
+from sparkdl.estimators.params.base import check_param_map
+from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.launch import Restarts, check_cluster, prepare_in_task, run_on_ranks, run_with_restarts
+from sparkdl.model.saved_model import SavedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkdl.collective import WorldReport
+    from sparkdl.data import ParquetDataset
+    from sparkdl.estimators.fit.rows import TrainingRows
+    from sparkdl.estimators.fit.runs import NestedRuns
+    from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+    from sparkdl.estimators.torch_estimator import FittingEstimator
+    from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.tracking import FitRun
+    from sparkdl.training.spec import TrainingSpec
+
+
+M = TypeVar("M", bound="TorchModel")
+
+
+def fit_on_rows(
+    params: _TorchEstimatorParams,
+    spark: SparkSession,
+    rows: TrainingRows,
+    make_model: Callable[[SavedModel, TrainingSummary], M],
+    *,
+    place: PlaceOfFit = ALONE,
+) -> M:
+    """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
+
+    Raises:
+        SparkdlError: whatever :meth:`sparkdl.estimators.TorchEstimator.fit` raises.
+    """
+    check_columns(params, rows.available)
+    check_picklable(params)
+    check_cluster(spark, num_ranks=params.getNumWorkers(), gpus_per_rank=params.getGpusPerWorker())
+    with _progress(show=params.getShowProgress()) as progress:
+        progress.status("Preparing the rows")
+        store = params.getStore()
+        with (
+            rows.use(lambda: progress.status("Writing the rows to the Store"), _prepare(params)) as parquet,
+            store.scratch_folder("weights") as weights,
+            checkpoints_of(params, progress.status) as (checkpoints, check_alone),
+        ):
+            params.learn(parquet, spark)
+            inputs = prepare_fit(params, parquet)
+            inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, checkpoints))
+            finished = find_finished(inputs.spec, parquet)
+            with (
+                tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
+                run_of_fit(params, place.group, place.tags) as run,
+            ):
+                run.log_params(params_to_log(params, parquet))
+                if run.is_tracked and run.switches.log_datasets:
+                    run.log_dataset(describe_dataset(params, parquet, rows.source))
+                listener = FitListener(run, progress, check_alone)
+                communication = None
+                if finished is None:
+                    outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run)
+                    finished, communication = outcome
+                else:
+                    for record in finished.history:
+                        listener.track(asdict(record))
+                    progress.status(f"All {params.getEpochs()} epochs are done: {checkpoints} has the model")
+                progress.status("Logging the model to MLflow" if run.is_tracked else "")
+                model = make_model(SavedModel(finished.module, inputs.signature), _summary(finished, run))
+                log_outcome(
+                    run,
+                    params,
+                    model,
+                    communication,
+                    example=inputs.example,
+                    folder=Path(folder),
+                    checkpoints=params.getCheckpointDir(),
+                )
+            return model._logged_as(run.run_id, run.model_uri)
+
+
+def _prepare(params: _TorchEstimatorParams) -> Callable[[int], None] | None:
+    """What tasks that write the rows do for the ranks that follow."""
+    if params.getGpusPerWorker():
+        return None
+    return partial(prepare_in_task, num_ranks=params.getNumWorkers(), modules=IMPORTED_FIRST)
+
+
+def _summary(finished: FinishedFit, run: FitRun) -> TrainingSummary:
+    return TrainingSummary(history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id)
+
+
+def _train(
+    params: _TorchEstimatorParams,
+    spark: SparkSession,
+    spec: TrainingSpec,
+    parquet: ParquetDataset,
+    weights: str,
+    listener: FitListener,
+    tracking: FitRun,
+) -> tuple[FinishedFit, WorldReport | None]:
+    stored = store_spec(spec, weights)
+
+    def run(num_ranks: int) -> FitOutcome:
+        listener.progress.status(f"Starting {num_ranks} rank{'s' if num_ranks > 1 else ''}")
+        outcomes = run_on_ranks(
+            fit_on_rank,
+            stored,
+            parquet,
+            num_ranks=num_ranks,
+            spark=spark,
+            transport=params.getTransport(),
+            wire=params.getWire(),
+            gpus_per_rank=params.getGpusPerWorker(),
+            hang_timeout_s=params.getHangTimeoutSeconds(),
+            tells_progress=params.getHangTimeoutSeconds() is not None,
+            modules=IMPORTED_FIRST,
+            on_event=listener.hear,
+            on_log=listener.log,
+            on_wait=listener.progress.status,
+            is_watched=tracking.is_tracked,
+        )
+        return cast("FitOutcome", outcomes[0])
+
+    with jobs_of("training"):
+        outcome = run_with_restarts(
+            run,
+            Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
+            spark=spark,
+            num_ranks=params.getNumWorkers(),
+            where=lambda: newest_place(spec),
+        )
+    module = fetch_module(outcome.module, weights).eval()
+    return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication
+
+
+@contextmanager
+def _progress(*, show: bool) -> Iterator[ProgressLine]:
+    """The progress of a fit, which leaves the terminal in order and says when the user stopped it."""
+    with closing(ProgressLine(is_shown=show)) as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            progress.print("Interrupted: the ranks were ended.")
+            raise
+
+
+E = TypeVar("E", bound="FittingEstimator[Any]")
+
+
+class FittedModels(Iterator[tuple[int, M]], Generic[M]):
+    """Gives ``(index, model)`` for each Param map, the model being fitted when it is asked for.
+
+    Several threads may ask at once, each for another model, as ``CrossValidator`` does with a ``parallelism``. The
+    rows are written once, with the columns of all maps, and held until the last model is fitted or the iterator is
+    dropped. In MLflow each fit is a run of its own, all of them nested under one.
+    """
+
+    def __init__(
+        self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]], runs: NestedRuns | None = None
+    ) -> None:
+        self._df = dataset
+        self._estimators = list(estimators)
+        self._runs = runs
+        self._rows = share_rows(dataset, [each.params_of_fit() for each in self._estimators])
+        self._indices = iter(range(len(self._estimators)))
+        self._lock = threading.Lock()
+        for rows in set(self._rows):
+            weakref.finalize(self, rows.let_go)
+
+    def __next__(self) -> tuple[int, M]:
+        with self._lock:
+            index = next(self._indices)
+        place = ALONE if self._runs is None else self._runs.place(index)
+        try:
+            return index, self._estimators[index]._fit_rows(self._df, self._rows[index], place)
+        except BaseException:
+            if self._runs is not None:
+                self._runs.end_as_failed()
+            raise
+
+    def next(self) -> tuple[int, M]:
+        """Do what ``next(iterator)`` does, as iterators of pyspark have it too."""
+        return self.__next__()
+
+
+def check_rows_to_fit(dataset: Any) -> None:
+    """Check that what is to be fitted on is a DataFrame of Spark that ends.
+
+    Raises:
+        DataError: if it is something else, or a stream.
+    """
+    check_frame(dataset, "fit", of_streams="; the model's transform takes streams")
+
+
+def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
+    """Return a checked copy of an estimator for each Param map; each of several keeps checkpoints of its own.
+
+    Raises:
+        ParamError: saying which map cannot work, and why.
+    """
+    copies = []
+    for index, param_map in enumerate(maps):
+        try:
+            check_param_map(estimator, param_map)
+            copy = estimator.copy(param_map)
+            copy.check_values()
+        except ParamError as error:
+            raise type(error)(f"In the Param map with index {index}: {error}") from error
+        folder = copy.params_of_fit().getCheckpointDir()
+        if folder is not None and len(maps) > 1:  # each is another fit
+            copy.setParams(checkpointDir=f"{folder.rstrip('/')}/fit-{index}")
+        copies.append(copy)
+    return copies
+
+
+def check_maps(maps: Any) -> None:
+    """Check that it is a sequence of Param maps.
+
+    Raises:
+        ParamTypeError: if it is something else.
+    """
+    if not isinstance(maps, (list, tuple)) or not all(isinstance(each, dict) for each in maps):
+        raise ParamTypeError(
+            f"fitMultiple takes a list of Param maps, got {type(maps).__name__}. Write [{{estimator.epochs: 3}}]."
+        )

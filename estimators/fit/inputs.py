@@ -1,0 +1,398 @@
+"""Checks everything that a fit needs and builds its spec, before anything starts. Runs on the *driver*.
+
+What a fit's features are: the columns that Params name, as the model is called with them. On the *driver*.
+
+Checks the weights of the rows. Runs on the *driver*.
+
+Names the Param behind a column that a DataFrame lacks, before anything starts. Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl.data.dataset.dataset import listed
+from sparkdl.data.dataset.shards import steps_per_epoch
+from sparkdl.data.spark.columns import ambiguous_column_error
+from sparkdl.errors import DataError, ParamError, SerializationError
+from sparkdl.estimators.fit.labels import make_heads, stored_values, trial_labels, with_classes
+from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
+from sparkdl.estimators.fit.trials import try_step
+from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
+from sparkdl.estimators.params.training import best_goal_of, patience_of
+from sparkdl.estimators.scoring.columns import check_scored_columns
+from sparkdl.model.architecture import split_module
+from sparkdl.model.heads import prediction_kind
+from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
+from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.training.learning_rate import make_scheduler
+from sparkdl.training.probe import ProbeResult, probe
+from sparkdl.training.spec import Goal, TrainingSpec
+from sparkdl.training.update import updates_per_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pyspark.ml.param import Param
+
+    from sparkdl.data import Column
+    from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+    from sparkdl.model.heads import Head
+    from sparkdl.model.inputs import PrepareFunction
+    from sparkdl.training.probe import Gradients
+
+
+_OTHER_WAYS = {
+    "string": "; or index them with StringIndexer, as an embedding takes them. TorchClassifier and TorchRegressor take "
+    "strings as categories, TextClassifier takes texts",
+    "binary": "; ImageClassifier takes images as the bytes of their files",
+    "image": "; ImageClassifier takes such images",
+    "date": "; or cast them to numbers, for instance with unix_date",
+    "timestamp": "; or cast them to numbers, for instance with unix_timestamp",
+}
+
+
+def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> ModelInputs:
+    """Return the inputs of a fit; their dtypes are found out later.
+
+    Raises:
+        DataError: if a column holds what only prepareFeatures can make numbers of, or no part of a matrix.
+        ParamError: if prepareFeatures and a matrix are wanted.
+    """
+    columns = tuple(dataset.column(name) for name in params.getFeaturesCols())
+    if params.getPaddingValue() is not None:
+        columns = tuple(
+            _as_ragged(each) if each.shape and each.kind == "number" else each for each in columns
+        )
+    prepare = params.getPrepareFeatures()
+    if prepare is None:
+        for column in columns:
+            _check_numbers(column)
+    if params.getPassFeaturesBy() == "matrix":
+        _check_matrix(columns, prepare)
+    return ModelInputs(
+        columns=columns,
+        given_by=params.getPassFeaturesBy(),
+        padding_value=params.getPaddingValue(),
+        prepare=prepare,
+    )
+
+
+def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
+    """Check that an input that is no column is not called like a label or the weights, beside which it lies.
+
+    Raises:
+        ParamError: if something is.
+    """
+    is_matrix = params.getPassFeaturesBy() == "matrix"
+    if params.getPrepareFeatures() is None and not is_matrix:
+        return
+    others = {*params.label_names(), params.weight_column()}
+    for name in inputs:
+        if name in others:
+            raise ParamError(
+                f"The matrix of the features is called {name!r}, and so is a label or weight column. Give that another "
+                "name, with withColumnRenamed."
+                if is_matrix
+                else f"Param prepareFeatures returned {name!r}, which is a label or weight column. Choose another name."
+            )
+
+
+def check_indexed_features(inputs: ModelInputs, heads: Iterable[Head]) -> None:
+    """Check that no column goes to the model as it is and is indexed as a label.
+
+    Raises:
+        ParamError: if one is.
+    """
+    for head in heads:
+        if head.label.classes is not None and inputs.prepare is None and head.label.name in inputs.names:
+            raise ParamError(
+                f"Column {head.label.name!r} is a feature and a label whose values have to be indexed. Give it a "
+                "second name, with withColumn, for one of the two."
+            )
+
+
+def _as_ragged(column: Column) -> Column:
+    """A column of arrays that had one length so far, where others may come."""
+    return replace(
+        column,
+        dtype="object",
+        shape=(),
+        kind="ragged",
+        lengths=(None, *column.shape[1:]),
+        element=("number", column.dtype),
+    )
+
+
+def _check_matrix(columns: Iterable[Column], prepare: PrepareFunction | None) -> None:
+    if prepare is not None:
+        raise ParamError(
+            'Param passFeaturesBy is "matrix", and prepareFeatures makes the inputs. Leave one of them out; the '
+            "function may return a matrix itself."
+        )
+    for column in columns:
+        if column.kind != "number" or column.shape:
+            raise DataError(
+                f"Column {column.name!r} holds arrays, and a matrix is made of columns of one number each. Leave "
+                'passFeaturesBy="matrix" out: an array goes to the model as a matrix of its own.'
+            )
+
+
+def _check_numbers(column: Column) -> None:
+    element = column.element[0] if column.kind == "ragged" else column.kind
+    if element != "number":
+        raise DataError(
+            f"Column {column.name!r} holds {element} values, not numbers. Give prepareFeatures a function that makes "
+            f"numbers of them{_OTHER_WAYS.get(element, '')}."
+        )
+
+
+def check_row_weights(dataset: ParquetDataset, name: str) -> None:
+    """Check that a column holds one finite number of at least 0 per row, and not only zeros. Reads the column.
+
+    Raises:
+        DataError: naming the column and what it holds.
+    """
+    shape = dataset.column(name).shape
+    if shape:
+        raise DataError(f"Column {name!r} holds arrays of {shape[0]}; weightCol takes one number per row.")
+    has_weight = False
+    for values in stored_values(dataset, name):
+        weights = values.astype(np.float64)
+        bad = ~np.isfinite(weights) | (weights < 0)
+        if bad.any():
+            raise DataError(
+                f"Weights of rows must be finite and at least 0, but column {name!r} holds {weights[bad][0]} (and "
+                f"{int(bad.sum()) - 1} more like it). Mend those rows or leave them out."
+            )
+        has_weight = has_weight or bool((weights > 0).any())
+    if not has_weight:
+        raise DataError(f"Every weight in column {name!r} is 0, so no row would count.")
+
+
+@dataclass(frozen=True)
+class FitInputs:
+    """A fit that may start.
+
+    Attributes:
+        spec: what goes to the ranks.
+        signature: what the trained model will take and give.
+        example: one row, columns of shape ``(1, *shape)``.
+    """
+
+    spec: TrainingSpec
+    signature: ModelSignature
+    example: dict[str, npt.NDArray[Any]]
+
+
+def column_names(params: _TorchEstimatorParams) -> list[str]:
+    """Return the columns that a fit reads: features, labels and, where they are set, weight and indicator."""
+    others = (params.weight_column(), validation_column(params))
+    names = [*params.getFeaturesCols(), *params.label_names(), *(name for name in others if name is not None)]
+    return list(dict.fromkeys(names))
+
+
+def check_picklable(params: _TorchEstimatorParams) -> None:
+    """Check that what has to travel to the ranks can be pickled.
+
+    Raises:
+        SerializationError: naming the Param that cannot.
+    """
+    try:
+        split_module(params.getModel())
+    except SerializationError as error:
+        raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
+    for param in (params.optimizer, params.loss, params.scheduler, *params.function_params()):
+        if params.isSet(param):
+            _check_function(param.name, params.getOrDefault(param))
+    for name, metric in params.getMetrics().items():
+        _check_function(f"metrics: {name!r}", metric)
+    for callback in params.getCallbacks():
+        _check_function(f"callbacks: {type(callback).__name__}", callback)
+
+
+def _check_function(name: str, value: object) -> None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        raise SerializationError(
+            f"Param {name} cannot travel to the ranks: {type(error).__name__}: {error}. "
+            "Make what cannot be pickled inside the function."
+        ) from error
+
+
+def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:
+    """Try model, losses, optimizer and scheduler on the first row and build the spec.
+
+    Raises:
+        ShardingError: if there are fewer rows than ranks.
+        DataError: if features do not fit the model or labels a loss, or weights are no weights.
+        ParamError: if the model's outputs, the optimizer, the scheduler, a metric, or a loss with weights cannot be
+            used, or validationFraction leaves no rows.
+    """
+    training, validation = split_rows(params, dataset)
+    weight = params.weight_column()
+    if weight is not None:
+        check_row_weights(dataset, weight)
+    inputs, heads = make_inputs(params, dataset), make_heads(params, dataset)
+    if inputs.given_by == "matrix":
+        check_names(
+            [MATRIX], params
+        )  # before the model is tried on a row in which a label may have that name
+    named = labels_by_column(params.getLabels(), params.label_names())
+    row = _first_row(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
+    found = probe(
+        params.getModel(),
+        params.getOptimizer(),
+        inputs=inputs,
+        heads=heads,
+        row=row,
+        labels=trial_labels(heads, dataset, row, named),
+        weighted=weight is not None,
+    )
+    check_names((each.name for each in found.inputs.inputs), params)
+    _try_scheduler(params, found, num_training_rows(training, dataset))
+    _check_precision(params)
+    heads = with_classes(found.heads, found.num_classes, dataset, named)
+    check_indexed_features(inputs, heads)
+    spec = replace(_make_spec(params, found, heads), training_rows=training, validation_rows=validation)
+    gradients = try_step(spec, dataset) or found.gradients
+    _check_sparse(params, gradients)
+    # Other rows may take another way through a step of the user's own than those that were tried.
+    spec = replace(spec, has_unused_parameters=gradients.lack_some or spec.user_step is not None)
+    signature = _signature(found, heads)
+    check_scored_columns(scored_columns_of(params), signature.outputs)
+    return FitInputs(spec, signature, row)
+
+
+def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
+    shapes = found.prediction_shapes
+    if any(head.loss is None for head in heads) or not heads:  # a step of the user's own
+        values = tuple(ModelOutput(name=name, kind="value", shape=shape) for name, shape in shapes.items())
+        return ModelSignature(inputs=found.inputs, outputs=values)
+    outputs = tuple(
+        ModelOutput(
+            name=head.label.name,
+            kind=prediction_kind(head.loss),
+            shape=shapes[head.label.name],
+            num_classes=num_classes,
+            classes=head.label.classes,
+        )
+        for head, num_classes in zip(heads, found.num_classes, strict=True)
+        if head.loss is not None
+    )
+    return ModelSignature(inputs=found.inputs, outputs=outputs)
+
+
+def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: int) -> None:
+    scheduler, interval = params.getScheduler(), params.getSchedulerInterval()
+    if scheduler is not None:
+        steps = steps_per_epoch(num_rows, params.getNumWorkers(), params.getBatchSize())
+        updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
+        make_scheduler(scheduler, found.optimizer, params.getEpochs() * updates, interval)
+
+
+def _check_precision(params: _TorchEstimatorParams) -> None:
+    precision = params.getPrecision()
+    others = {dtype_name(parameter.dtype) for parameter in params.getModel().parameters()} - {"float32"}
+    if precision != "float32" and others:
+        raise ParamError(
+            f"Param precision is {precision}, which needs weights of float32; the model has "
+            f"{', '.join(sorted(others))}. Call model.float(), or leave precision at 'float32'."
+        )
+
+
+def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
+    if gradients.are_sparse and (params.getNumWorkers() > 1 or params.getMaxGradNorm() is not None):
+        raise ParamError(
+            "Param model has sparse gradients, which several workers cannot average, nor maxGradNorm clip. "
+            "Make its embeddings with sparse=False."
+        )
+
+
+def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
+    """The one place where Spark's Params become the fields of the spec."""
+    names = params.metric_names()
+    best = best_goal_of(params, names)
+    return TrainingSpec(
+        model=params.getModel(),
+        inputs=found.inputs,
+        heads=heads,
+        user_step=params.getTrainStep(),
+        augment=params.getAugment(),
+        optimizer=params.getOptimizer(),
+        scheduler=params.getScheduler(),
+        scheduler_interval=params.getSchedulerInterval(),
+        learning_rate_scaling=params.getLearningRateScaling(),
+        warmup_steps=params.getWarmupSteps(),
+        accumulated_batches=params.getGradientAccumulationSteps(),
+        max_grad_norm=params.getMaxGradNorm(),
+        precision=params.getPrecision(),
+        sync_batch_norm=params.getSyncBatchNorm(),
+        compile=params.getCompileModel(),
+        deterministic=params.getDeterministic(),
+        metrics=params.getMetrics(),
+        best=best,
+        patience=patience_of(params),
+        watched=best or Goal(metric="val_loss" if "val_loss" in names else "loss"),
+        callbacks=params.getCallbacks(),
+        weight=params.weight_column(),
+        batch_size=params.getBatchSize(),
+        epochs=params.getEpochs(),
+        seed=params.getSeed(),
+        shuffle=params.getShuffle(),
+        cache=None if params.getCache() == "off" else params.getCache(),
+        device="cuda" if params.getGpusPerWorker() else "cpu",
+    )
+
+
+def _first_row(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    with ParquetFeed(dataset, columns=names, rank=0, world_size=1, batch_size=1, shuffle=False) as feed:
+        for batch in feed.epoch(0):
+            return {name: np.array(values) for name, values in batch.items()}
+    raise AssertionError("a dataset with rows has a first batch")
+
+
+def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> None:
+    """Check that a DataFrame has the columns that Params name.
+
+    Raises:
+        DataError: naming Param and column, and those there are; or a name that several columns have.
+    """
+    others = (
+        (params.weightCol, params.weight_column()),
+        (params.validationIndicatorCol, validation_column(params)),
+    )
+    named: list[tuple[Param[Any], Sequence[str]]] = [
+        (params.featuresCol, params.getFeaturesCols()),
+        (params.labelCol, params.label_names()),
+        *((param, [name]) for param, name in others if name is not None),
+    ]
+    num_columns = Counter(available)
+    for param, names in named:
+        for name in names:
+            if name not in num_columns:
+                raise _missing(params, param, name, available)
+            if num_columns[name] > 1:
+                raise ambiguous_column_error(name, num_columns[name])
+
+
+def _missing(
+    params: _TorchEstimatorParams, param: Param[Any], name: str, available: Sequence[str]
+) -> DataError:
+    verb = "is" if isinstance(params.getOrDefault(param), str) else "names"
+    default = "" if params.isSet(param) else " (the default)"
+    near = difflib.get_close_matches(name, available, n=1, cutoff=0.6)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return DataError(
+        f"Param {param.name} {verb} {name!r}{default}, and the DataFrame has no such column.{hint} Its columns are: "
+        f"{listed(available)}."
+    )

@@ -1,0 +1,327 @@
+"""Checks the labels of a classification. Runs on the *driver*.
+
+Reads one column of the training rows again, for checks that the footers cannot answer. Runs on the *driver*.
+
+What a fit's labels are held against: the heads that Params describe, and the classes of labels. On the *driver*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data import ParquetDataset, ParquetFeed, check_labels
+from sparkdl.data.spark.validate import TORCH_IGNORE_INDEX, advice_on_ignored
+from sparkdl.errors import DataError, ParamError
+from sparkdl.model.heads import (
+    Head,
+    LabelColumn,
+    LossFunction,
+    as_module,
+    ignored_label,
+    ignores_by_default,
+    is_class_loss,
+    needs_global_weight,
+    prediction_kind,
+    reduction_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping
+
+    from sparkdl.data import Column
+    from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+
+
+_ROWS_AT_ONCE = 1 << 16
+
+
+def stored_values(dataset: ParquetDataset, name: str) -> Iterator[np.ndarray]:
+    """Yield the numbers of a column part by part, those of arrays one after the other.
+
+    Raises:
+        DataError: if a file cannot be read; it names file, row group and column.
+    """
+    with ParquetFeed(dataset, columns=[name], batch_size=_ROWS_AT_ONCE, shuffle=False) as feed:
+        for batch in feed.epoch(0):
+            yield batch[name].reshape(-1)
+
+
+_MAX_EXACT = 2**53
+"""Up to which a double holds every whole number."""
+
+
+def named_classes(
+    dataset: ParquetDataset, name: str, labels: Sequence[Any], loss: LossFunction, num_classes: int | None
+) -> tuple[Any, ...] | None:
+    """Return the classes of labels that the user named; None where they are the numbers from 0 in their order.
+
+    The column is not read for others: of integers the footers tell whether the least and the greatest are among them,
+    and ranks tell the first label that is not. For the numbers from 0 :func:`check_class_labels` decides.
+
+    Raises:
+        ParamError: if the loss or the column can have no such labels.
+        DataError: if the column holds other labels, or the model tells more classes apart or fewer.
+    """
+    column = dataset.column(name)
+    if prediction_kind(loss) == "value" or column.shape:
+        what = "arrays" if column.shape else "labels for a loss that is not over classes"
+        raise ParamError(f"Param labels names labels of column {name!r}, which holds {what}. Leave them out.")
+    held = "strings" if column.kind == "string" else "booleans" if column.dtype == "bool" else "numbers"
+    given = {str: "strings", bool: "booleans"}.get(type(labels[0]), "numbers")
+    if held != given:
+        raise DataError(
+            f"Param labels names {given}, and column {name!r} holds {held}. Name those that it holds."
+        )
+    most = 2 if num_classes is None else num_classes
+    if len(labels) != most:
+        raise DataError(
+            f"Param labels names {len(labels)} labels of column {name!r}, and the model tells {most} classes apart. "
+            "Give the model an output for each."
+        )
+    if given != "numbers":
+        return tuple(labels)
+    ignored = ignored_label(loss)
+    if list(labels) == list(range(most)):
+        check_class_labels(dataset, name, most, ignored)
+        return None
+    if ignored is not None:
+        raise ParamError(
+            f"Param labels names other labels of column {name!r} than 0 to {most - 1} in their order, and its loss has "
+            f"ignore_index {ignored}, which goes with these alone. Number the classes so in the column and in labels, "
+            f"or leave out the rows that hold {ignored} and give a loss without ignore_index."
+        )
+    check_magnitudes(labels, name)
+    for value in column.value_range or ():
+        if value not in labels:
+            raise DataError(
+                f"Column {name!r} holds {value}, which is none of the {most} labels that Param labels names. Name it "
+                "there, or leave such rows out."
+            )
+    return tuple(labels)
+
+
+def check_magnitudes(classes: Sequence[int], name: str) -> None:
+    """Check that doubles hold the labels.
+
+    Raises:
+        DataError: naming one that they do not.
+    """
+    largest = max(map(abs, classes))
+    if largest > _MAX_EXACT:
+        raise DataError(
+            f"Column {name!r} holds the label {largest}, and predictions are doubles, which hold whole numbers up to "
+            f"2**53. Give it other labels, or cast it to strings."
+        )
+
+
+def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ignored: int | None) -> None:
+    """Check that labels are whole numbers in ``[0, num_classes)``, or the one label that the loss ignores.
+
+    Integers are judged by the footers of the files. Doubles, as Spark ML writes labels, arrays, and integers beside a
+    label that is ignored are read.
+
+    Raises:
+        DataError: naming the column and what it holds.
+    """
+    column = dataset.column(name)
+    if not column.shape and "int" in column.dtype and ignored is None:
+        try:
+            check_labels(dataset, name, num_classes)
+        except DataError as error:
+            low, _ = column.value_range or (0, 0)
+            if low == TORCH_IGNORE_INDEX:
+                raise
+            raise DataError(f"{error} Or name the classes in Param labels.") from error
+        return
+    # A row of several labels often pads with torch's own ignore_index.
+    allowed = ignored if ignored is not None or not column.shape else -100
+    for values in stored_values(dataset, name):
+        bad = (values < 0) | (values >= num_classes) | (values != np.floor(values))
+        if allowed is not None:
+            bad &= values != allowed
+        if bad.any():
+            remedy = "" if column.shape else ", name them in Param labels"
+            if (values == TORCH_IGNORE_INDEX).any() and not column.shape:
+                raise DataError(
+                    f"Column {name!r} holds the label {TORCH_IGNORE_INDEX}: {advice_on_ignored(name)}"
+                )
+            raise DataError(
+                f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]} "
+                f"(and {int(bad.sum()) - 1} more like it). Number the classes from 0{remedy}, or give the model more "
+                "outputs."
+            )
+
+
+def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[Head, ...]:
+    """Return the heads of a fit; dtypes and classes of labels are found out later.
+
+    Raises:
+        ParamError: if there are not as many losses or weights as label columns.
+        DataError: if a label column cannot be held against its loss, or given to a trainStep.
+    """
+    names = params.label_names()
+    if params.getTrainStep() is not None:
+        return tuple(_head_of_step(dataset.column(name)) for name in names)
+    given: Any = params.getLoss()
+    losses = list(given) if isinstance(given, list | tuple) else [given] * len(names)
+    weights = params.getLossWeights() or [1.0] * len(names)
+    for what, values in (("loss", losses), ("lossWeights", weights)):
+        if len(values) != len(names):
+            raise ParamError(
+                f"Param {what} has {len(values)} entries, and labelCol {len(names)}: {', '.join(names)}. Give one for "
+                "each."
+            )
+    modules = [as_module(loss) for loss in losses]
+    if len({reduction_of(loss) == "sum" for loss in modules}) > 1:
+        raise ParamError(
+            "Param loss has losses that sum over the rows and others that do not. Let them all do alike."
+        )
+    if len(names) > 1:
+        for name, loss in zip(names, modules, strict=True):
+            _check_divisor(loss, dataset.column(name))
+    heads = tuple(
+        Head(label=_label(dataset.column(name)), loss=loss, weight=weight)
+        for name, loss, weight in zip(names, modules, weights, strict=True)
+    )
+    for head in heads:
+        _check_kind(head, dataset.column(head.label.name))
+    return heads
+
+
+def _head_of_step(column: Column) -> Head:
+    """Of strings nobody knows what they are for in a step, nor that the model tells them apart for ``transform``."""
+    if column.kind != "number":
+        raise DataError(
+            f"Column {column.name!r} holds {column.kind} values, and a trainStep gets labels as numbers. Make numbers "
+            "of them, as StringIndexer of Spark does; or leave labelCol out where the step needs none."
+        )
+    return Head(label=_label(column), loss=None)
+
+
+def _check_divisor(loss: LossFunction, column: Column) -> None:
+    """Refuse a loss of several whose mean is taken over something else than the rows; see check_like_weights."""
+    if needs_global_weight(loss, weighted=False, label_is_scalar=not column.shape):
+        raise ParamError(
+            f"The loss of label column {column.name!r} divides by the labels or the weights of classes that count, and "
+            "those of several label columns have to divide by the rows. Leave weight and ignore_index out of it, give "
+            "one label per row, or give a trainStep."
+        )
+
+
+def trial_labels(
+    heads: Sequence[Head], dataset: ParquetDataset, row: Mapping[str, Any], named: Container[str] = ()
+) -> dict[str, npt.NDArray[Any]]:
+    """Return labels to try losses with: those of a row, or the number of the first class where they may be indexed.
+
+    So may those of the ``named`` columns, whose labels the user named.
+    """
+    return {
+        head.label.name: np.zeros(1, np.int64)
+        if head.label.name in named or _may_be_indexed(head, dataset.column(head.label.name))
+        else row[head.label.name]
+        for head in heads
+    }
+
+
+def with_classes(
+    heads: Sequence[Head],
+    num_classes: Sequence[int | None],
+    dataset: ParquetDataset,
+    named: Mapping[str, Sequence[Any]] | None = None,
+) -> tuple[Head, ...]:
+    """Return the heads with the classes of labels that are not numbers from 0: those ``named``, or those of the rows.
+
+    Raises:
+        DataError: if labels are no classes, or there are more of them than the model tells apart.
+        ParamError: if labels were named where there are no classes.
+    """
+    known = named or {}
+    return tuple(
+        _with_classes(head, count, dataset, known.get(head.label.name))
+        for head, count in zip(heads, num_classes, strict=True)
+    )
+
+
+def _with_classes(
+    head: Head, num_classes: int | None, dataset: ParquetDataset, named: Sequence[Any] | None
+) -> Head:
+    column, loss = dataset.column(head.label.name), head.loss
+    if loss is None:
+        return head
+    if named is not None:
+        found = named_classes(dataset, column.name, named, loss, num_classes)
+        return replace(head, label=replace(head.label, classes=found))
+    if column.kind == "string" or (column.dtype == "bool" and prediction_kind(loss) != "value"):
+        most = 2 if num_classes is None else num_classes
+        classes: tuple[Any, ...] | None = (
+            (False, True) if column.dtype == "bool" else _distinct(dataset, column, most)
+        )
+        if classes is None or len(classes) != most:
+            held = "more" if classes is None else f"{len(classes)} different values, fewer"
+            is_fewer = column.kind == "string" and classes is not None
+            remedy = ", or name all in Param labels, where rows may lack some" if is_fewer else ""
+            raise DataError(
+                f"Column {column.name!r} holds {held} than the {most} classes that the model tells apart. Give the "
+                f"model an output for each{remedy}."
+            )
+        return replace(head, label=replace(head.label, classes=classes))
+    if num_classes is None or head.label.dtype != "int64":
+        return head
+    if _is_out_of_range(column, num_classes) and ignored_label(loss) is None:
+        classes = _distinct(dataset, column, num_classes)
+        # The label that torch leaves out is no class by itself; who means it as one names it in Param labels.
+        is_telling = classes is not None and not (TORCH_IGNORE_INDEX in classes and ignores_by_default(loss))
+        if classes is not None and is_telling and len(classes) == num_classes:
+            check_magnitudes(classes, column.name)
+            return replace(head, label=replace(head.label, classes=classes))
+    check_class_labels(dataset, column.name, num_classes, ignored_label(loss))
+    return head
+
+
+def _is_out_of_range(column: Column, num_classes: int) -> bool:
+    if column.shape or "int" not in column.dtype or column.value_range is None:
+        return False
+    low, high = column.value_range
+    return low < 0 or high >= num_classes
+
+
+def _distinct(dataset: ParquetDataset, column: Column, most: int) -> tuple[Any, ...] | None:
+    """The values of a column in ascending order; None if there are more than ``most``. Reads the column."""
+    found: set[Any] = set()
+    for values in stored_values(dataset, column.name):
+        found.update(values.tolist() if column.kind == "string" else np.unique(values).tolist())
+        if len(found) > most:
+            return None
+    return tuple(sorted(found))
+
+
+def _label(column: Column) -> LabelColumn:
+    return LabelColumn(name=column.name, shape=column.shape)
+
+
+def _may_be_indexed(head: Head, column: Column) -> bool:
+    if head.loss is None or column.shape:
+        return False
+    if column.kind == "string" or column.dtype == "bool":
+        return prediction_kind(head.loss) != "value"
+    return is_class_loss(head.loss)
+
+
+def _check_kind(head: Head, column: Column) -> None:
+    if column.kind == "number":
+        return
+    assert head.loss is not None, "checked where there are losses"
+    if column.kind != "string" or column.shape:
+        raise DataError(
+            f"Column {column.name!r} holds {column.kind} values, which cannot be labels. Make numbers of them."
+        )
+    if prediction_kind(head.loss) == "value":
+        raise DataError(
+            f"Column {column.name!r} holds strings, which are labels for a loss over classes, such as "
+            "CrossEntropyLoss. Give such a loss, or make numbers of them."
+        )

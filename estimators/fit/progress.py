@@ -1,0 +1,273 @@
+"""The progress of a fit on the driver: a line that moves in a terminal, a bar in a notebook, elsewhere some lines.
+
+A bar that moves in the output of a notebook's cell. The one door to IPython; runs on the *driver*.
+
+Where the events of a fit go: the progress line and the run of MLflow. Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from sparkdl.estimators.params.training import EPOCH_METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sparkdl.tracking import FitRun
+
+
+def is_in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, as of Jupyter or Databricks; a terminal's IPython is none."""
+    library = sys.modules.get("IPython")  # a kernel has imported it
+    shell = library.get_ipython() if library is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookBar:
+    """One output of the cell that runs, which is replaced whenever there is something new to show."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str, share: float | None = None) -> None:
+        """Show a text beside a bar.
+
+        Args:
+            text: one line.
+            share: how much of the bar is filled, from 0 to 1; None where that is not known.
+        """
+        value = "" if share is None else f' value="{share:.4f}"'
+        bar = f'<progress style="width: 16em"{value}></progress>'
+        self._put({"text/plain": text, "text/html": f"{bar} <code>{html.escape(text)}</code>"})
+
+    def close(self) -> None:
+        """Take the bar away; the lines below it stay."""
+        if self._handle is not None:
+            self._put({"text/plain": "", "text/html": ""})
+
+    def _put(self, content: dict[str, str]) -> None:
+        if self._handle is not None:
+            self._handle.update(content, raw=True)
+            return
+        from IPython.display import display
+
+        self._handle = display(content, raw=True, display_id=True)
+
+
+_PLAIN_INTERVAL_S = 10.0
+_CLEAR_TO_END = "\x1b[K"
+
+
+class ProgressLine:
+    """Writes the events of rank 0 (:mod:`sparkdl.training.history`) to a stream. Runs on the *driver*.
+
+    In a session on this machine Spark draws a bar of its own over the same line, whenever a task starts or ends
+    and once a minute: the line is therefore cleared before each writing, and wins within a quarter of a second.
+
+    Args:
+        stream: where to write; when None stderr, or in a notebook the output of the cell, with a bar that moves. A
+            terminal gets one line that is written over, anything else a line per epoch and one every ten seconds.
+        is_shown: whether to show progress; what :meth:`print` is given is written in any case.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, is_shown: bool = True) -> None:
+        self._bar = NotebookBar() if stream is None and is_shown and is_in_notebook() else None
+        if stream is None:
+            stream = sys.stderr if self._bar is None else sys.stdout  # red on stderr, where nothing is wrong
+        self._stream = stream
+        self._is_terminal = self._stream.isatty()
+        self._is_shown = is_shown
+        self._written_at = time.monotonic()
+        self._is_open = False
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Show an event of kind ``"step"``, ``"epoch"`` or ``"resumed"``; others are ignored."""
+        if not self._is_shown:
+            return
+        if event.get("kind") == "step":
+            self._step(event)
+        elif event.get("kind") == "resumed":
+            self.print(_resumed(event["epoch"], event["epochs"], event["step"]))
+        elif event.get("kind") == "epoch":
+            text = (
+                f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.4f}  "
+                f"{event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
+            )
+            text += "".join(f"  {name} {value:.4f}" for name, value in event.get("metrics", {}).items())
+            if event.get("data_wait_share") is not None:
+                text += f"  {event['data_wait_share']:.0%} waiting for data"
+            self.print(text)
+            self._written_at = time.monotonic()
+
+    def status(self, text: str) -> None:
+        """Say what is being done before and after the steps."""
+        if not self._is_shown or not text:
+            return
+        if self._is_terminal or self._bar is not None:
+            self._move(text)
+        else:
+            self.print(text)
+
+    def print(self, text: str) -> None:
+        """Write a line that stays, in the place of the one that moves."""
+        self._stream.write(f"\r{text}{_CLEAR_TO_END}\n" if self._is_terminal else f"{text}\n")
+        self._stream.flush()
+        self._is_open = False
+
+    def close(self) -> None:
+        """Leave the stream at the start of a line, and a notebook without the bar."""
+        if self._bar is not None:
+            self._bar.close()
+        if self._is_open:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._is_open = False
+
+    def _step(self, event: Mapping[str, Any]) -> None:
+        text = (
+            f"epoch {event['epoch']}/{event['epochs']}  step {event['step']}/{event['steps']}  "
+            f"loss {event['loss']:.4f}  {event['rows_per_s']:,.0f} rows/s"
+        )
+        if event["eta_s"] is not None:
+            text += f"  ETA {_duration(event['eta_s'])}"
+        if self._is_terminal or self._bar is not None:
+            done = (event["epoch"] - 1) * event["steps"] + event["step"]
+            self._move(text, done / (event["epochs"] * event["steps"]))
+        elif time.monotonic() - self._written_at >= _PLAIN_INTERVAL_S:
+            self.print(text)
+            self._written_at = time.monotonic()
+
+    def _move(self, text: str, share: float | None = None) -> None:
+        if self._bar is not None:
+            self._bar.show(text, share)
+            return
+        # A line that the terminal wraps cannot be written over.
+        self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
+        self._stream.flush()
+        self._is_open = True
+
+
+def _resumed(epoch: int, epochs: int, step: int) -> str:
+    if epoch > epochs:
+        return f"the checkpoint has all {epochs} epochs done"
+    return f"going on from a checkpoint: epoch {epoch}/{epochs}" + (f" after step {step}" if step else "")
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+_LEAST_INTERVAL_S = 1.0
+_SHARE_OF_FIT = 1 / 300
+
+
+class StepSampler:
+    """Which steps MLflow is told of: one a second at first, and ever fewer, so that a week makes some 4,000 of them."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._next_at = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a step that ends now is told of; ``now`` in seconds of any clock that goes on."""
+        if self._started is None:
+            self._started = self._next_at = now
+        if now < self._next_at:
+            return False
+        self._next_at = now + max(_LEAST_INTERVAL_S, (now - self._started) * _SHARE_OF_FIT)
+        return True
+
+
+class FitListener:
+    """Hands the events of rank 0 to the progress line and the run.
+
+    A fit that was restarted comes to the epochs after its checkpoint again, and the run, which keeps all that it is
+    told, has each of them once. Only a loss or metric that has become another one, as on fewer ranks, is told again:
+    what MLflow shows of an epoch is what came later, and so what the model comes from. Durations and rates stay those
+    of the first time.
+
+    Args:
+        run: of MLflow.
+        progress: line.
+        check: is called with each event, and ends the fit by what it raises.
+
+    Attributes:
+        progress: of the fit.
+    """
+
+    def __init__(self, run: FitRun, progress: ProgressLine, check: Callable[[], object]) -> None:
+        self._run, self._check = run, check
+        self._tracked: dict[int, dict[str, float]] = {}
+        self._sampler = StepSampler()
+        self._num_samples: dict[str, int] = {}
+        self.progress = progress
+
+    def hear(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Take an event of :class:`~sparkdl.training.history.ProgressReporter`, or of a host's watch."""
+        del rank  # what concerns a host names it
+        self._check()
+        self.progress.update(event)
+        kind = event.get("kind")
+        if kind in ("epoch", "restored"):
+            self.track(event)
+        elif kind == "step" and self._sampler.is_due(time.monotonic()):
+            self._track_step(event)
+        elif kind == "system":
+            self._track_host(event["metrics"])
+
+    def track(self, record: Mapping[str, Any]) -> None:
+        """Tell the run of an epoch, by the fields of its record, unless it knows."""
+        epoch = int(record["epoch"])
+        learned = {"loss": float(record["loss"]), **record["metrics"]}
+        told = self._tracked.get(epoch)
+        if told is None:
+            known = {name: float(record[name]) for name in EPOCH_METRICS if record[name] is not None}
+            self._tell(epoch, {**known, **record["metrics"]})
+        elif others := {
+            name: value for name, value in learned.items() if not _is_same(value, told.get(name))
+        }:
+            self._tell(epoch, others)
+        self._tracked[epoch] = learned
+
+    def _tell(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        if epoch % max(1, self._run.switches.every_n_iter) == 0:
+            self._run.log_metrics(epoch, metrics)
+
+    def _track_host(self, metrics: Mapping[str, float]) -> None:
+        """Tell of a host, by its samples' number in this fit: its ranks begin anew at a restart."""
+        host = next(iter(metrics), "").rpartition("/")[0]
+        number = self._num_samples.get(host, 0)
+        self._num_samples[host] = number + 1
+        self._run.log_metrics(number, metrics)
+
+    def _track_step(self, event: Mapping[str, Any]) -> None:
+        step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
+        self._run.log_metrics(
+            step, {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}
+        )
+
+    def log(self, rank: int, line: str) -> None:
+        """Show a line that a rank has printed."""
+        self.progress.print(f"[rank {rank}] {line}")
+
+
+def _is_same(value: float, told: float | None) -> bool:
+    return value == told or (told is not None and math.isnan(value) and math.isnan(told))

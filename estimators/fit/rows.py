@@ -1,0 +1,188 @@
+"""The training rows of fits: as Parquet in the Store, once for all fits on one DataFrame. Runs on the *driver*."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdl.data import Store, use_materialized
+from sparkdl.data.spark.columns import check_types, with_doubles
+from sparkdl.data.spark.plan import input_files
+from sparkdl.estimators.fit.inputs import column_names
+from sparkdl.model.inputs import dtype_name, parameter_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import timedelta
+
+    from pyspark.sql import DataFrame
+
+    from sparkdl.data import ParquetDataset
+    from sparkdl.data.spark.plan import InputFiles
+    from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsNeeded:
+    """What a fit needs to be written of a DataFrame.
+
+    Attributes:
+        columns: names of the columns.
+        store_url: the Store.
+        keep_for: how long rows stay there after their last use.
+        vector_dtype: of the elements of vectors.
+        allow_ragged: whether arrays may differ in length.
+        numbers: those of the columns that have to be numbers.
+        doubles: those of the columns whose decimals become doubles.
+        keeps_decimals: whether features are none of these.
+    """
+
+    columns: tuple[str, ...]
+    store_url: str
+    keep_for: timedelta
+    vector_dtype: str
+    allow_ragged: bool
+    numbers: tuple[str, ...]
+    doubles: tuple[str, ...]
+    keeps_decimals: bool
+
+
+def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
+    """Return what the fit of an estimator needs; its Params are checked already."""
+    store = params.getStore()
+    dtype = dtype_name(parameter_dtype(params.getModel()))
+    keeps_decimals = params._keeps_decimals()
+    weight = params.weight_column()
+    weights = [] if weight is None else [weight]
+    features = [] if keeps_decimals else params.getFeaturesCols()
+    return RowsNeeded(
+        columns=tuple(column_names(params)),
+        store_url=store.url,
+        keep_for=store.keep_for,
+        vector_dtype="float64" if dtype == "float64" else "float32",
+        allow_ragged=params.getPaddingValue() is not None or params.getPrepareFeatures() is not None,
+        numbers=(*([] if params.getPrepareFeatures() is not None else features), *weights),
+        doubles=(*features, *params.label_names(), *weights),
+        keeps_decimals=keeps_decimals,
+    )
+
+
+class TrainingRows:
+    """The rows of one DataFrame for a known number of fits, which may use them at once, from several threads.
+
+    They are written, found in the Store or read where they lie when the first fit uses them, and held there until
+    the last one has; with a fit that fails they are let go, and obtained anew should another one follow.
+    """
+
+    def __init__(self, dataset: DataFrame, needed: RowsNeeded, *, num_fits: int) -> None:
+        self._df = dataset
+        self._needed = needed
+        self._num_left = num_fits
+        self._num_open = 0
+        self._is_given_up = False
+        self._lock = threading.Lock()
+        self._held = ExitStack()
+        self._dataset: ParquetDataset | None = None
+
+    @property
+    def available(self) -> list[str]:
+        """The columns of the DataFrame."""
+        return list(self._df.columns)
+
+    @property
+    def source(self) -> InputFiles | None:
+        """The files that the DataFrame reads; None where it reads none, or the driver cannot see them."""
+        return input_files(self._df)
+
+    @contextmanager
+    def use(
+        self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None = None
+    ) -> Iterator[ParquetDataset]:
+        """Give the rows to one fit.
+
+        Args:
+            on_write: is called before they are written, by the fit that has that done.
+            in_tasks: is called then in the tasks that write them, with the number of the partition.
+
+        Raises:
+            DataError: if the columns cannot be used.
+            StoreError: if the Store cannot.
+        """
+        with self._lock:
+            if self._dataset is None:
+                self._dataset = self._held.enter_context(self._obtain(on_write, in_tasks))
+            dataset = self._dataset
+            self._num_open += 1
+        try:
+            yield dataset
+        except BaseException:
+            self._is_given_up = True
+            raise
+        finally:
+            with self._lock:
+                self._num_open -= 1
+                self._num_left -= 1
+                if not self._num_open and (self._is_given_up or self._num_left <= 0):
+                    self._let_go()
+
+    def let_go(self) -> None:
+        """Hold the rows no longer, for fits that will not come; doing so again does nothing."""
+        with self._lock:
+            self._let_go()
+
+    def _obtain(
+        self, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None
+    ) -> AbstractContextManager[ParquetDataset]:
+        needed = self._needed
+        rows = with_doubles(self._df, needed.doubles)
+        check_types(rows.schema, needed.columns)
+        if needed.numbers:
+            check_types(rows.schema, needed.numbers, numbers_only=True)
+        return use_materialized(
+            rows,
+            needed.columns,
+            Store(needed.store_url, keep_for=needed.keep_for),
+            vector_dtype=needed.vector_dtype,
+            allow_ragged=needed.allow_ragged,
+            on_write=on_write,
+            in_tasks=in_tasks,
+        )
+
+    def _let_go(self) -> None:
+        self._dataset, self._is_given_up = None, False
+        self._held.close()
+
+
+def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> list[TrainingRows]:
+    """Return the rows for each of several fits: one object, with the columns of all, for those that need like rows."""
+    each = [rows_needed(params) for params in fits]
+    alike: dict[RowsNeeded, list[RowsNeeded]] = {}
+    for needed in each:
+        alike.setdefault(_kind(needed), []).append(needed)
+    rows = {
+        kind: TrainingRows(dataset, _union(kind, members), num_fits=len(members))
+        for kind, members in alike.items()
+    }
+    return [rows[_kind(needed)] for needed in each]
+
+
+def _kind(needed: RowsNeeded) -> RowsNeeded:
+    """What has to be alike so that fits can share rows."""
+    return replace(needed, columns=(), numbers=(), doubles=())
+
+
+def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
+    """What several fits need together."""
+    needs = list(members)
+
+    def union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for each in names for name in each))
+
+    return replace(
+        kind,
+        columns=union(needed.columns for needed in needs),
+        numbers=union(needed.numbers for needed in needs),
+        doubles=union(needed.doubles for needed in needs),
+    )

@@ -1,0 +1,274 @@
+"""Runs of MLflow for several fits that belong together, nested under one. Runs on the *driver*.
+
+Fits belong together that one call of ``fit(df, maps)`` or ``fitMultiple`` makes, or one search of ``CrossValidator`` or
+``TrainValidationSplit``: these call ``fitMultiple`` once per fold, then ``fit`` for the best map, and say nothing of
+themselves. So the search is found among the callers, as the object whose ``_fit`` is at work.
+
+Where a Store keeps what MLflow did not take: ``unsent-runs``, beside its datasets. Runs on the *driver*.
+
+Where a fit stands among others: alone, or one of several Param maps or of a CrossValidator's folds. *Driver*.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sparkdl.data.files.failures import explain_failure, store_error
+from sparkdl.tracking import RunGroup, TrackingMode, open_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+    from sparkdl.data import Store
+    from sparkdl.estimators.torch_estimator import FittingEstimator
+
+
+FOLDER = "unsent-runs"
+
+
+class UnsentRuns:
+    """Folders of a Store; a :class:`sparkdl.tracking.Shelf`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._location = store.location
+        self._path = f"{self._location.path}/{FOLDER}"
+
+    def put(self, name: str, folders: Mapping[str, Path], files: Mapping[str, bytes]) -> str:
+        """Copy local folders and then files into a folder of the Store, and return its URL.
+
+        Raises:
+            StoreError: if the Store cannot be written.
+        """
+        filesystem, path = self._location.filesystem, f"{self._path}/{name}"
+        try:
+            filesystem.makedirs(path, exist_ok=True)
+            for each, folder in folders.items():
+                filesystem.put(f"{folder}/", f"{path}/{each}/", recursive=True)
+            for each, content in files.items():
+                self._write(f"{path}/{each}", content)
+        except Exception as error:
+            raise self._store.cannot_be_written(error) from error
+        return f"{self._store.url}/{FOLDER}/{name}"
+
+    def names(self) -> list[str]:
+        """Return the names of the folders, the oldest first.
+
+        Raises:
+            StoreError: if the Store cannot be read.
+        """
+        filesystem = self._location.filesystem
+        try:
+            filesystem.invalidate_cache()
+            if not filesystem.exists(self._path):
+                return []
+            return sorted(Path(each).name for each in filesystem.ls(self._path, detail=False))
+        except Exception as error:
+            raise store_error(f"{self._path} cannot be listed: {explain_failure(error)}") from error
+
+    def holds(self, name: str, file: str) -> bool:
+        """Return whether a folder has a file.
+
+        Raises:
+            StoreError: if the Store cannot be read.
+        """
+        try:
+            return bool(self._location.filesystem.exists(f"{self._path}/{name}/{file}"))
+        except Exception as error:
+            raise store_error(f"{self._path}/{name} cannot be read: {explain_failure(error)}") from error
+
+    def get(self, name: str, into: Path) -> None:
+        """Copy a folder to a local one that exists.
+
+        Raises:
+            StoreError: if it cannot be read.
+        """
+        try:
+            self._location.filesystem.get(f"{self._path}/{name}/", f"{into}/", recursive=True)
+        except Exception as error:
+            raise store_error(f"{self._path}/{name} cannot be read: {explain_failure(error)}") from error
+
+    def remove(self, name: str) -> None:
+        """Remove a folder, and the one around it with the last.
+
+        Raises:
+            StoreError: if it cannot be removed.
+        """
+        filesystem = self._location.filesystem
+        try:
+            filesystem.rm(f"{self._path}/{name}", recursive=True)
+            filesystem.invalidate_cache()
+            if filesystem.exists(self._path) and not filesystem.ls(self._path, detail=False):
+                filesystem.rm(self._path, recursive=True)
+        except Exception as error:
+            raise store_error(f"{self._path}/{name} cannot be removed: {explain_failure(error)}") from error
+
+    def _write(self, path: str, content: bytes) -> None:
+        # Object stores show a file when it is complete; elsewhere renaming makes it so.
+        written = f"{path}.{uuid.uuid4().hex[:8]}.tmp" if self._location.can_rename else path
+        with self._location.filesystem.open(written, "wb") as file:
+            file.write(content)
+        if written != path:
+            self._location.filesystem.mv(written, path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOfFit:
+    """Where a fit stands among others.
+
+    Attributes:
+        group: of the runs that the fit's run is one of; None of a fit that is alone, or not tracked.
+        tags: that tell its run from the others.
+    """
+
+    group: RunGroup | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+ALONE = PlaceOfFit()
+
+
+class NestedRuns:
+    """The runs of several Param maps, on one fold of a search or without one.
+
+    Args:
+        group: of the runs.
+        fold: number from 0 of the fold; None without a search. The group then ends with this object.
+    """
+
+    def __init__(self, group: RunGroup, fold: int | None) -> None:
+        self._group, self._fold = group, fold
+        if fold is None:
+            weakref.finalize(self, group.close)
+
+    def place(self, index: int) -> PlaceOfFit:
+        """Return the place of the fit of a Param map, by its index."""
+        tags = {"sparkdl.param_map": str(index)}
+        if self._fold is not None:
+            tags["sparkdl.fold"] = str(self._fold)
+        return PlaceOfFit(group=self._group, tags=tags)
+
+    def end_as_failed(self) -> None:
+        """End the run above them, as a fit has failed and with it what it was part of."""
+        with _lock:
+            _searches[:] = [each for each in _searches if each.group is not self._group]
+        self._group.note_failure()
+        self._group.close()
+
+
+class _Search:
+    """A search at work: its frame, which tells it from others, and the group of its runs.
+
+    The frame holds its DataFrames and models, so a search is forgotten when a fit of it fails, with its last fit, or
+    where it broke off otherwise (in its evaluator, say) at the beginning of the next fit.
+    """
+
+    def __init__(self, frame: FrameType, group: RunGroup) -> None:
+        self.frame, self.group, self.num_folds = frame, group, 0
+
+
+_searches: list[_Search] = []
+_lock = threading.Lock()
+
+
+def nested_runs(estimators: Sequence[FittingEstimator[Any]]) -> NestedRuns | None:
+    """Return the runs for the fits of several Param maps; None where they are not tracked, or there is one alone.
+
+    Args:
+        estimators: one for each map.
+    """
+    frame = _frame_of_search()
+    if not estimators or (frame is None and len(estimators) == 1):
+        return None
+    if frame is None:
+        name = f"{type(estimators[0]).__name__}, {len(estimators)} Param maps"
+        group = _open(estimators[0], name)
+        return None if group is None else NestedRuns(group, None)
+    with _lock:
+        _end_those_that_broke_off()
+        search = next((each for each in _searches if each.frame is frame), None)
+        if search is None:
+            group = _open(estimators[0], type(frame.f_locals["self"]).__name__)
+            if group is None:
+                return None
+            search = _Search(frame, group)
+            _searches.append(search)
+        fold = search.num_folds
+        search.num_folds += 1
+        return NestedRuns(search.group, fold)
+
+
+@contextmanager
+def place_of_single_fit() -> Iterator[PlaceOfFit]:
+    """Give the place of a fit on its own: alone, or the last one of a search, which fits the best map once more."""
+    frame = _frame_of_search()
+    with _lock:
+        _end_those_that_broke_off()
+        search = next((each for each in _searches if each.frame is frame), None)
+    if search is None:
+        yield ALONE
+        return
+    try:
+        yield PlaceOfFit(group=search.group, tags={"sparkdl.best_model": "true"})
+    except BaseException:
+        search.group.note_failure()
+        raise
+    finally:
+        with _lock:
+            if search in _searches:
+                _searches.remove(search)
+        search.group.close()
+
+
+def _open(estimator: FittingEstimator[Any], name: str) -> RunGroup | None:
+    params = estimator.params_of_fit()
+    return open_group(
+        cast("TrackingMode", params.getTracking()),
+        lambda: UnsentRuns(params.getStore()),
+        experiment=params.getExperiment(),
+        name=name,
+    )
+
+
+def _frame_of_search() -> FrameType | None:
+    from pyspark.ml.tuning import CrossValidator, TrainValidationSplit
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_fit" and isinstance(
+            frame.f_locals.get("self"), CrossValidator | TrainValidationSplit
+        ):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _end_those_that_broke_off() -> None:
+    """End the runs of searches that have left their ``_fit`` without a last fit: something failed there."""
+    at_work: set[int] = set()
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            at_work.add(id(frame))
+            frame = frame.f_back
+    for search in [each for each in _searches if id(each.frame) not in at_work]:
+        _searches.remove(search)
+        search.group.note_failure()
+        search.group.close()
+
+
+@atexit.register
+def _end_all() -> None:
+    for search in _searches:
+        search.group.note_failure()
+        search.group.close()

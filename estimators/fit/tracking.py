@@ -1,0 +1,271 @@
+"""What MLflow is told of a fit beside its Params and metrics: data, reports, pictures, model. Runs on the *driver*.
+
+Describes a trained model in the terms that MLflow has for what it takes and gives. Runs on the *driver*.
+
+What MLflow is told of the Params of a fit. Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.estimators.fit.inputs import column_names
+from sparkdl.estimators.fit.runs import UnsentRuns
+from sparkdl.model.pyfunc import DEFAULT_PARAMS, answer_names
+from sparkdl.model.saved_model import modules_needed
+from sparkdl.tracking import (
+    FitRun,
+    LoggedColumn,
+    LoggedDataset,
+    LoggedModelSpec,
+    Registration,
+    RunGroup,
+    TrackingMode,
+    open_run,
+    without_credentials,
+)
+from sparkdl.tracking.flavor import DATA_FOLDER, MODULE_FOLDER
+from sparkdl.training.checkpoint.identity import dataset_digest
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from sparkdl.collective import WorldReport
+    from sparkdl.data import Column, ParquetDataset
+    from sparkdl.data.spark.plan import InputFiles
+    from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+    from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.model.signature import ModelOutput
+    from sparkdl.training.history import EpochRecord
+
+
+def save_for_mlflow(
+    model: TorchModel, folder: str | os.PathLike[str], example: Mapping[str, Any] | None = None
+) -> LoggedModelSpec:
+    """Save a model below a local folder and return what MLflow should know about it.
+
+    Args:
+        model: the model.
+        folder: that exists.
+        example: one row, columns of shape ``(1, *shape)``.
+
+    Raises:
+        SerializationError: if something of the model cannot be pickled.
+    """
+    there = Path(folder) / DATA_FOLDER
+    model.write().save(str(there))
+    signature = model.saved.signature
+    columns, outputs = signature.inputs.columns, signature.outputs
+    return LoggedModelSpec(
+        folder=there,
+        model_class=f"{type(model).__module__}.{type(model).__name__}",
+        inputs=tuple(_input(column) for column in columns),
+        outputs=tuple(
+            column
+            for output, names in zip(outputs, answer_names(outputs), strict=True)
+            for column in _answers(output, *names)
+        ),
+        example=None if example is None else {column.name: example[column.name][0] for column in columns},
+        params=DEFAULT_PARAMS,
+        modules=frozenset(
+            {
+                *modules_needed(there / MODULE_FOLDER),
+                *getattr(signature.inputs.prepare, "imported_when_called", ()),
+            }
+        ),
+        classes={output.name: output.classes for output in outputs if output.classes is not None},
+    )
+
+
+def _input(column: Column) -> LoggedColumn:
+    if column.kind == "ragged":
+        kind, dtype = column.element
+        return LoggedColumn(name=column.name, kind=_kind(kind, dtype), depth=len(column.lengths))
+    return LoggedColumn(name=column.name, kind=_kind(column.kind, column.dtype), depth=len(column.shape))
+
+
+def _answers(output: ModelOutput, prediction: str, probability: str | None) -> list[LoggedColumn]:
+    kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
+    columns = [LoggedColumn(name=prediction, kind=kind, depth=int(bool(output.shape)))]
+    if probability is not None:
+        columns.append(LoggedColumn(name=probability, kind="double", depth=1))
+    return columns
+
+
+def _kind(kind: str, dtype: str) -> str:
+    if kind == "number":
+        # The widest type of each kind: MLflow refuses a list of Python floats where the signature says float32.
+        return {"b": "boolean", "i": "long", "u": "long"}.get(np.dtype(dtype).kind, "double")
+    return kind if kind in ("string", "binary") else "any"
+
+
+_logger = logging.getLogger(__name__)
+
+
+def run_of_fit(
+    params: _TorchEstimatorParams, group: RunGroup | None, tags: Mapping[str, str]
+) -> AbstractContextManager[FitRun]:
+    """Open the run of a fit as its Params say, in a group of runs if there is one."""
+    return open_run(
+        cast("TrackingMode", params.getTracking()),
+        shelf=lambda: UnsentRuns(params.getStore()),
+        experiment=params.getExperiment(),
+        run_name=params.getRunName(),
+        tags=tags,
+        group=group,
+        wait_s=params.getTrackingTimeoutSeconds(),
+    )
+
+
+def describe_dataset(
+    params: _TorchEstimatorParams, dataset: ParquetDataset, source: InputFiles | None
+) -> LoggedDataset:
+    """Return what MLflow is told of the rows: where they come from, their hash, columns and number."""
+    names = column_names(params)
+    columns = [dataset.column(name) for name in names]
+    schema = [{"type": _type_of(column), "name": column.name, "required": True} for column in columns]
+    return LoggedDataset(
+        name=(source.folder if source is not None else dataset.url).rstrip("/").rpartition("/")[2],
+        digest=dataset_digest(dataset, names),
+        source_type="spark" if source is not None else "local",
+        # As MLflow's own source of Spark DataFrames; without files, the copy in the Store is all there is.
+        source=json.dumps(
+            {"path": source.folder, "num_files": len(source.paths), "is_delta": source.is_delta}
+            if source is not None
+            else {"uri": dataset.url}
+        ),
+        schema=json.dumps({"mlflow_colspec": schema}),
+        profile=json.dumps({"num_rows": dataset.num_rows, "num_row_groups": len(dataset.row_groups)}),
+    )
+
+
+def log_reports(run: FitRun, history: Sequence[EpochRecord], communication: WorldReport | None) -> None:
+    """Write down how the ranks communicated and were fed; ``communication`` is None of a fit that did not train."""
+    if communication is not None:
+        run.log_metrics(len(history), communication.reports[0].as_metrics())
+        run.log_file("reports/communication.txt", f"{communication}\n".encode())
+        run.log_file("reports/communication.json", _as_json(communication.as_dict()))
+    feed = [
+        {
+            "epoch": record.epoch,
+            "rows": record.rows,
+            "seconds": record.seconds,
+            "rows_per_s": record.rows_per_s,
+            "data_wait_share": record.data_wait_share,
+            "reading_s_of_ranks": [each.reading for each in record.rank_seconds],
+        }
+        for record in history
+    ]
+    run.log_file("reports/feed.json", _as_json(feed))
+    run.log_file("reports/history.json", _as_json([asdict(record) for record in history]))
+
+
+def log_picture(run: FitRun, model: TorchModel) -> None:
+    """Write down ``summary.plot()``; nothing without matplotlib, which is an extra."""
+    try:
+        figure = model.summary.plot()
+    except ImportError as error:
+        _logger.info("The MLflow run has no picture of the fit: %s", error)
+        return
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    run.log_file("plots/fit.png", picture.getvalue())
+
+
+def log_outcome(
+    run: FitRun,
+    params: _TorchEstimatorParams,
+    model: TorchModel,
+    communication: WorldReport | None,
+    *,
+    example: Mapping[str, Any],
+    folder: Path,
+    checkpoints: str | None,
+) -> None:
+    """Write down what a fit leaves, and wait until all is sent; what cannot be described costs a warning.
+
+    Args:
+        run: of the fit.
+        params: of the fit.
+        model: that it made.
+        communication: report of the ranks.
+        example: one row, columns of shape ``(1, *shape)``.
+        folder: local folder that stays until the run is closed.
+        checkpoints: URL of the checkpoints.
+    """
+    if not run.is_tracked:
+        return
+    try:
+        log_reports(run, model.history, communication)
+        log_picture(run, model)
+        if params.getLogCheckpoints() and checkpoints is not None:
+            run.log_folder("checkpoints", _fetched(checkpoints, folder / "checkpoints"))
+        run.log_model(save_for_mlflow(model, folder, example), folder, _registration(params))
+        run.flush()
+    except Exception as error:
+        _logger.log(
+            logging.DEBUG if run.switches.silent else logging.WARNING,
+            "The model is trained, but it could not be described to MLflow: %s: %s. To log it: "
+            "sparkdl.mlflow.log_model(model).",
+            type(error).__name__,
+            without_credentials(str(error)),
+        )
+
+
+def _registration(params: _TorchEstimatorParams) -> Registration | None:
+    name = params.getRegisteredModelName()
+    return None if name is None else Registration(name=name, alias=params.getRegisteredModelAlias())
+
+
+def _fetched(url: str, folder: Path) -> Path:
+    """A local copy of a folder, as it may be emptied by the next fit before all is sent."""
+    there = open_location(url)
+    there.filesystem.get(f"{there.path}/", f"{folder}/", recursive=True)
+    return folder
+
+
+def _as_json(content: Any) -> bytes:
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def _type_of(column: Any) -> str:
+    if column.kind != "number":
+        return "string" if column.kind == "string" else "binary"
+    return {"b": "boolean", "i": "long", "u": "long"}.get(column.dtype[0], "double")
+
+
+def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dict[str, object]:
+    """Return Params by name, objects by what they are called, and the sizes of model and rows."""
+    functions = [params.optimizer, params.loss, *params.function_params()]
+    objects = [params.model, params.metrics, params.callbacks, *functions]
+    plain = {param.name: value for param, value in params.extractParamMap().items() if param not in objects}
+    names = {
+        "metrics": ", ".join(params.getMetrics()),
+        "callbacks": ", ".join(_name_of(each) for each in params.getCallbacks()),
+        **{param.name: _name_of(params.getOrDefault(param)) for param in functions if params.isSet(param)},
+    }
+    model = params.getModel()
+    return {
+        **plain,
+        **params.further_params(),
+        **{name: value for name, value in names.items() if value},
+        "model": type(model).__name__,
+        "numParameters": sum(parameter.numel() for parameter in model.parameters()),
+        "numRows": parquet.num_rows,
+    }
+
+
+def _name_of(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_name_of, value))
+    return str(getattr(value, "__name__", type(value).__name__))

@@ -1,0 +1,227 @@
+"""Tries the metrics of a fit on what the untrained model makes of the first rows. Runs on the *driver*.
+
+Tries one step on the first rows, before anything starts: the user's own step, its changes of batches, the metrics.
+
+Runs on the *driver*.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import torch
+
+from sparkdl.data import ParquetFeed
+from sparkdl.errors import ParamError, SparkdlError, TrainingError
+from sparkdl.model.architecture import evaluating
+from sparkdl.training.metrics import EpochMetrics
+from sparkdl.training.objective import Evaluation, Objective, Place
+from sparkdl.training.probe import TrialGradients, trial_copy, try_optimizer
+from sparkdl.training.random_state import random_numbers_apart
+from sparkdl.training.step import single_rows_allowed
+from sparkdl.training.update import Precision, make_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch import nn
+
+    from sparkdl.data import ParquetDataset
+    from sparkdl.training.metrics import Metric
+    from sparkdl.training.objective import Batch
+    from sparkdl.training.probe import Gradients
+    from sparkdl.training.spec import TrainingSpec
+
+
+logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+_NUM_BATCHES = 4
+"""Of the size that a rank has: what makes a metric fail on a few rows that it has after a whole epoch is hardly there
+in so many, and a driver has them through a model soon."""
+
+Evaluated: TypeAlias = tuple[Evaluation, int]
+"""What a model made of a batch, and of how many rows."""
+
+
+def try_metrics(
+    metrics: Mapping[str, Metric],
+    first: Evaluated,
+    whole_batches: Callable[[], Iterable[Evaluated]],
+    num_rows: int,
+) -> None:
+    """Have each metric take in the first rows and, as at the end of an epoch, be computed.
+
+    Many metrics cannot be computed from a row or two (R2Score wants two, others both classes), or do not take them in.
+    One that fails is therefore tried again on whole batches, until it can be computed. A ValueError may even then be
+    about the rows, as where a metric wants a thousand of them: unless those were all the rows there are, it is warned
+    of, and the ranks will tell. Any other error is one of the metric itself, and so is a value that is not one number.
+
+    Args:
+        metrics: by name.
+        first: one row or two.
+        whole_batches: gives the rows from the first on; asked for where a metric cannot be computed.
+        num_rows: that there are.
+
+    Raises:
+        ParamError: if a metric cannot be used, naming it.
+    """
+    if metrics and first[0].outputs is None:
+        raise ParamError(
+            "Param metrics need the model's outputs, and trainStep returns the loss alone. Return a tuple of the loss "
+            "and the outputs."
+        )
+    trials = [_Trial(name, metric) for name, metric in metrics.items()]
+    failing = [trial for trial in trials if trial.failure(first)]
+    for trial in failing:
+        trial.begin()
+    tried, errors = 0, []
+    for batch in islice(whole_batches(), _NUM_BATCHES) if failing else ():
+        tried += batch[1]
+        failures = [(trial, trial.failure(batch)) for trial in failing]
+        failing = [trial for trial, error in failures if error]
+        errors = [error for _, error in failures if error]
+        if not failing:
+            break
+    for error in errors:
+        if not isinstance(error.__cause__, ValueError) or tried >= num_rows:
+            raise _refusal(error, f"the first {tried} rows") from error
+        logger.warning(
+            "After the first %d of %d rows: %s. The fit starts nevertheless, and fails in its first epoch where "
+            "that is so for all rows.",
+            tried,
+            num_rows,
+            str(error).rstrip("."),
+        )
+
+
+class _Trial:
+    """A metric by itself, so that one that fails keeps no other from being tried."""
+
+    def __init__(self, name: str, metric: Metric) -> None:
+        self._metrics = {name: metric}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all that was taken in."""
+        self._running = EpochMetrics(self._metrics, _CPU)
+
+    def failure(self, batch: Evaluated) -> TrainingError | None:
+        """Have the metric take in a batch; return why it cannot be computed then, or None if it can.
+
+        Raises:
+            ParamError: if it cannot be used whatever the rows are.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is said of a few rows is true of no epoch
+            try:
+                self._running.add(*batch)
+            except TrainingError as error:
+                self.begin()  # it may have taken in half of the batch
+                return error
+            try:
+                self._running.try_to_compute()
+            except TrainingError as error:
+                if error.__cause__ is None:  # it is not one number
+                    raise _refusal(error, "the first rows") from error
+                return error
+        return None
+
+
+def _refusal(error: TrainingError, tried_on: str) -> ParamError:
+    return ParamError(
+        f"Param metrics cannot be used with this model and its labels, tried on {tried_on}. {error}"
+    )
+
+
+T = TypeVar("T")
+
+
+def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
+    """Have a copy of the untrained model take a step as ranks will, where functions of the user take part.
+
+    Returns:
+        What gradients the user's own step left; None where losses find them.
+
+    Raises:
+        ParamError: if one of the functions fails, naming the Param.
+    """
+    if not (spec.metrics or spec.user_step or spec.augment):
+        return None
+    # Copies, as all may lie on a GPU; in full precision, as not every processor computes in a lower one.
+    (model, heads), shared = trial_copy((spec.model, spec.heads), spec.model)
+    model.to(_CPU)
+    versions = [parameter._version for parameter in shared]
+    trial = replace(spec, model=model, heads=heads, precision="float32")
+    objective = Objective(trial, precision=Precision("float32", _CPU), device=_CPU)
+    # Of two rows where a step may compare them with each other.
+    num_rows = min(2, spec.batch_size) if spec.user_step else 1
+    with ParquetFeed(dataset, columns=spec.columns(), batch_size=num_rows, shuffle=False) as feed:
+        rows = next(iter(feed.epoch(0)))
+    whole_batches = partial(_whole_batches, trial, dataset, objective, model)
+    with random_numbers_apart(_CPU):
+        batch = _try("augment", lambda: objective.prepare(rows, place=Place(0, 1, 1)))
+        if not spec.user_step:
+            with evaluating(model):
+                found = _try("loss", lambda: objective.evaluate(model, batch))
+            try_metrics(spec.metrics, (found, objective.num_rows(rows)), whole_batches, dataset.num_rows)
+            return None
+        gradients = TrialGradients(model, shared)
+        found = _try_user_step(objective, model, batch, gradients)
+        if versions != [parameter._version for parameter in shared]:
+            raise ParamError(
+                "Param trainStep changes weights of the model by itself, tried on the first rows. Return the loss, and "
+                "leave the weights to the optimizer."
+            )
+        try_optimizer(make_optimizer(spec.optimizer, model), shared)
+        if spec.validation_rows is not None:
+            with evaluating(model):
+                _try(
+                    "trainStep without gradients, as validation calls it,",
+                    lambda: objective.evaluate(model, batch),
+                )
+        try_metrics(spec.metrics, (found, objective.num_rows(rows)), whole_batches, dataset.num_rows)
+        return gradients.found
+
+
+def _try_user_step(
+    objective: Objective, model: nn.Module, batch: Batch, gradients: TrialGradients
+) -> Evaluation:
+    with single_rows_allowed(model.train()):
+        found = _try("trainStep", lambda: objective.evaluate(model, batch))
+        loss = found.term.mean
+        if loss.requires_grad:
+            _try("trainStep", lambda: gradients.backward(loss))
+    if not gradients.found.are_there:
+        raise ParamError(
+            "Param trainStep returned a loss in which no weight of the model has a part. Find it by what the model "
+            "returns, without detach(), item() or torch.no_grad()."
+        )
+    return found
+
+
+def _whole_batches(
+    spec: TrainingSpec, dataset: ParquetDataset, objective: Objective, model: nn.Module
+) -> Iterator[Evaluated]:
+    """Yield what the model makes of the rows from the first on, in batches as a rank has them, without another step."""
+    with ParquetFeed(dataset, columns=spec.columns(), batch_size=spec.batch_size, shuffle=False) as feed:
+        for step, rows in enumerate(feed.epoch(0), start=1):
+            batch = _try("augment", partial(objective.prepare, rows, place=Place(0, 1, step)))
+            name = "trainStep" if spec.user_step else "loss"
+            with single_rows_allowed(model.train()) if spec.user_step else evaluating(model):
+                found = _try(name, partial(objective.evaluate, model, batch))
+            yield found, objective.num_rows(rows)
+
+
+def _try(name: str, function: Callable[[], T]) -> T:
+    try:
+        return function()
+    except SparkdlError:
+        raise
+    except Exception as error:
+        raise ParamError(f"Param {name} failed on the first rows: {type(error).__name__}: {error}") from error

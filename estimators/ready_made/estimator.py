@@ -1,0 +1,312 @@
+"""What all ready-made estimators have in common: fits, Param maps, saving. Runs on the *driver*.
+
+What a model answers about one row, as models of Spark ML do it without a DataFrame. Runs anywhere.
+
+The models that ready-made estimators return. Run on the *driver*; their predictions run on the executors.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.ml.classification import ClassificationModel
+from pyspark.ml.regression import RegressionModel
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from torch import nn
+
+from sparkdl.data.dataset.arrow import IMAGE_FIELDS
+from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.errors import DataError
+from sparkdl.estimators.fit.split import split_rows
+from sparkdl.estimators.params.base import ParamsT
+from sparkdl.estimators.ready_made.params import _ReadyMadeParams
+from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
+from sparkdl.estimators.torch_model import TorchModel
+from sparkdl.model.inputs import rectangular_array
+from sparkdl.model.predictor import Answer, Predictor, called
+from sparkdl.networks.tabular import TabularInputs
+from sparkdl.training.update import AdamW
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkdl.data import Column, ParquetDataset
+    from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.model.inputs import PrepareFunction
+    from sparkdl.model.saved_model import SavedModel
+    from sparkdl.training.spec import AugmentFunction
+
+
+@dataclass(frozen=True)
+class MadeModel:
+    """What a ready-made estimator makes of the rows.
+
+    Attributes:
+        network: to train.
+        prepare: makes its inputs of the feature columns; None where it takes the columns as they are.
+        loss: that it is trained with.
+        augment: changes batches in training; None for no changes.
+    """
+
+    network: nn.Module
+    prepare: PrepareFunction | None
+    loss: nn.Module
+    augment: AugmentFunction | None = None
+
+
+class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any], MLWritable):
+    """A :class:`TorchEstimator` that makes its model itself, of what is in the rows."""
+
+    def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
+        """Set the feature column, or several."""
+        return self._set(featuresCol=value)
+
+    @abstractmethod
+    def make(
+        self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
+    ) -> MadeModel:
+        """Make the network for rows that are written already.
+
+        Args:
+            dataset: all rows.
+            training: those that are trained on, from which scales are learned; None for all.
+            spark: whose executors may help to look at many rows; without it the driver does all.
+
+        Raises:
+            DataError: if the columns cannot be used.
+        """
+
+    def check_values(self) -> None:
+        """Check what needs no data.
+
+        Raises:
+            ParamError: naming the Param, its value and what it may be.
+        """
+        self.check_ranges()
+        self.params_of_fit().check_values()
+
+    def params_of_fit(self) -> TorchEstimator:
+        """Return the estimator that a fit goes by, which makes the model once the rows are there."""
+        return _LearningEstimator(self)
+
+    def write(self) -> MLWriter:
+        """Return a writer: ``estimator.write().overwrite().save(path)``."""
+        from sparkdl.estimators.persistence import ParamsWriter
+
+        return ParamsWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return a reader; :meth:`load` is the shortcut."""
+        from sparkdl.estimators.persistence import TorchEstimatorReader
+
+        return TorchEstimatorReader(cls)
+
+
+class _LearningEstimator(TorchEstimator):
+    """Fits for a ready-made estimator, which makes the model once the rows are there."""
+
+    def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
+        super().__init__(
+            model=nn.Linear(1, 1),
+            prepareFeatures=_not_learned,
+            optimizer=AdamW(of.getLearningRate(), of.getWeightDecay()),
+            loss=nn.Identity(),
+        )
+        of._copyValues(self)
+        self._resetUid(of.uid)
+        self._of = of
+
+    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
+        training, _ = split_rows(self, dataset)
+        made = self._of.make(dataset, training, spark)
+        self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss, augment=made.augment)
+
+    def _keeps_decimals(self) -> bool:
+        return False
+
+    def further_params(self) -> dict[str, object]:
+        given = self._of.extractParamMap()
+        return {param.name: value for param, value in given.items() if not self.hasParam(param.name)}
+
+
+def _not_learned(columns: dict[str, Any]) -> Any:
+    raise AssertionError(f"what prepares {', '.join(columns)} is made of the rows first")
+
+
+_IMAGE = (
+    f"a row of Spark's image source ({', '.join(IMAGE_FIELDS)}), or an array of height, width and channels"
+)
+
+
+def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
+    """Return the prediction for one row, or a vector of Spark ML with an entry for each class.
+
+    Args:
+        saved: the model.
+        value: the features of the row: what the column holds, or by the names of the columns a dict or a Row of Spark,
+            which may have others beside them.
+        answer: what is asked.
+
+    Raises:
+        DataError: if a column is missing, null, of another shape than in training, or holds what it does not take.
+    """
+    from pyspark.ml.linalg import Vectors
+
+    columns = saved.signature.inputs.columns
+    given = _by_name(value, columns)
+    for column in columns:
+        if column.name not in given:
+            raise missing_column_error(column.name, list(given))
+    row = {column.name: _one(given[column.name], column) for column in columns}
+    (output,) = saved.signature.outputs
+    (found,) = Predictor(saved, batch_size=1).answer(row, (answer,)).values()
+    if answer == "prediction":
+        return (
+            called(found[answer], output)[0].item()
+            if output.classes is None
+            else called(found[answer], output)[0]
+        )
+    return Vectors.dense(found[answer][0])
+
+
+def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:
+    """The features of a row by the names of their columns."""
+    from pyspark.sql import Row
+
+    named = value.asDict() if isinstance(value, Row) and hasattr(value, "__fields__") else value
+    if len(columns) > 1:
+        if not isinstance(named, Mapping):
+            names = ", ".join(column.name for column in columns)
+            raise DataError(
+                f"The model takes several columns: give a dict of {names}, or a Row that has them, not "
+                f"{type(value).__name__}."
+            )
+        return named
+    (column,) = columns
+    # A row of Spark's image source is the value of a column, also as a dict.
+    if isinstance(named, Mapping) and (column.kind != "image" or column.name in named):
+        return named
+    return {column.name: value}
+
+
+def _one(value: Any, column: Column) -> npt.NDArray[Any]:
+    """An array of one row; strings, bytes and images stay objects."""
+    if value is None:
+        raise DataError(
+            f"Column {column.name!r} is null in this row, of which nothing can be told; transform gives null."
+        )
+    if column.kind in ("string", "binary", "image") and not column.shape:
+        row = np.empty(1, dtype=object)
+        row[0] = _object(value, column)
+        return row
+    return _numbers(value, column)[None]
+
+
+def _object(value: Any, column: Column) -> Any:
+    if column.kind == "image":
+        return _pixels(value, column)
+    if column.kind == "string":
+        if not isinstance(value, str):
+            raise _not_taken(value, column, "a string")
+        return value
+    if not isinstance(value, bytes | bytearray | memoryview):
+        remedy = " Give what is in the file, not its path." if isinstance(value, str) else ""
+        raise _not_taken(value, column, "bytes", remedy)
+    return bytes(value)  # which Spark gives as a bytearray
+
+
+def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
+    element, depth = (column.element[0], 1) if column.kind == "ragged" else (column.kind, len(column.shape))
+    wanted = f"arrays of {element}s" if depth else f"a {element}"
+    try:
+        row = rectangular_array(value.toArray() if hasattr(value, "toArray") else value)
+    except ValueError as error:  # arrays inside arrays that differ in length
+        raise _not_taken(value, column, wanted, f" {error}") from error
+    if (
+        element == "number"
+        and row.dtype == object
+        and all(isinstance(each, Decimal | Real) for each in row.flat)
+    ):
+        row = row.astype(np.float64)
+    if element == "number" and row.dtype.kind not in "biuf":
+        raise _not_taken(value, column, wanted)
+    return row
+
+
+def _pixels(value: Any, column: Column) -> npt.NDArray[np.uint8]:
+    """An image as the feed gives it, of a row of Spark's image source or such an array."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        shape = value["height"], value["width"], value["nChannels"]
+        return np.frombuffer(value["data"], np.uint8).reshape(shape)
+    except (TypeError, KeyError, ValueError) as error:  # a Row says ValueError of a field that it has not
+        is_row = isinstance(value, Mapping) or hasattr(value, "__fields__")
+        reason = f" {type(error).__name__}: {error}" if is_row else ""
+        raise _not_taken(value, column, _IMAGE, reason) from error
+
+
+def _not_taken(value: Any, column: Column, wanted: str, more: str = "") -> DataError:
+    return DataError(
+        f"Column {column.name!r} takes {wanted}, as the model was trained on, not {type(value).__name__}.{more}"
+    )
+
+
+class _ReadyMadeModel(TorchModel):
+    """What models of Spark ML tell beside ``transform``."""
+
+    @property
+    def numFeatures(self) -> int:
+        """Features of a row: one for each scalar, number or category, and for each element of an array.
+
+        -1 for texts and for encoded images, which have no number of features.
+        """
+        inputs = self.saved.signature.inputs
+        is_table = isinstance(inputs.prepare, TabularInputs)
+        if any(column.kind != "number" and not is_table for column in inputs.columns):
+            return -1
+        return sum(math.prod(column.shape) for column in inputs.columns)
+
+    def predict(self, value: Any) -> Any:
+        """Return the prediction for one row: its features, or by the names of the columns a dict or a Row of them."""
+        return answer_row(self.saved, value, "prediction")
+
+    def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
+        """Set the feature column, or several."""
+        return self._set(featuresCol=value)
+
+
+class TorchClassificationModel(_ReadyMadeModel, ClassificationModel):
+    """What :class:`TorchClassifier` returns: a :class:`TorchModel` that is a ``ClassificationModel`` of Spark ML.
+
+    ``transform`` adds ``probabilityCol`` and ``rawPredictionCol`` beside ``predictionCol``, so that evaluators and
+    ``OneVsRest`` take it.
+    """
+
+    @property
+    def numClasses(self) -> int:
+        """Number of classes."""
+        count = self.saved.signature.outputs[0].num_classes
+        assert count is not None, "a classifier is trained with a loss over classes"
+        return count
+
+    def predictRaw(self, value: Any) -> Any:
+        """Return the score of each class for one row, as a vector."""
+        return answer_row(self.saved, value, "rawPrediction")
+
+    def predictProbability(self, value: Any) -> Any:
+        """Return the probability of each class for one row, as a vector."""
+        return answer_row(self.saved, value, "probability")
+
+
+class TorchRegressionModel(_ReadyMadeModel, RegressionModel[Any]):
+    """What :class:`TorchRegressor` returns: a :class:`TorchModel` that is a ``RegressionModel`` of Spark ML."""

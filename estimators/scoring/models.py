@@ -1,0 +1,118 @@
+"""A trained module as executors get it, packed once for a model and all its copies. Runs on the *driver*.
+
+Sends a model's weights to the executors as a file, beside the plans that use them. Runs on the *driver*.
+
+On classic Spark a function above 1 MiB travels as a broadcast, which is pickled as a whole and then lies in the memory
+of the driver's JVM as a whole; so large weights go as a file of Spark, which streams it from the disk. A Connect
+client has no broadcasts: the function would be part of every plan, of which a plan above 128 MiB is refused, and one
+of 100 MiB exhausted a server with 1 GiB of memory. An artifact goes to the server once per session and in pieces, and
+from there to the executors. There is nothing that takes such files away again before the session ends, so small weights
+do not go this way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import threading
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from sparkdl.estimators.scoring.udf import ScoringModel
+from sparkdl.launch.preflight import is_connect
+from sparkdl.model.architecture import PackedModule, pack_tensors, split_module
+from sparkdl.model.weights_file import num_bytes, write_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+    from torch import Tensor
+
+    from sparkdl.model.saved_model import SavedModel
+
+
+MAX_BYTES_IN_PLAN = 1 << 20
+MAX_BYTES_IN_BROADCAST = 64 << 20
+
+_sent: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+_until_exit = ExitStack()
+"""Holds the folders out of which a classic driver serves its executors, later ones too."""
+atexit.register(_until_exit.close)
+
+
+def travels_as_file(num_bytes: int, spark: SparkSession) -> bool:
+    """Whether weights of this size go to a session's executors as a file."""
+    return num_bytes > (MAX_BYTES_IN_PLAN if is_connect(spark) else MAX_BYTES_IN_BROADCAST)
+
+
+def send_weights(tensors: Mapping[str, Tensor], name: str, spark: SparkSession) -> None:
+    """Have executors find tensors as a file of Spark by its name; those that were sent already are not sent again.
+
+    Args:
+        tensors: of a module; they are written as they are now.
+        name: of the file, which stands for these tensors and no others.
+        spark: whose executors they are.
+    """
+    receiver: Any = spark if is_connect(spark) else spark.sparkContext
+    names = _sent.setdefault(receiver, set())
+    if name in names:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="sparkdl-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        with (folder / name).open("wb") as file:
+            write_weights(tensors, file)
+        if is_connect(spark):
+            spark.addArtifacts(str(folder / name), file=True)
+        else:
+            spark.sparkContext.addFile(str(folder / name))
+            _until_exit.push(stack.pop_all())
+    names.add(name)
+
+
+class ScoringModels:
+    """Packs a module when it is first asked for, and gives the same object for the same batch size ever after.
+
+    Copies of a model share it, as they share the module, which nobody trains any more: ``transform(df, params)`` works
+    on a copy, and executors keep what they loaded by the object's key. Large weights are not packed: they go to the
+    executors from where they lie.
+    """
+
+    def __init__(self, saved: SavedModel) -> None:
+        self._saved = saved
+        self._split: tuple[bytes, dict[str, Tensor]] | None = None
+        self._packed: dict[bool, PackedModule] = {}
+        self._models: dict[tuple[int, bool], ScoringModel] = {}
+        self._file = f"sparkdl-{uuid.uuid4().hex}.safetensors"
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ScoringModels, (self._saved,)
+
+    def for_session(self, spark: SparkSession, batch_size: int) -> ScoringModel:
+        """Return what an executor of a session needs to predict so many rows at once, besides the files it has."""
+        with self._lock:
+            if self._split is None:
+                self._split = split_module(self._saved.module)
+            structure, tensors = self._split
+            is_file = travels_as_file(num_bytes(tensors), spark)
+            if is_file:
+                send_weights(tensors, self._file, spark)
+            key = batch_size, is_file
+            if key not in self._models:
+                if is_file not in self._packed:
+                    self._packed[is_file] = (
+                        PackedModule(structure, b"") if is_file else pack_tensors(structure, tensors)
+                    )
+                self._models[key] = ScoringModel(
+                    self._packed[is_file],
+                    self._saved.signature,
+                    batch_size,
+                    weights_file=self._file if is_file else None,
+                )
+            return self._models[key]

@@ -1,0 +1,220 @@
+"""What ``sparkdl bench allreduce`` times: each contender's allreduce, in place on float32 buffers.
+
+Runs on the *rank*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl.bench.contenders.sessions import Session
+
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def _allocate(num_elements: int) -> FloatArray:
+    return np.empty(num_elements, dtype=np.float32)
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _unchanged(array: FloatArray) -> Any:
+    return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to allreduce.
+
+    Attributes:
+        allreduce: sums a buffer over the ranks, in place.
+        allreduce_queued: submits several such sums before it waits for the first.
+        allocate: what gives so many float32 elements, on all ranks at once.
+        settle: is called when the time has been taken, on every rank.
+        wrap: what makes of such an array the buffer that the others take, over the same memory.
+        sums: the result is to be checked; False for what is no allreduce.
+    """
+
+    allreduce: Callable[[Any], object]
+    allreduce_queued: Callable[[Sequence[Any]], object]
+    allocate: Callable[[int], FloatArray] = _allocate
+    settle: Callable[[], object] = _do_nothing
+    wrap: Callable[[FloatArray], Any] = _unchanged
+    sums: bool = True
+
+
+class AllreduceTrial:
+    """Allreduces of one size by one contender, on buffers that take turns."""
+
+    num_warm_ups = 1
+
+    def __init__(
+        self, session: Session, contender: Contender, *, num_bytes: int, num_tensors: int, num_buffers: int
+    ) -> None:
+        elements = max(1, num_bytes // 4)
+        self._rank, self._world_size = session.rank, session.world_size
+        self._contender = contender
+        memory = contender.allocate(num_buffers * num_tensors * elements)
+        self._arrays = [list(arrays) for arrays in memory.reshape(num_buffers, num_tensors, elements)]
+        self._buffers = [[contender.wrap(array) for array in arrays] for arrays in self._arrays]
+        self._one = contender.allreduce if num_tensors == 1 else contender.allreduce_queued
+        self._next = 0
+        self._repetition = 0
+        self._order: list[int] = []
+        self._schedule: list[Any] = []
+
+    def prepare(self, repetition: int, operations: int) -> None:
+        """Rewrite all buffers, also those that are not next, so that every contender finds the caches alike."""
+        for arrays in self._arrays:
+            for array in arrays:
+                array.fill(self._rank + 1 + repetition)
+        self._repetition = repetition
+        num_buffers = len(self._arrays)
+        self._order = [(self._next + index) % num_buffers for index in range(operations)]
+        self._next = (self._next + operations) % num_buffers
+        self._schedule = [
+            self._buffers[index] if len(self._buffers[index]) > 1 else self._buffers[index][0]
+            for index in self._order
+        ]
+
+    def run(self, operations: int) -> None:
+        """Go through the schedule that was prepared for so many operations."""
+        assert operations == len(self._schedule)
+        operation = self._one
+        for buffers in self._schedule:
+            operation(buffers)
+
+    def check(self) -> None:
+        """Every buffer that was used holds the sum of all ranks', summed as often as it was used."""
+        self._contender.settle()
+        if not self._contender.sums:
+            return
+        total = sum(rank + 1 + self._repetition for rank in range(self._world_size))
+        for index in set(self._order):
+            expected = np.float32(total) * np.float32(self._world_size) ** (self._order.count(index) - 1)
+            for array in self._arrays[index]:
+                if not (np.isclose(array[0], expected) and np.isclose(array[-1], expected)):
+                    raise AssertionError(
+                        f"the allreduce gave {array[0]} and {array[-1]} instead of {expected}"
+                    )
+
+    def result(self) -> dict[str, Any]:
+        """Nothing but the times."""
+        return {}
+
+
+def allreduce_trial(session: Session, contender: str, case: Mapping[str, Any]) -> AllreduceTrial:
+    """The trial of a turn; ``contender`` is a key of :data:`CONTENDERS`."""
+    return AllreduceTrial(session, CONTENDERS[contender](session), **case)
+
+
+def _native(session: Session) -> Contender:
+    """The native core through its communicator."""
+    communicator = session.communicator
+
+    def queued(arrays: Sequence[Any]) -> None:
+        _wait_for([communicator.allreduce_async(array) for array in arrays])
+
+    return Contender(allreduce=communicator.allreduce, allreduce_queued=queued)
+
+
+def _arena(session: Session) -> Contender:
+    """The native core, on buffers that lie in memory shared by the ranks."""
+
+    def allocate(num_elements: int) -> FloatArray:
+        return session.communicator.allocate(4 * num_elements).view(np.float32)
+
+    return dataclasses.replace(_native(session), allocate=allocate)
+
+
+def _torch(_: Session) -> Contender:
+    """torch.distributed, on whatever backend it was initialized with."""
+    import torch
+    import torch.distributed as dist
+
+    def queued(tensors: Sequence[Any]) -> None:
+        _wait_for([dist.all_reduce(tensor, async_op=True) for tensor in tensors])
+
+    return Contender(allreduce=dist.all_reduce, allreduce_queued=queued, wrap=torch.from_numpy)
+
+
+def _mpi(_: Session) -> Contender:
+    """The MPI library itself, through mpi4py."""
+    from sparkdl.collective.mpi.library import load_mpi
+
+    library = load_mpi()
+    world = library.COMM_WORLD
+
+    def allreduce(array: FloatArray) -> None:
+        world.Allreduce(library.IN_PLACE, array)
+
+    def queued(arrays: Sequence[FloatArray]) -> None:
+        library.Request.Waitall([world.Iallreduce(library.IN_PLACE, array) for array in arrays])
+
+    # MPICH moves data only inside its calls: a rank that is through, and then waits for something else, leaves
+    # others waiting for the last of its data.
+    return Contender(allreduce=allreduce, allreduce_queued=queued, settle=world.Barrier)
+
+
+def _horovod(_: Session) -> Contender:
+    """Horovod itself. Tensors keep their names, under which it caches what the ranks agreed on."""
+    from importlib import import_module
+
+    import torch
+
+    hvd = import_module("horovod.torch")
+
+    def allreduce(tensor: Any) -> None:
+        hvd.allreduce_(tensor, op=hvd.Sum, name=f"{tensor.numel()}")
+
+    def queued(tensors: Sequence[Any]) -> None:
+        handles = [
+            hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"{tensor.numel()}.{index}")
+            for index, tensor in enumerate(tensors)
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    return Contender(allreduce=allreduce, allreduce_queued=queued, wrap=torch.from_numpy)
+
+
+def _copy(_: Session) -> Contender:
+    """No contender but the measure of all: every rank copies as much, at the same time."""
+
+    def copy(pair: tuple[FloatArray, FloatArray]) -> None:
+        np.copyto(*pair)
+
+    def copy_all(pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+        for pair in pairs:
+            np.copyto(*pair)
+
+    return Contender(
+        allreduce=copy,
+        allreduce_queued=copy_all,
+        wrap=lambda array: (np.zeros_like(array), array),
+        sums=False,
+    )
+
+
+def _wait_for(operations: Iterable[Any]) -> None:
+    for operation in operations:
+        operation.wait()
+
+
+CONTENDERS: dict[str, Callable[[Session], Contender]] = {
+    "copy": _copy,
+    "native": _native,
+    "arena": _arena,
+    "torch": _torch,
+    "gloo": _torch,
+    "gloo tuned": _torch,
+    "mpi": _mpi,
+    "horovod": _horovod,
+}

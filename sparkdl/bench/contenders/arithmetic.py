@@ -1,0 +1,68 @@
+"""The arithmetic of ``sparkdl bench fit`` alone: forward, backward, optimizer, on batches that lie in memory.
+
+Runs in the process of a rank. No contender but the measure of all: nothing is read and no gradient is reduced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.fit_job import WIDTH, make_model, make_optimizer
+
+if TYPE_CHECKING:
+    from sparkdl.bench.contenders.sessions import Session
+
+_NUM_BATCHES = 64
+
+
+class ArithmeticTrial:
+    """Steps of one rank.
+
+    Args:
+        case: ``steps`` of an operation and ``batch_size``.
+        seed: of the rows.
+    """
+
+    num_warm_ups = 1
+
+    def __init__(self, case: Mapping[str, Any], seed: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.model = make_model()
+        self._optimizer = make_optimizer(self.model.parameters())
+        self._steps = case["steps"]
+        generator = torch.Generator().manual_seed(seed)
+        shape = (_NUM_BATCHES, case["batch_size"], WIDTH + 1)
+        self._batches = list(torch.rand(shape, generator=generator))
+        self._loss = torch.zeros(())
+
+    def prepare(self, repetition: int, operations: int) -> None:
+        """Nothing is written between steps."""
+
+    def run(self, operations: int) -> None:
+        """So many times the steps."""
+        from torch.nn.functional import mse_loss
+
+        for step in range(operations * self._steps):
+            batch = self._batches[step % _NUM_BATCHES]
+            self._optimizer.zero_grad()
+            outputs = self.model(batch[:, :WIDTH]).squeeze(1)
+            self._loss = mse_loss(outputs, batch[:, WIDTH])
+            self._loss.backward()
+            self._optimizer.step()
+
+    def check(self) -> None:
+        """Raise an ``AssertionError`` unless the loss is a number."""
+        assert math.isfinite(float(self._loss.detach())), "the weights are no numbers any more"
+
+    def result(self) -> dict[str, Any]:
+        """Nothing besides the time."""
+        return {}
+
+
+def arithmetic_trial(session: Session, contender: str, case: Mapping[str, Any]) -> ArithmeticTrial:  # noqa: ARG001  # as all trials are made
+    """The trial of a turn."""
+    return ArithmeticTrial(case, session.rank)

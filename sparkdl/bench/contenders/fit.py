@@ -1,0 +1,183 @@
+"""Who fits in ``sparkdl bench fit``. Each takes the cached frame and returns the trained weights, with its times.
+
+Runs on the *driver*; what it starts is the contender's own. Each is given its strongest setting that trains the same:
+ranks have one thread, and all but sparkdl read the rows in an order of row groups, without shuffling rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.fit_job import (
+    LABEL,
+    WIDTH,
+    Fitted,
+    Job,
+    column_names,
+    make_model,
+    make_optimizer,
+    now,
+    weights_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NUM_READERS = 2
+_GROUPS_OF_PARTITION = 8
+
+
+def fit_with_sparkdl(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+    """Ours, tracked nowhere, in a Store without rows of an earlier fit."""
+    import torch
+    from pyspark.sql import functions as F
+
+    from sparkdl.bench.contenders.fit_clock import FitClock
+    from sparkdl.estimators import TorchEstimator
+
+    stamps = folder / "stamps.json"
+    estimator = TorchEstimator(
+        model=make_model(),
+        optimizer=make_optimizer,
+        loss=torch.nn.MSELoss(),
+        featuresCol="features",
+        labelCol=LABEL,
+        batchSize=job.batch_size,
+        epochs=job.epochs,
+        numWorkers=job.num_ranks,
+        callbacks=[FitClock(str(stamps), str(folder / "store"))],
+        store=str(folder / "store"),
+        tracking="off",
+        showProgress=False,
+    )
+    started = now()
+    fitted = estimator.fit(frame.select(F.array(*column_names()).alias("features"), LABEL))
+    ended = now()
+    return Fitted(
+        started=started,
+        ended=ended,
+        weights=weights_of(fitted.module),
+        **json.loads(stamps.read_text()),
+    )
+
+
+def fit_with_distributor(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+    """Pyspark's ``TorchDistributor``, whose ranks run in a barrier stage, as ours do."""
+    return _distribute(job, frame, folder, local_mode=False)
+
+
+def fit_with_local_distributor(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+    """Pyspark's ``TorchDistributor`` with ``local_mode=True``: the ranks run beside the driver, without Spark."""
+    return _distribute(job, frame, folder, local_mode=True)
+
+
+def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
+    """Horovod's ``TorchEstimator``; it does not tell when it trains, so that all but the writing counts as training."""
+    import torch
+    from pyspark.sql import functions as F
+
+    from sparkdl.bench.contenders.fit_clock import newest_parquet
+    from sparkdl.data.petastorm.containment import install
+
+    install()
+    # Ranks are processes of Horovod's own, which have to take Petastorm as it is here before they import it.
+    (folder / "sitecustomize.py").write_text(f"from {install.__module__} import install\ninstall()\n")
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    common, model = "horovod.spark.common", make_model()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    estimator = import_module("horovod.spark.torch").TorchEstimator(
+        backend=import_module(f"{common}.backend").SparkBackend(num_proc=job.num_ranks, env=environment),
+        store=import_module(f"{common}.store").LocalStore(str(folder)),
+        model=model,
+        optimizer=make_optimizer(model.parameters()),
+        loss=lambda outputs, labels: torch.nn.functional.mse_loss(outputs.squeeze(1), labels.reshape(-1)),
+        input_shapes=[[-1, WIDTH]],
+        feature_cols=["features"],
+        label_cols=[LABEL],
+        batch_size=job.batch_size,
+        epochs=job.epochs,
+        verbose=0,
+    )
+    started = now()
+    fitted = estimator.fit(frame.select(F.array(*column_names()).alias("features"), LABEL))
+    ended = now()
+    written = newest_parquet(folder)
+    return Fitted(
+        started=started,
+        written=written,
+        training=written,
+        trained=ended,
+        ended=ended,
+        weights=weights_of(fitted.getModel()),
+    )
+
+
+CONTENDERS: dict[str, Callable[[Job, Any, Path], Fitted]] = {
+    "sparkdl": fit_with_sparkdl,
+    "distributor": fit_with_distributor,
+    "distributor-local": fit_with_local_distributor,
+    "horovod": fit_with_horovod,
+}
+
+
+def _distribute(job: Job, frame: DataFrame, folder: Path, *, local_mode: bool) -> Fitted:
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    url = (folder / "rows").as_uri()
+    started = now()
+    # Row groups of one size, as ranks of Petastorm have to come by the same number of rows.
+    rows_of_group = -(-job.num_rows // (job.num_ranks * _GROUPS_OF_PARTITION))
+    writer = frame.write.option("compression", "uncompressed").option("parquet.enable.dictionary", "false")
+    writer.option("parquet.block.row.count.limit", rows_of_group).parquet(url)
+    written = now()
+    distributor = TorchDistributor(num_processes=job.num_ranks, local_mode=local_mode, use_gpu=False)
+    told: Any = distributor.run(_train_on_petastorm, asdict(job), url)
+    return Fitted(started=started, written=written, ended=now(), **told)
+
+
+def _train_on_petastorm(settings: dict[str, Any], url: str) -> dict[str, Any]:
+    """What each rank of the distributor runs: DistributedDataParallel on Gloo, fed by Petastorm."""
+    # With several connections at once Gloo is faster; it reads this when the group is made.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo,lo,lo,lo"
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from sparkdl.data.petastorm.containment import install
+
+    install()
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import BatchedDataLoader
+
+    job, names = Job(**settings), column_names()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(make_model(), gradient_as_bucket_view=True)
+    optimizer = make_optimizer(model.parameters())
+    reader = make_batch_reader(
+        url,
+        num_epochs=job.epochs,
+        workers_count=NUM_READERS,
+        cur_shard=dist.get_rank(),
+        shard_count=dist.get_world_size(),
+    )
+    steps = job.epochs * job.num_rows // (job.num_ranks * job.batch_size)
+    with BatchedDataLoader(reader, batch_size=job.batch_size) as loader:
+        training = now()
+        for batch in islice(loader, steps):
+            optimizer.zero_grad()
+            features = torch.stack([batch[name] for name in names], dim=1)
+            torch.nn.functional.mse_loss(model(features).squeeze(1), batch[LABEL]).backward()
+            optimizer.step()
+        trained = now()
+    dist.destroy_process_group()
+    return {"training": training, "trained": trained, "weights": weights_of(model.module)}

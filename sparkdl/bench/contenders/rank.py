@@ -1,0 +1,117 @@
+"""One rank of a benchmark: ``python -m sparkdl.bench.contenders.rank``.
+
+What it is and its turns come on standard input, a JSON object per line: nobody else can read the secret there.
+Answers go to standard output, one per turn. It ends with its input.
+
+Timing one operation on all ranks. Runs on the *rank*.
+
+A repetition is a handful of operations, on data that was rewritten outside the time that counts. All ranks begin it
+at one time, and take the same number of repetitions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sparkdl.bench.contenders.allreduce import allreduce_trial
+from sparkdl.bench.contenders.arithmetic import arithmetic_trial
+from sparkdl.bench.contenders.feed import feed_trial
+from sparkdl.bench.contenders.sessions import Session, open_session
+from sparkdl.bench.contenders.step import step_trial
+from sparkdl.collective import Address, RendezvousClient
+
+
+class Trial(Protocol):
+    """One contender at one case, on one rank; made for a turn, and given up after it.
+
+    Attributes:
+        num_warm_ups: repetitions of every turn that do not count.
+    """
+
+    num_warm_ups: int
+
+    def prepare(self, repetition: int, operations: int) -> None:
+        """Rewrite what the next operations read; takes no part in the time."""
+
+    def run(self, operations: int) -> None:
+        """The operations, whose time is taken."""
+
+    def check(self) -> None:
+        """Raise an ``AssertionError`` if the operations gave a wrong result; takes no part in the time."""
+
+    def result(self) -> dict[str, Any]:
+        """What else there is to say about the turn, in JSON's terms."""
+
+
+def take_turn(session: Session, trial: Trial, repetitions: int, operations: int) -> list[float]:
+    """Seconds that an operation took on this rank, on average over each repetition.
+
+    Raises:
+        AssertionError: if an operation gave a wrong result.
+    """
+    times = []
+    for repetition in range(-trial.num_warm_ups, repetitions):
+        trial.prepare(repetition + trial.num_warm_ups, operations)
+        session.communicator.barrier()
+        start = time.perf_counter()
+        trial.run(operations)
+        duration_s = time.perf_counter() - start
+        trial.check()
+        if repetition >= 0:
+            times.append(duration_s / operations)
+    return times
+
+
+_CONNECT_TIMEOUT_S = 60.0
+_PR_SET_PDEATHSIG = 1
+
+TRIALS: dict[str, Callable[[Session, str, dict[str, Any]], Trial]] = {
+    "allreduce": allreduce_trial,
+    "feed": feed_trial,
+    "fit": arithmetic_trial,
+    "step": step_trial,
+}
+
+
+def main() -> None:
+    """Open the library that the first line names; take a turn for each further line."""
+    # A rank that is stopped does not see its input end.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Libraries print to standard output; only answers may go there.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    task = json.loads(sys.stdin.readline())
+    secret = bytes.fromhex(task["secret"])
+    address = Address(hosts=tuple(task["hosts"]), port=task["port"])
+    with (
+        RendezvousClient.connect(address, secret, _CONNECT_TIMEOUT_S) as rendezvous,
+        open_session(task["library"], rendezvous, secret, task["rank"], task["world_size"]) as session,
+    ):
+        _say(answers, {})
+        for line in sys.stdin:
+            turn = json.loads(line)
+            trial = TRIALS[turn["benchmark"]](session, turn["contender"], turn["case"])
+            times = take_turn(session, trial, turn["repetitions"], turn["operations"])
+            result = trial.result()
+            # Gigabytes of a model and what refers to it in circles; before the answer, as the next contender has its
+            # turn then, and this takes a core for a tenth of a second.
+            del trial
+            gc.collect()
+            _say(answers, {"times": times, "result": result})
+
+
+def _say(answers: Any, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The shape of the package: a file holds one idea whole, a folder at most fifteen of them, and no import goes round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import grimp
+import pytest
+
+import sparkdl
+
+MOST_MODULES = 15
+LEAST_LINES = 60
+
+SMALL_FOR_A_REASON = {
+    "sparkdl.bench.contenders.fit_clock": "imports torch, which the command line must not",
+    "sparkdl.cli.__main__": "python -m sparkdl.cli",
+    "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
+    "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
+    "sparkdl.runner.training_state": "sparkdl.runner imports it on first use: it needs torch",
+    "sparkdl.tracking.model_loader": "copied into every logged model",
+}
+"""Modules of less than 60 lines that one other module imports, and why they are files of their own."""
+
+CIRCLES = {
+    frozenset(
+        {
+            "sparkdl.collective.communicator",
+            "sparkdl.collective.mpi.communicator",
+            "sparkdl.collective.mpi.messages",
+            "sparkdl.collective.mpi.movements",
+            "sparkdl.collective.mpi.operations",
+            "sparkdl.collective.mpi.reductions",
+            "sparkdl.collective.native.communicator",
+            "sparkdl.collective.native.message_link",
+            "sparkdl.collective.native.point_to_point",
+            "sparkdl.collective.opening",
+        }
+    ),
+    frozenset(
+        {
+            "sparkdl.data.dataset.dataset",
+            "sparkdl.data.petastorm.fields",
+            "sparkdl.data.petastorm.transform",
+        }
+    ),
+    frozenset(
+        {
+            "sparkdl.estimators.persistence",
+            "sparkdl.estimators.torch_estimator",
+            "sparkdl.estimators.torch_model",
+        }
+    ),
+}
+"""Modules that import each other when they run, by imports inside of functions; to be dissolved, none to be added."""
+
+ROOT = Path(sparkdl.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("sparkdl", exclude_type_checking_imports=True)
+
+
+def path_of(module: str) -> Path:
+    """The file of a module; of a package its ``__init__``."""
+    folder = ROOT.joinpath(*module.split(".")[1:])
+    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+
+
+def modules_of(graph: grimp.ImportGraph) -> set[str]:
+    """All modules that are Python files and no packages."""
+    return {name for name in graph.modules if path_of(name).is_file() and path_of(name).name != "__init__.py"}
+
+
+def test_a_folder_has_at_most_fifteen_modules(graph: grimp.ImportGraph) -> None:
+    counts = Counter(name.rpartition(".")[0] for name in modules_of(graph))
+    assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_a_small_module_has_two_importers_or_a_reason(graph: grimp.ImportGraph) -> None:
+    small = set()
+    for name in modules_of(graph):
+        if len(path_of(name).read_text().splitlines()) < LEAST_LINES:
+            importers = {
+                importer
+                for importer in graph.find_modules_that_directly_import(name)
+                if path_of(importer).name != "__init__.py"
+            }
+            if len(importers) < 2:
+                small.add(name)
+    assert small == set(SMALL_FOR_A_REASON)
+
+
+def test_no_import_goes_round(graph: grimp.ImportGraph) -> None:
+    modules = modules_of(graph)
+    imports = {name: graph.find_modules_directly_imported_by(name) & modules for name in modules}
+    assert {frozenset(circle) for circle in circles(imports)} == CIRCLES
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules that reach each other (strongly connected components, by Tarjan's algorithm)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        numbers[name] = lowest[name] = len(numbers)
+        stack.append(name)
+        for other in imports[name]:
+            if other not in numbers:
+                visit(other)
+            if other in stack:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == numbers[name]:
+            circle = set(stack[stack.index(name) :])
+            del stack[stack.index(name) :]
+            if len(circle) > 1:
+                found.append(circle)
+
+    for name in sorted(imports):
+        if name not in numbers:
+            visit(name)
+    return found

@@ -192,7 +192,7 @@ OLD_NAMES = {
 
 
 class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module by its old name, after every other finder has failed to."""
+    """Finds a module by its old name, before other finders load it a second time below the old name of a package."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -224,4 +224,4 @@ def todays_name(name: str) -> str:
 def install() -> None:
     """Have Python find modules by their old names, too. May be called again."""
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(OldNames())
+        sys.meta_path.insert(0, OldNames())

@@ -60,6 +60,7 @@ def rank_in_accelerate() -> list[Any]:
     from accelerate import PartialState
 
     state = PartialState()
+    state.wait_for_everyone()  # Gloo fails on a rank that still connects to one that has ended
     return [state.process_index, state.num_processes, state.backend, dist.get_backend()]
 
 

@@ -47,7 +47,7 @@ def test_more_columns_take_few_more_calls_to_the_jvm(
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal num_calls
-        num_calls += 1
+        num_calls += not str(args[0]).startswith("m\n")  # Python's garbage, which is collected at any time
         return send(*args, **kwargs)
 
     monkeypatch.setattr(client, "send_command", counted)
@@ -72,7 +72,7 @@ def test_more_columns_take_few_more_calls_to_the_jvm(
     (written, transformed), (written_wide, transformed_wide) = count(100), count(200)
     # Six say which columns are written and looked for; others come with time, from threads that watch the jobs.
     assert written_wide - written <= 100 * 15
-    assert transformed_wide == transformed
+    assert transformed_wide - transformed < 100 // 2
 
 
 def test_columns_that_share_a_name_are_told_and_others_are_of_no_concern(

@@ -1,6 +1,7 @@
-"""Checks of the numbers that callers of the data floor give. Runs anywhere.
+"""Checks of numeric arguments and of resumed states in :mod:`sparkdl.data`. Runs anywhere.
 
-What has to hold of any state that a program gives back, before its parts are looked at.
+Arguments are integers, counts and seconds. The checks of a state apply to every kind of state that a program passes
+back, and run before the parts of the state are examined.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Several datasets as one stream of batches, mixed by weights, as Megatron's blended datasets are.
+"""Mixes several feeds into one stream of batches by weights, as Megatron's blended datasets do.
 
-Runs on every *rank*; no rank has to ask another. Which dataset serves which row depends on (seed, step) alone and is
-the same on all ranks, so that all of them come to the end of a dataset in the same step, but for a row.
-
-Where a blend of feeds stands, as a dict for JSON, and whether another blend can go on from there.
-
-Runs on every *rank*.
+The ranks do not communicate. Which dataset serves which row depends on (seed, step) alone and is the same on all
+ranks, so all ranks reach the end of a dataset in the same step, to within one row. The state of a blend is a dict for
+JSON; it says which blends can resume from it.
 """
 
 from __future__ import annotations

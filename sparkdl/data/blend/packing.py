@@ -1,8 +1,7 @@
-"""Packing: token sequences of any length into rows of one length, with the borders of documents kept.
+"""Packs token sequences of any length into rows of one fixed length and keeps the document boundaries.
 
-Runs on every *rank*. What comes out depends on the documents and their order alone.
-
-Packed sequences: rows of a fixed length that hold whole documents, with what attention and the loss need.
+A row holds whole documents, with what attention and the loss need. The result depends on the documents and their
+order alone.
 """
 
 from __future__ import annotations

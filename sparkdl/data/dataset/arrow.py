@@ -1,17 +1,14 @@
-"""From Arrow to NumPy: what the feed makes of Arrow types, of numbers without a copy of their buffers.
+"""Conversion between Arrow and NumPy, for the column types that the feed supports.
 
-Runs on the *driver* (types) and on the reader threads of every *rank* (buffers).
+Types are described on the *driver*; values are converted on the reader threads of every *rank*. Numbers become NumPy
+arrays without a copy of their Arrow buffers. :func:`to_arrow` converts values that were computed from a row group
+back to columns of a table.
 
-From NumPy to Arrow: values that were computed from a row group, as columns of a table.
+Checksums of Parquet pages are verified where pyarrow supports it, from version 15 on.
 
-Runs on the reader threads of every *rank*; the way back is :func:`sparkdl.data.dataset.arrow.to_numpy`.
-
-The checksums of Parquet pages, of which pyarrow knows since version 15. Runs where Parquet is read.
-
-How much memory values take that NumPy holds as Python objects, from the first rows of a dataset.
-
-Runs where a folder is described, mostly on the *driver*. A footer tells how many bytes values take as they are
-encoded, which for a string out of a dictionary is a fraction of one, while Python takes 49 and more for each.
+The memory that values take which NumPy holds as Python objects is estimated from the first rows of a dataset, mostly
+on the *driver*. A footer gives only their encoded size, which for a string in a dictionary is a fraction of a byte,
+while Python takes 49 bytes and more for each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What a Parquet dataset is to the feed: its columns, its row groups and where they lie.
+"""Description of a Parquet dataset for the feed: its columns, its row groups and their files.
 
-Plain frozen values, made on the *driver* and pickled to the ranks. Nothing here reads data; see
-:mod:`sparkdl.data.dataset.footers` for how one is found out and :mod:`sparkdl.data.store.store` for how one is kept.
+The values are frozen, made on the *driver* and pickled to the ranks. This module reads no data;
+:mod:`sparkdl.data.dataset.footers` describes a folder and :mod:`sparkdl.data.store.store` saves the description.
 
-What happens to a row group between reading and batching: columns in, other columns out.
+:class:`Preparation` is the function that is applied to a row group between reading and batching: it takes columns and
+returns other columns.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Finding out what a folder of Parquet files holds, from the footers of the files alone.
+"""Describes a folder of Parquet files from the footers of the files alone.
 
-Runs on the *driver*. Footers are read by several threads, as on object stores each costs a round trip.
-
-Which files below a folder are Parquet, and what to say where there are none.
-
-Runs on the *driver*, and wherever a feed is made.
+The Parquet files below a folder are listed on the *driver*, and wherever a feed is made. The footers are read on the
+*driver* by several threads, because each costs a round trip on object stores.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The part of pyarrow's former ``ParquetDataset`` (removed in pyarrow 16) that Petastorm 0.12.1 uses.
 
-Written anew on today's pyarrow: a folder, hive-partitioned or not, as a list of pieces, each a file or one
-row group.
-
-The filters of pyarrow's former ``ParquetDataset``: which partition folders are read.
-
-Columns whose values stand in the names of folders (``part=7/rows.parquet``), as ``partitionBy`` writes them.
-
-Runs on the *driver*, and on the reader threads of every *rank*.
+Implemented on current pyarrow: a folder, hive-partitioned or not, is a list of pieces, each a file or one row group.
+The filters of the former ``ParquetDataset`` select which partition folders are read. The values of partition columns
+are taken from the names of folders (``part=7/rows.parquet``), as ``partitionBy`` writes them; this part runs on the
+*driver* and on the reader threads of every *rank*.
 """
 
 from __future__ import annotations

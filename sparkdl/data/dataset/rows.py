@@ -1,12 +1,11 @@
-"""Which rows a feed gives: a function of some columns, and how the ranks agree on how many rows pass it.
+"""Selection of the rows that a feed yields: a random share of the rows, or a filter on some columns.
 
-The ranks count before the first epoch, each its part of the row groups, and tell each other; from then on a filtered
-dataset is sharded exactly like any other. Runs on every *rank*.
+A random share, such as a validation share, is drawn by the rows' positions in the files, without reading them. Each
+row group contributes its share, so that the drawn rows are spread over the dataset as evenly as its row groups allow.
+The draw is a pure function of row counts, the same on the *driver* and on every *rank*.
 
-Rows of a dataset that are drawn by lot, as a validation share: by their places in the files, without reading them.
-
-Each row group gives its share, so that the drawn rows are spread over the dataset as evenly as its row groups allow.
-Pure functions of row counts; the same on the *driver* and on every *rank*.
+For a filter each rank counts the matching rows of its part of the row groups before the first epoch, and the ranks
+exchange the counts; from then on a filtered dataset is sharded like any other. This part runs on every *rank*.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""From blocks as they are read to batches: in the order of the files, or through a shuffle buffer.
+"""Cuts blocks of rows into batches, in the order of the files or through a shuffle buffer.
 
-Runs on every *rank*; the cost per batch is a few NumPy calls, whatever the number of rows.
+A batch costs a few NumPy calls, whatever the number of rows.
 
-The order in which a shuffle buffer gives rows, as numbers alone: nothing here reads or holds a row.
-
-A buffer takes the rows of a shard as they are read. Whenever it is full, some of its slots are drawn; their rows
-leave in the order of the draw, and the next rows of the shard take their places. What is left at the end leaves
-in random order. Because the draws depend on nothing but numbers, the order can be gone through again without
-the rows, which is how an epoch is continued in its middle. Runs on every *rank*.
+The buffer takes the rows of a shard as they are read. Whenever it is full, some of its slots are drawn; their rows
+leave in the order of the draw, and the next rows of the shard take their places. The rows left at the end leave in
+random order. :class:`ShuffleOrder` computes the order as numbers alone, without reading or holding a row. Because the
+draws depend on numbers alone, the order can be replayed without the rows, which is how an epoch is resumed in its
+middle.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Keeps the blocks of row groups once they are decoded, in memory or as files on a disk, within a limit.
+"""Caches of decoded row groups and of parsed Parquet footers. Runs on the reader threads of every *rank*.
 
-Runs on the reader threads of every *rank*. A row group that does not fit any more is read again in every epoch;
-that is logged once. Where the disk is full, what was written of a row group is removed.
+Decoded blocks are kept in memory or as files on a disk, within a limit. A row group that does not fit any more is
+read again in every epoch; that is logged once. Where the disk is full, the part of a row group that was written is
+removed.
 
-Parsed footers of Parquet files, kept between the row groups of a file and between epochs.
-
-Parsing one takes 2 ms for 100 row groups of 28 columns, which is more than reading a small row group. The bytes of a
-footer are compared before it is used again, so that a file that was replaced is read by its own footer. Runs on the
-reader threads of every *rank*.
+Parsed footers are kept between the row groups of a file and between epochs. Parsing one takes 2 ms for 100 row groups
+of 28 columns, which is more than reading a small row group. The bytes of a footer are compared before it is reused,
+so that a file that was replaced is read by its own footer.
 """
 
 from __future__ import annotations

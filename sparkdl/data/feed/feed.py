@@ -1,10 +1,10 @@
 """The feed of one *rank*: its shard of a Parquet dataset as batches of NumPy arrays, epoch after epoch.
 
-Reader threads decode row groups and another thread shuffles them, ahead of the training loop and within a bound of
-bytes; what comes out depends on (seed, epoch), the rank and the world size alone, never on threads or timing. Moving
-batches to torch and to devices is the caller's part.
+The caller chooses columns by name, or gives its own names to one or several columns each.
 
-Which columns a feed gives, as its caller names them: by names, or by names of its own for one or several columns.
+Reader threads decode row groups and another thread shuffles them, ahead of the training loop and within a limit in
+bytes. The result depends on (seed, epoch), the rank and the world size alone, never on threads or timing. The caller
+moves the batches to torch and to devices.
 """
 
 from __future__ import annotations

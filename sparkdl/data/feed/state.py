@@ -1,9 +1,8 @@
-"""Where a feed stands, as a small dict for JSON, and whether another feed can go on from there.
+"""The state of a feed, as a small dict for JSON, and the checks that another feed can resume from it.
 
-A state is the same on every rank that has taken as many batches: any rank's will do for all of them, also for
-another number of ranks. Runs on every *rank*.
-
-The epochs of a feed, some of which may go on where another feed stopped. Pure numbers, on every *rank*.
+A state is the same on every rank that has taken as many batches: the state of any rank serves all of them, also for
+another number of ranks. :class:`Course` gives for every epoch how its rows are divided, including epochs that resume
+where another feed stopped; it computes with numbers alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What a filesystem's error means for somebody who writes to a Store or reads from one, and what to do about it.
+"""Explains errors of filesystems and of their servers: what they mean for a Store, and what to do.
 
 Runs on the *driver*, on *executors* and on the reader threads of every *rank*.
 
-What the errors of filesystems and of their servers mean, by words of theirs, and what to do about each.
-
-A table for :mod:`sparkdl.data.files.failures`, which reads it. The words are those of the local filesystem and of the
-libraries behind fsspec's: botocore, google-auth, azure-core and azure-identity, aiohttp.
+:data:`MEANINGS` is a table of the words by which errors are recognized. The words are those of the local filesystem
+and of the libraries behind fsspec's filesystems: botocore, google-auth, azure-core and azure-identity, aiohttp.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Threads that work off calls in their order and do not keep a process from ending. Runs on every *rank*.
+"""Daemon threads, read-ahead and the release of Arrow's memory. Runs on every *rank*.
 
-``ThreadPoolExecutor`` joins its threads when the interpreter exits, so that one that waits for a Store which does not
-answer keeps the process for ever.
+:class:`DaemonThreads` runs calls in order and does not keep a process from exiting. ``ThreadPoolExecutor`` joins its
+threads when the interpreter exits, so that a thread waiting for a Store that does not answer keeps the process alive
+for ever.
 
-Runs an iterator in a background thread, a bounded number of items ahead of who takes them.
+:class:`ReadAhead` runs an iterator in a background thread, a bounded number of items ahead of its consumer, so that
+shuffling proceeds while the training loop computes. Items are passed on as they are and should be worth a thread
+switch: thousands of rows, not a batch of a few.
 
-Runs on every *rank*: shuffling goes on while the training loop computes. Items are handed over as they are, so they
-should be worth a change of threads: thousands of rows, not a batch of a few.
-
-Has Arrow's allocator give back what it keeps, where that is mimalloc. Runs on the reader threads of every *rank*.
-
-What one thread decoded and another one has freed, mimalloc keeps for the thread that decoded it. Lists of 784 floats
-under a bound of 128 MiB took up to 410 MiB so, and 266 to 306 where the readers have it collect after every 64 MiB, for
-15 to 20 % more of the processor's time. jemalloc, with which ranks begin, needs none of it.
+:class:`ArrowRelease` has Arrow's allocator return unused memory where that allocator is mimalloc, on the reader
+threads. mimalloc keeps memory that one thread decoded and another one freed for the thread that decoded it. Lists of
+784 floats under a limit of 128 MiB took up to 410 MiB that way, and 266 to 306 MiB where the readers have it collect
+after every 64 MiB, for 15 to 20 % more processor time. jemalloc, with which ranks start, needs none of it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Runs Petastorm's modules with an import of their own, so that only they see the facades.
+"""Runs Petastorm's modules with their own import function, so that only they see the facades.
 
-A finder on ``sys.meta_path`` answers for ``petastorm`` and its submodules alone. It executes them with a
-``__builtins__`` of their own whose ``__import__`` hands out facades for pyarrow and NumPy. pyarrow, NumPy,
-pandas, builtins and ``sys.modules`` stay as they are for everybody else. CPython looks ``__import__`` up in
-the builtins of the running frame, and takes those from the module's globals; this is documented behaviour of
-``exec`` and the same in 3.10 to 3.13.
+A finder on ``sys.meta_path`` answers for ``petastorm`` and its submodules alone. It executes them with their own
+``__builtins__``, whose ``__import__`` returns facades for pyarrow and NumPy. pyarrow, NumPy, pandas, builtins and
+``sys.modules`` stay unchanged for all other code. CPython looks ``__import__`` up in the builtins of the running
+frame, and takes those from the module's globals; this is documented behaviour of ``exec`` and the same in 3.10 to
+3.13.
 
-pyarrow, NumPy and distutils as Petastorm 0.12.1 expects them: the real modules plus removed names.
-
-Facades never enter ``sys.modules``; :mod:`.containment` hands them to Petastorm's modules.
-
-Mends inside Petastorm's own classes, for what facades cannot give; applied when a module is loaded.
+The facades are pyarrow, NumPy and distutils as Petastorm 0.12.1 expects them: the real modules plus removed names.
+They never enter ``sys.modules``. Repairs inside Petastorm's own classes, for what facades cannot provide, are applied
+when a module is loaded.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Between the fields of Petastorm's Unischema and the columns of the feed.
+"""Conversion of the fields and values of Petastorm's Unischema to the columns of the feed.
 
-Arrays out of the bytes that ``np.save`` wrote, on the reader threads of every *rank*.
-
-``np.load`` parses the header with :mod:`ast`, which in CPython 3.11 fails now and then where several threads do so at
-once: "AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905). The headers of plain dtypes
-need no parser of Python; without it an array of four floats takes 2 us instead of 28.
-
-Decoding the values of a Unischema dataset with Petastorm's codecs, on the reader threads of every *rank*.
+Values are decoded with Petastorm's codecs on the reader threads of every *rank*. Arrays that ``np.save`` wrote are
+read without ``np.load``, which parses the header with :mod:`ast`; in CPython 3.11 that fails now and then where
+several threads do so at once: "AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905).
+The headers of plain dtypes need no Python parser; without it an array of four floats takes 2 us instead of 28.
 """
 
 from __future__ import annotations

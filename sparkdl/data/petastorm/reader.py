@@ -1,9 +1,8 @@
 """Reads one rank's shard of one epoch through Petastorm's Reader, ventilator and Arrow worker.
 
-Only what Petastorm finds out by itself is replaced: the row groups, their ranges and order come from the
-shard plan, so that no folder is listed and no footer read again in every epoch.
-
-A row group of the shard plan, for Petastorm's worker to read. Runs on the reader threads of every *rank*.
+Only what Petastorm finds out by itself is replaced: the row groups, their ranges and their order come from the shard
+plan, so that no folder is listed and no footer is read again in every epoch. A :class:`PlannedPiece` is one row group
+of the plan, which Petastorm's worker reads on a reader thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Which columns of a DataFrame can be fed to ranks, from its schema alone. Runs on the *driver*.
+"""Checks that a DataFrame and its columns can be fed to ranks, from its type and schema alone.
 
-Whether what a function was given is a DataFrame of Spark that ends. Runs on the *driver*; imports no pyspark.
+Runs on the *driver*. :func:`check_frame` accepts a DataFrame of classic Spark or Spark Connect that is not a stream,
+and imports no pyspark.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
-"""The key of a DataFrame's content: equal for DataFrames that give the same rows. Runs on the *driver*.
+"""Analysis of a DataFrame's plan: a key of its content, and whether it only reads Parquet files.
 
-Spark's semantic hash of the plan has 32 bits and sees neither that a file was written again nor what a clock or a
-random number will say; the key holds what it leaves out, and there is none for a plan whose rows can differ
-from one run to the next.
+Runs on the *driver*, on classic Spark and on Spark Connect alike. Both print a plan as text (``df.explain``). The
+analysis recognizes what is known to be harmless; a plan that is not understood counts as unknown.
 
-What Spark tells of a DataFrame's plan, on classic Spark and on Spark Connect alike. Runs on the *driver*.
+:func:`input_files` lists the files that a DataFrame reads, with what distinguishes them from others of the same name.
 
-Both print a plan as text (``df.explain``). Whoever reads it here recognizes what is known to be harmless; a plan
-that is not understood counts as one of which nothing is known.
+:func:`plan_key` is equal for DataFrames that give the same rows. Spark's semantic hash of the plan has 32 bits and
+covers neither that a file was written again nor the value of a clock or a random number; the key includes what the
+hash leaves out, and there is no key for a plan whose rows can differ from one run to the next.
 
-Which files a DataFrame reads, and by what they are told from others of the same name. Runs on the *driver*.
-
-Which DataFrames are nothing but Parquet files that ranks can read where they lie. Runs on the *driver*.
-
-Spark's optimized plan says so: a read of Parquet and at most a selection of its columns. Whatever else it shows, a
-filter, a cast, a cache, a table of a catalog or a Delta log, has the rows copied.
+:func:`open_in_place` finds DataFrames that are only Parquet files which ranks can read where they are. Spark's
+optimized plan shows this as a read of Parquet and at most a selection of its columns. For any other plan, with a
+filter, a cast, a cache, a table of a catalog or a Delta log, the rows are copied.
 """
 
 from __future__ import annotations

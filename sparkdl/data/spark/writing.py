@@ -1,16 +1,13 @@
-"""Writes the rows of one Spark partition as a Parquet file whose row groups have the size that the feed wants.
+"""Writes a DataFrame's rows as Parquet files whose row groups have the size that the feed wants.
 
-Runs in the Python workers of the *executors*, inside ``mapInArrow``. Nothing but pyarrow and fsspec takes part, so
-that rows reach every Store that Python reaches, row groups are measured in decoded bytes, and nulls and lengths
-of arrays are counted as the rows go by.
+Each Spark partition is written by a Python worker of the *executors*, inside ``mapInArrow``. Only pyarrow and fsspec
+are used, so that rows reach every Store that Python reaches and row groups are measured in decoded bytes.
 
-What is counted of the values of a DataFrame while they are written: nulls, and the lengths of arrays.
+Nulls and the lengths of arrays are counted while the rows are written, in a few Arrow calls per batch; the *driver*
+adds up the counts.
 
-Runs on the *executors*, a few Arrow calls per batch; the *driver* adds up what they counted.
-
-Joins small files of a dataset into files of well-sized row groups, as from a DataFrame of many small partitions.
-
-Planned on the *driver*; a few small files are joined there, many by the *executors*.
+Small files, as from a DataFrame of many small partitions, are merged into files of well-sized row groups. The
+*driver* plans the merge; it merges a few small files itself and has the *executors* merge many.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""Removing what a Store no longer needs: datasets past their time, and what broken-off writes left. On the *driver*.
+"""Removes what a Store no longer needs: expired datasets and the remains of interrupted writes.
 
-Nothing goes that somebody reads or writes. A folder is first marked as one that goes, then looked at again: who
-begins to use it before that second look is seen by it, and who begins later sees the mark and writes its own.
+A folder that is being read or written holds a lease: a small file that is renewed as long as its holder lives. A use
+that has not been renewed for :data:`LEASE_S` seconds has ended, as when its process was killed. Times are
+modification times of files, by the Store's own clock, so that machines whose clocks differ agree.
 
-A small file that is renewed as long as its holder lives, from which others see that somebody is at work in a folder.
-
-Runs on the *driver*. Times are those of the modification of files, by the store's own clock, so that machines whose
-clocks differ agree.
-
-Who is at work in a folder of a Store: small files that are renewed as long as somebody reads or writes there.
-
-Runs on the *driver*. A use that has not been renewed for :data:`LEASE_S` seconds has ended, as when
-its process was killed.
+A folder in use is not removed. A folder is first marked for removal, then checked again: a use that begins before the
+second check is seen by it, and a reader that comes later sees the mark and writes a dataset of its own.
 """
 
 from __future__ import annotations

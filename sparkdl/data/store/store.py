@@ -1,12 +1,11 @@
-"""The Store: a place for files that the driver and every executor can reach. Runs on the *driver*.
+"""The Store: a location for files that the driver and every executor can reach.
 
-Datasets are written in folders of their own, which nobody reads until their manifest lies there: it is written
-last, in one go. A dataset that could not be finished leaves nothing behind. Datasets of one content share a key in
-their names; where two are written at once, each is complete, and either serves.
+The manifest of a dataset is one JSON file that describes the folder. Reading it is enough to plan shards; no footer
+is opened again.
 
-The manifest of a dataset: one JSON file that says what the folder holds, written when all the rest is.
-
-Runs on the *driver*. Reading it is all that is needed to plan shards; no footer is opened again.
+Each dataset is written in a folder of its own, which is not read before its manifest exists: the manifest is written
+last, in one operation. A dataset that could not be finished leaves nothing behind. Datasets of the same content share
+a key in their names; where two are written at once, each is complete, and either can be used.
 """
 
 from __future__ import annotations

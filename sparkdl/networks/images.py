@@ -280,7 +280,7 @@ class ImageInputs:
         kind: what it holds: ``"binary"``, encoded images; ``"image"``, those of Spark's image source; or
             ``"number"``, arrays.
         size: height and width of what is made.
-        resize_mode: how images of another size are brought to that, see :func:`.image_pixels.brought_to`.
+        resize_mode: how images of another size are brought to that, see :func:`brought_to`.
         shape: of arrays, height and width, or with the channels after them, or before; ``()`` for images.
         has_channels_first: whether the channels come before.
     """

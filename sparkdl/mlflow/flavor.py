@@ -1,10 +1,8 @@
-"""Loads a logged model for Spark, or as a torch module. Runs on the *driver*, or where there is no Spark.
+"""Loads, saves and logs models by the flavor, sends kept runs and switches what fits log.
 
-Saves and logs models by the flavor. Runs on the *driver*.
-
-Sends what fits had to keep, as MLflow did not take it. Runs on the *driver*.
-
-Switches of what fits log by themselves, as ``autolog`` of MLflow's own flavors has them. Runs on the *driver*.
+A model is loaded on the *driver*, for Spark or as a torch module; the torch module can also be loaded where there is
+no Spark. Everything else runs on the *driver*. :func:`send_kept` sends the runs that fits kept because MLflow did not
+accept them. :func:`autolog` switches automatic logging of fits, as ``autolog`` of MLflow's own flavors does.
 """
 
 from __future__ import annotations

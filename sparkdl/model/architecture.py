@@ -1,14 +1,13 @@
-"""Takes a module, or what holds one, apart into its structure and its tensors, and puts it together again.
+"""Splits a module, or an object that holds one, into its structure and its tensors, and joins them again.
 
-The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a
-name; the tensors travel and are stored beside it. Neither copies nor changes the module.
+Modules with parametrizations are pickled here because torch refuses to. ``torch.nn.utils.parametrize`` gives such a
+module a class of its own, made at run time, with a property in the place of each parametrized tensor; that class
+cannot be imported where the pickle is read, so torch has its ``__getstate__`` raise. Everything else of the module is
+in its ``__dict__``, with the parametrizations and their tensors as modules in it. The pickle therefore holds the
+class that the module had before, the names of the properties, and the ``__dict__``.
 
-Pickles modules with parametrizations, which torch refuses to. The same on *driver*, *ranks* and *executors*.
-
-``torch.nn.utils.parametrize`` gives such a module a class of its own, made on the spot, with a property in the place of
-each parametrized tensor; that class cannot be imported where the pickle is read, so torch has its ``__getstate__``
-raise. All else of the module is in its ``__dict__``, the parametrizations and their tensors as modules in it. What
-travels is therefore the class that the module had before, the names of the properties, and the ``__dict__``.
+The structure is a cloudpickle in which every parameter, buffer (persistent or not) and other tensor is only a name;
+the tensors are sent and stored beside it. The module is neither copied nor changed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a model is trained to tell: a label column, the loss that holds an output against it, and what it weighs.
+"""What a model is trained on: a label column, the loss that compares an output with it, and the loss's weight.
 
-The same on ranks and when a fit is tried on the driver.
+The same on ranks and when the *driver* tries a fit.
 
-What training has to know about a loss: how it reduces, what labels it takes, what a prediction is.
-
-A loss is any callable of ``(outputs, targets)``. The modules of :mod:`torch.nn` tell by their attributes how
-they reduce; any other callable is taken to return the mean over the rows, or one value per row.
+A loss is any callable of ``(outputs, targets)``. The training needs to know how it reduces, which labels it takes and
+what a prediction is. The modules of :mod:`torch.nn` show by their attributes how they reduce; any other callable is
+taken to return the mean over the rows, or one value per row.
 """
 
 from __future__ import annotations

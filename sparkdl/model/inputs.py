@@ -1,10 +1,8 @@
-"""From feature columns to what a model is called with: on *ranks*, for predictions, and when a fit is tried.
+"""Converts feature columns to the tensors that a model is called with.
 
-Rows of different lengths as one array: filled up at their ends to the longest of a batch.
-
-Columns of NumPy values to tensors of the dtype that the model and the loss take.
-
-Nested lists as an array, or an error where they differ in length, in every version of NumPy.
+Used on *ranks*, for predictions, and when a fit is tried. Rows of different lengths are padded at their ends to the
+longest of a batch. NumPy values become tensors of the dtype that the model and the loss take. Nested lists become an
+array; lists of different lengths raise an error in every version of NumPy.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Applies a module to columns of NumPy values. Runs anywhere; needs torch and NumPy only.
+"""Applies a module to columns of NumPy values and derives class scores, probabilities and predictions.
 
-An output that is NaN is no answer: ``argmax`` would make a class of it. Rows that get one are an error that names the
-columns with NaN or infinity in them; the caller may have those left out that have NaN among their features.
+Runs anywhere; needs torch and NumPy only.
 
-What a module's outputs tell about classes: a score for each, and how probable each is. Needs torch only.
+As in Spark ML, ``rawPrediction`` and ``probability`` are vectors with an entry per class, also for two classes.
 
-As Spark ML has it: ``rawPrediction`` and ``probability`` are vectors with an entry per class, also of two classes.
+An output that is NaN is not a prediction: ``argmax`` would make a class of it. Rows with such an output raise an
+error that names the columns with NaN or infinity in them; the caller can have the rows left out that have NaN among
+their features.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Answers rows of pandas with a saved model: what MLflow's pyfunc calls. Imports neither mlflow nor Spark.
+"""Predicts rows of pandas with a saved model: what MLflow's pyfunc calls.
 
-Columns of pandas as a model was trained on them: in their dtypes, and nothing that these do not hold.
-
-pandas has one notion of a missing value, be it None, NaN, NA or NaT, and a null in JSON becomes one of them. Runs
-wherever a model is served; imports neither Spark nor Arrow.
+Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Columns of pandas are converted to the
+dtypes that the model was trained with, and values that these dtypes cannot hold are refused. pandas has one notion of
+a missing value, be it None, NaN, NA or NaT, and a null in JSON becomes one of them.
 """
 
 from __future__ import annotations

@@ -8,17 +8,16 @@
 ``prepare.pkl``          the function that prepares features, by cloudpickle, where there is one
 =======================  ============================================================================
 
-The folder is a local one; :mod:`sparkdl.estimators` carries it to other filesystems. Reading it needs torch,
-NumPy, safetensors and cloudpickle, no Spark. Pickles run code: load only models that you trust.
+The folder is a local one; :mod:`sparkdl.estimators` copies it to other filesystems. Reading it needs torch, NumPy,
+safetensors and cloudpickle, no Spark. Pickles run code: load only models that you trust.
 
-Weights pass by without a copy in memory, whatever their size: they are written from where they lie, and a module that
-is read has them mapped from the file, of which nobody may change a byte while the module is in use.
+:func:`modules_in_pickle` lists the modules that a pickle imports, on the *driver* and without loading the pickle. A
+pickle is a program for a stack machine (https://docs.python.org/3/library/pickletools.html). Classes and functions
+are fetched by module and name, and cloudpickle fetches the modules that a function pickled with its code refers to by
+a call of its ``subimport``.
 
-Tells which modules a pickle imports when it is read, without reading it. Runs on the *driver*.
-
-A pickle is a program for a stack machine (https://docs.python.org/3/library/pickletools.html). Classes and functions
-are fetched by module and name, and cloudpickle fetches the modules that a function written out with its code refers to
-by a call of its ``subimport``.
+Weights are not copied in memory, whatever their size: they are written from where they are, and a module that is read
+has them mapped from the file, of which no byte may be changed while the module is in use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Tensors in a file in the format of safetensors, of any size, on their way past without a copy of them in memory.
+"""Reads and writes safetensors files of any size without a copy of the tensors in memory.
 
-Runs on the *driver*, on *ranks* and on *executors*. Writing takes the tensors from where they lie, a few MiB at a time;
-reading puts them into memory of their own, or maps the file, whose pages are then read when they are looked at.
-
-A file that knows what was written to it, so that nobody has to read it again for its checksum. Runs anywhere.
+Runs on the *driver*, on *ranks* and on *executors*. Writing takes the tensors from where they are, a few MiB at a
+time, and computes the checksum of the file as it is written, so that the file need not be read again. Reading puts
+the tensors into memory of their own, or maps the file, whose pages are then read on first access.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Networks of torchvision and timm by name, as backbones of an image classifier. Runs on the *driver*.
 
-``"torchvision:resnet18"`` and ``"timm:resnet18"``; the library is imported with the first of its names.
-
-Weights of a file for a backbone, whose last layer is new. Runs on the *driver*.
+A file of weights is loaded into a backbone, whose last layer is new. The names are such as ``"torchvision:resnet18"``
+and ``"timm:resnet18"``; a library is imported when the first of its names is used.
 """
 
 from __future__ import annotations

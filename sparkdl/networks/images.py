@@ -1,15 +1,13 @@
-"""A small residual network for images (He et al., 2016, Deep Residual Learning for Image Recognition).
+"""A small residual network for images, with the inputs and the augmentation of image networks.
 
-What is around a backbone for images: their channels normalized, and as many as it takes.
+The network follows He et al., 2016, Deep Residual Learning for Image Recognition. :class:`ImageNetwork` wraps a
+backbone: it normalizes the channels of the images and passes as many channels as the backbone takes.
 
-From encoded images and images of any size to arrays of pixels of one size. On *ranks* and in predictions.
+Encoded images and images of any size are converted to pixel arrays of one size, on *ranks*, in predictions, and when
+a fit examines its rows. Pixels are uint8 in the order height, width, channel; colours are red, green, blue. Pillow,
+which decodes bytes, is imported when the first encoded image is read.
 
-Pixels are uint8 in the order height, width, channel; colours are red, green, blue. Pillow, which decodes bytes, is
-imported with the first of them.
-
-A column of images as a network takes it. On *ranks*, in predictions, and when a fit learns of its rows.
-
-Random changes of images for training: mirrored, or moved by a few pixels. Runs on a *rank*.
+:class:`ImageAugmentation` changes images at random for training, on a *rank*: mirrored, or moved by a few pixels.
 """
 
 from __future__ import annotations

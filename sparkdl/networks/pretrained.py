@@ -1,8 +1,8 @@
-"""Models and tokenizers of Hugging Face's transformers, as network and inputs. Tried on the *driver*; run on ranks.
+"""Models and tokenizers of Hugging Face's transformers, as network and inputs.
 
-Folders that ``save_pretrained`` of transformers wrote, and what is refused of them. Runs on the *driver*.
-
-transformers is imported when a folder is read; nothing is fetched from the network.
+They are tried on the *driver* and run on ranks. The folders are those that ``save_pretrained`` of transformers wrote;
+the *driver* checks them and refuses what is not supported. transformers is imported when a folder is read; nothing is
+fetched from the network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Mean and spread of columns of numbers, found in one pass.
-
-The loss of ready-made networks that tell a number.
-"""
+"""Mean and standard deviation of numeric columns, computed in one pass, and the loss of ready-made regressors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A multilayer perceptron for tables: standardized numbers, embedded categories.
-
-Columns of numbers and categories as a tabular network takes them.
-"""
+"""A multilayer perceptron for tables, with its inputs: standardized numbers and embedded categories."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A small transformer for texts (Vaswani et al., 2017, Attention Is All You Need).
+"""A small transformer for texts, with its tokenizers and inputs.
 
-Texts as numbers of tokens: their bytes, or words that a fit has learned. On *ranks*, in predictions, in a fit.
+A text becomes numbers of tokens: its bytes, or words that a fit has learned. A tokenizer has ``num_tokens``, its
+largest number plus one, and ``encode``. The numbers 0 and 1 stand for no token of a text: :data:`PADDING` pads, and
+:data:`START` precedes every text, so that an empty one has a token, too. Texts are converted on *ranks*, in
+predictions, and when a fit is tried.
 
-A tokenizer has ``num_tokens``, its largest number and one, and ``encode``. The numbers 0 and 1 stand for no token of a
-text: :data:`PADDING` fills up, and :data:`START` is before every text, so that an empty one has a token, too.
-
-A column of texts as a network takes it. On *ranks*, in predictions, and when a fit is tried.
+The network is a transformer (Vaswani et al., 2017, Attention Is All You Need).
 """
 
 from __future__ import annotations

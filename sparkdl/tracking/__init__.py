@@ -1,6 +1,6 @@
 """The MLflow run of a fit. Runs on the *driver*; the ranks report to the driver and need no credentials.
 
-The place by which fits reach mlflow, imported when a run is opened. Users go by :mod:`sparkdl.mlflow`.
+Fits reach mlflow through this package, which is imported when a run is opened. Users call :mod:`sparkdl.mlflow`.
 """
 
 from __future__ import annotations

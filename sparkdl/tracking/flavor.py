@@ -1,14 +1,12 @@
-"""Writes a saved model as a model of MLflow, with the flavors ``python_function`` and ``sparkdl``; on the *driver*.
+"""Writes a saved model as a model of MLflow, with the flavors ``python_function`` and ``sparkdl``.
 
-One folder serves both: ``data/sparkdl_model`` of the MLflow model is a TorchModel as Spark ML saves it, of which the
-pyfunc reads the folder ``module`` alone, so that it needs no Spark.
+A logged model carries the Python modules of sparkdl in a wheel, so that it can be served where sparkdl is not
+installed. The wheel lies in the model's folder ``code`` and is not among its requirements: MLflow makes one
+environment for all models with the same requirements, and another model of the same version may carry other modules.
+:mod:`model_loader <sparkdl.tracking.model_loader>` imports from it.
 
-Python code that goes along with the models that fits log. Runs on the *driver*.
-
-A logged model carries the Python modules of sparkdl in a wheel, so that what serves it has to get sparkdl from nowhere.
-The wheel lies in the model's folder ``code`` and is not among its requirements: MLflow makes one environment for all
-models with the same requirements, and another model of the same version may carry other modules. :mod:`model_loader
-<sparkdl.tracking.model_loader>` imports from it.
+One folder serves both flavors: ``data/sparkdl_model`` of the MLflow model is a TorchModel as Spark ML saves it. The
+pyfunc reads only its folder ``module``, and therefore needs no Spark.
 """
 
 from __future__ import annotations

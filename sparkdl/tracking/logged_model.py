@@ -1,8 +1,7 @@
-"""What MLflow is told of a saved model: signature, input example, requirements. Runs on the *driver*.
+"""What MLflow records about a saved model: signature, input example, requirements, dataset and version.
 
-What a fit was trained on, as MLflow has it for the inputs of runs.
-
-Registers a logged model as a version, once however often it is tried. Runs on the *driver*.
+The dataset is what a fit was trained on, as an input of the run. A logged model is registered as one version, however
+often the registration is retried.
 """
 
 from __future__ import annotations

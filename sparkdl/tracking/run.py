@@ -1,11 +1,11 @@
-"""The MLflow run of one fit: opened or joined, filled, and ended as the fit ended. Runs on the *driver*.
+"""The MLflow run of one fit: opened or joined, filled, and ended with the status of the fit.
 
-A fit tells its run what happens and goes on; a thread (:mod:`sparkdl.tracking.sender`) does the talking. At the end the
-fit waits until all is sent, for a stated time. What is not sent by then is kept (:mod:`sparkdl.tracking.kept_runs`).
+A fit records what happens and continues; a thread (:mod:`sparkdl.tracking.sender`) sends it to the server. At the end
+the fit waits until everything is sent, for a given time. What is not sent by then is kept
+(:mod:`sparkdl.tracking.kept_runs`).
 
-A run of MLflow that is told of by a thread of its own. Runs on the *driver*.
-
-A run that the runs of several fits are nested in: those of a CrossValidator, or of several Param maps. *Driver*.
+A :class:`RunGroup` is the run in which the runs of several fits are nested: those of a CrossValidator, or of several
+Param maps.
 """
 
 from __future__ import annotations

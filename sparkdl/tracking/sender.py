@@ -1,9 +1,8 @@
-"""A thread that sends messages in order, so that nobody who has something to say waits for the server. On the *driver*.
+"""Messages of a fit to MLflow, and a thread that sends them in order, so that no caller waits for the server.
 
-What it cannot send it tries again, until it is closed: then it gives back what was not sent. A call that hangs is left
-to itself, in a thread that does not keep Python from ending.
-
-What a fit has to say to MLflow, as messages that can wait, be kept as JSON, and be sent later. On the *driver*.
+A message can wait, be kept as JSON, and be sent later. What the thread cannot send it retries until it is closed;
+then it returns what was not sent. A call that hangs is abandoned in a daemon thread, which does not keep Python from
+exiting.
 """
 
 from __future__ import annotations

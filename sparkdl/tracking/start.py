@@ -1,13 +1,14 @@
-"""How the run of a fit begins: opened anew, nested under another, or joined. Runs on the *driver*.
+"""The start of a fit's run: opened, nested under another run, or joined.
 
-What a run begins with is found out on the caller's thread, without a word to the server; :func:`begin_run` does the
-talking, from the thread that sends, and later for runs that were kept.
+:func:`describe_start` collects what a run starts with on the caller's thread, without contacting the server;
+:func:`begin_run` contacts it, from the thread that sends, and later for runs that were kept.
 
-Which MLflow server a program reports to, and how its address is written down. Runs on the *driver*.
+A program reports to the MLflow server or store that is set; where none is, :func:`choose_store` sets ``mlflow.db`` in
+the working directory. :func:`without_credentials` removes users and passwords from an address before it is written
+down.
 
-What :func:`sparkdl.autolog` has switched, as fits ask for it. Runs on the *driver*.
-
-MLflow itself keeps the arguments of the last call, as it does for its own integrations.
+:func:`current_switches` returns what :func:`sparkdl.autolog` has set, for fits to read. MLflow itself keeps the
+arguments of the last call, as it does for its own integrations.
 """
 
 from __future__ import annotations

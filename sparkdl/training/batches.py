@@ -1,10 +1,10 @@
-"""Moves batches to a GPU ahead of the training loop: through pinned memory, on a CUDA stream of its own.
+"""Copies batches to a GPU ahead of the training loop, through pinned memory and on a CUDA stream of its own.
 
-Runs on a *rank*. A thread takes batches from the feed, copies them to pinned memory and starts their copy to the
-device, while the loop computes on earlier ones; what waits there is bounded in bytes. Batches that may not be made on
-another thread take the same way without it. On the CPU batches stay as they are: tensors can lie over their memory.
+A thread takes batches from the feed, copies them to pinned memory and starts their copy to the device, while the loop
+computes on earlier ones; the batches that wait there are bounded in bytes. Batches that may not be made on another
+thread take the same path without it. On the CPU batches stay as they are: tensors can share their memory.
 
-How long a rank waits for a row group in a fit. Runs on a *rank*.
+:func:`read_timeout_s` is how long a rank waits for a row group.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What users run during a fit, on every *rank*: the protocol of callbacks, and how they are called.
+"""Callbacks of a fit, and what else happens around its epochs: the best weights and early stopping.
 
-Keeps the weights of the best epoch. Runs on *ranks*; the weights lie on rank 0, whose model a fit returns.
-
-Ends a fit that no longer gets better. Runs on every *rank*, on the same numbers.
-
-What happens around the epochs of a fit: callbacks, the best weights, and whether it goes on. Runs on a *rank*.
+Callbacks are called on every *rank*. The weights of the best epoch are kept on rank 0, whose model a fit returns.
+Early stopping ends a fit that no longer improves; every rank decides on the same numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What is remembered of each epoch, and how it is added up on a rank without waiting for the device.
+"""The history of a fit: the record of each epoch, and the progress events of rank 0 at a bounded rate.
 
-The sum of the losses of many batches, kept on the device until somebody asks. Runs on a *rank*.
-
-Progress events of rank 0, at a bounded rate.
+The losses of an epoch are added up on each rank without waiting for the device; their sum stays on the device until
+it is read.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Metrics of a pass over rows: added up on each rank, put together over all ranks once, at the end. Runs on a *rank*.
+"""Metrics of a pass over rows: accumulated on each rank and combined over all ranks once, at the end.
 
-A metric is a function of ``(outputs, targets)``, or one of torchmetrics.
-
-The metrics of torchmetrics, which keep states of their own. The one door to that library; runs on a *rank*.
-
-Ranks exchange their states once, at the end of a pass, and each state is put together as the metric says. That is
-what torchmetrics does by itself, but with a collective for every state, and in every rank's own time.
+A metric is a function of ``(outputs, targets)``, or one of torchmetrics, which keeps states of its own. This is the
+only module that uses torchmetrics. Ranks exchange the states once, at the end of a pass, and each state is combined
+as the metric defines. torchmetrics itself does the same with a collective for every state, at each rank's own time.
 """
 
 from __future__ import annotations

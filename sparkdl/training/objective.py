@@ -1,8 +1,7 @@
-"""What a fit makes small: from a batch of columns to the model's outputs and their loss. Runs on a *rank*.
+"""The objective of a fit: from a batch of columns to the model's outputs and their loss.
 
-Runs the user's own training step in the place of model, loss and labels. The same on a *rank* and when tried.
-
-Has what the user's code raises on a rank told with rank, epoch and step. Runs on a *rank*.
+The user's own training step can replace model, loss and labels; it runs the same way on a *rank* and when it is
+tried. Errors that the user's code raises on a rank are raised again with rank, epoch and step.
 """
 
 from __future__ import annotations

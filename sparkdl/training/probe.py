@@ -1,20 +1,15 @@
 """Tries the model, the loss and the optimizer on one row, before anything starts. Runs on the *driver*.
 
-One forward and backward pass finds out what otherwise fails on every rank at once: features that do not fit
-the model, outputs that do not fit the loss, the number of classes, and the dtypes in which columns enter.
+One forward and backward pass finds out what otherwise fails on every rank at once: features that do not fit the
+model, outputs that do not fit the loss, the number of classes, and the dtypes in which columns enter.
 
-Finds out whether a loss of the user's own compares every row with every other one, without a word from torch.
+A loss of the user's own is checked for comparing every row with every other one, which torch does not report. Outputs
+that a loss of torch misinterprets, raw scores where it expects probabilities, are refused on the first row. The
+gradients that a backward pass leaves in the model show whether an optimizer can step with them.
 
-Refuses outputs that a loss of torch takes for something else: raw scores where it wants probabilities.
-
-Runs on the *driver*, on the first row.
-
-What a backward pass left in a model, and whether an optimizer can step by it. Runs on the *driver*, in trials.
-
-Copies of a model to try things on before a fit starts, which cost no second model. Runs on the *driver*.
-
-Parameters are copied, the small ones first, as long as all of them together take little. Those beyond are the model's
-own, under other names: whoever gets the copy may compute with them, but not change them.
+The trials use copies of the model that do not take a second model's memory. Parameters are copied, the small ones
+first, as long as all of them together take little. Those beyond are the model's own, under other names: code that
+gets the copy may compute with them, but must not change them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where the random numbers of a rank stand: Python's, NumPy's and torch's, of the CPU and of its GPU.
+"""Random state and seeds of a rank: Python's, NumPy's and torch's generators, of the CPU and of its GPU.
 
-Seeds of one rank: every source of random numbers, reproducible and different on each rank.
+The seeds are reproducible and differ on each rank.
 """
 
 from __future__ import annotations

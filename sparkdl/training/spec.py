@@ -1,6 +1,7 @@
-"""What crosses from the driver to the ranks: everything a fit is made of, and nothing of Spark.
+"""The specification of a fit, which the driver sends to the ranks.
 
-Which number of an epoch tells how good the model is, and in which direction. The same on *driver* and *ranks*.
+It holds everything that a fit is made of, and nothing of Spark. It includes the metric that decides how good the
+model is after an epoch, and whether it is minimized or maximized.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One step of training on one rank: forward, exactly scaled backward, update. Runs on a *rank*.
+"""One training step on one rank: forward, exactly scaled backward, update.
 
-Notices the first loss that is not finite, without making a GPU wait in every step. Runs on a *rank*.
-
-Lets a BatchNorm take a batch of one row, which the last step of an epoch may have. Runs on a *rank*.
+The first loss that is not finite is detected without making a GPU wait in every step. A BatchNorm accepts a batch of
+one row, which the last step of an epoch may have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The training loop of one rank. Runs on a *rank*; knows an open communicator and a dataset, and no Spark.
+"""The training loop of one rank, over an open communicator and a dataset.
 
-What a rank computes on: a GPU of its own, or its share of the host's cores. Runs on a *rank*.
+A rank computes on a GPU of its own, or on its share of the host's cores.
 """
 
 from __future__ import annotations

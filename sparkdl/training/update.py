@@ -1,10 +1,7 @@
-"""Turns the gradients of one or several batches into one update of the weights. Runs on a *rank*.
+"""Turns the gradients of one or several batches into one update of the weights.
 
-In which precision a model computes; weights, gradients and losses stay as they are. Runs on a *rank*.
-
-Calls the user's optimizer factory and checks what it makes.
-
-The optimizer of ready-made estimators.
+The precision is that in which a model computes; weights, gradients and losses keep theirs. :func:`make_optimizer`
+calls the user's optimizer factory and checks the result; :class:`AdamW` is the optimizer of ready-made estimators.
 """
 
 from __future__ import annotations

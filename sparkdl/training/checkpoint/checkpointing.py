@@ -1,6 +1,6 @@
-"""Takes checkpoints in the course of a fit, and has a fit go on from one. Runs on every *rank*; rank 0 writes.
+"""Takes checkpoints during a fit, and resumes a fit from one. Runs on every *rank*; rank 0 writes.
 
-Which checkpoint a fit goes on from: the newest one that is whole, if it is of this fit. Runs on every *rank*.
+A fit resumes from the newest complete checkpoint, if it is of the same fit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint is: a folder of four files, and a manifest that says what they hold and is written last.
+"""The format of a checkpoint: a folder of four files, and a manifest that describes them and is written last.
 
 =============================  ======================================================================================
 ``sparkdl_checkpoint.json``    format version, versions of sparkdl and torch, epoch and step, number of ranks, the
@@ -9,13 +9,12 @@
 ``ranks.pt``                   of each rank its random numbers, sums of the epoch, and buffers that differ from rank 0's
 =============================  ======================================================================================
 
-The folder lies in the checkpointDir under ``epoch-00003-step-00000120-`` and a few letters: the epoch, counted from 1,
-and how many of its steps are done.
+The folder lies in the checkpointDir under ``epoch-00003-step-00000120-`` and a few letters: the epoch, counted from
+1, and how many of its steps are done.
 
-The files of a checkpoint: written in one pass with their sizes and checksums, and read back when these agree.
-
-They are archives of torch, loaded with ``weights_only=True``: nothing in them runs as a program. Runs on a *rank*, and
-on the *driver* for the model of a fit that is done.
+Each file is written in one pass with its size and checksum, and read back when these agree. The ``.pt`` files are
+archives of torch, loaded with ``weights_only=True``: nothing in them runs as a program. They are read and written on
+a *rank*, and read on the *driver* for the model of a completed fit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The folder that holds the checkpoints of one fit: which there are, which of them are whole, and which may go.
+"""The folder that holds the checkpoints of one fit, and the thread that writes and removes them.
 
-On any filesystem that a Store may lie on. A checkpoint is complete once its manifest lies there, which is written last.
-Runs on *rank 0*, which alone writes, and to look at what there is on every *rank* and the *driver*.
+The folder is on any filesystem that a Store may be on. It lists its checkpoints, which of them are complete, and
+which may be removed. A checkpoint is complete once its manifest exists, which is written last. *Rank 0* alone writes;
+every *rank* and the *driver* read.
 
-Writes checkpoints on a thread, while training goes on, and removes those that are no longer kept. On *rank 0*.
+Checkpoints are written on a thread while training continues, and those that are no longer kept are removed.
 """
 
 from __future__ import annotations

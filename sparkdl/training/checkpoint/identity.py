@@ -1,22 +1,13 @@
-"""What makes two fits one fit: the model's structure, the dataset, and what else the course of the weights hangs on.
+"""The identity of a fit: the model's structure, the dataset, and what else determines the weights.
 
-A checkpoint holds the identity of its fit, and only a fit with the same one goes on from it
-(:mod:`sparkdl.training.checkpoint.identity`). Not part of it are the
-first weights, which a checkpoint replaces, the number of ranks, and what changes no number. Runs on the *driver* and
-on a *rank*.
+Runs on the *driver* and on a *rank*. A checkpoint holds the identity of its fit, and only a fit with the same
+identity resumes from it. The identity leaves out the first weights, which a checkpoint replaces, the number of ranks,
+and what changes no number.
 
-Objects of a fit in words, so that two fits can be told apart by them. Runs on the *driver* and on a *rank*.
+Objects of a fit are described in words. Two objects that do the same are described alike in any process. The converse
+does not hold: a function is described by its name and by what :func:`functools.partial` binds, not by what it does.
 
-Two objects that do the same are described alike in any process. The converse does not hold: of a function its name is
-told, and what :func:`functools.partial` binds, not what it does.
-
-What tells one dataset from another, as far as a driver may read it: checksums of its rows, columns and row groups.
-
-Runs on the *driver* and on a *rank*.
-
-Tells whether a fit may go on from checkpoints, by the identities of both.
-
-Runs on the *driver* and on a *rank*.
+A dataset is identified by checksums of its rows, columns and row groups, as far as a driver may read it.
 """
 
 from __future__ import annotations

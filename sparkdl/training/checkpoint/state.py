@@ -1,11 +1,9 @@
-"""All that the further course of a fit hangs on, gathered for a checkpoint and given back. Runs on a *rank*.
+"""The state that determines the further course of a fit: collected for a checkpoint and restored from it.
 
-Copies the state of a part of a fit to host memory, where training does not change it any more. On a *rank*.
-
-What is copied is what :func:`torch.load` reads back with ``weights_only=True``, so that no checkpoint needs a pickle
-that runs code. Anything else is refused when it is written, not when it is needed.
-
-What each rank has of its own when a checkpoint is taken, as bytes that travel to rank 0. Runs on a *rank*.
+The state is copied to host memory, where training does not change it any more. It consists of what :func:`torch.load`
+reads back with ``weights_only=True``, so that no checkpoint needs a pickle that runs code. Anything else is refused
+when the checkpoint is written, not when it is read. The state that each rank has of its own is sent to rank 0 as
+bytes.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from sparkdl.collective import Deadline
+from sparkdl.launch.forkserver.forked_rank import ForkedRank
 from sparkdl.launch.forkserver.guard import how_it_ended
-from sparkdl.launch.forkserver.process import ForkedRank
 from sparkdl.launch.rank.pulse import StackFile, process_state
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, split_mark
 from sparkdl.launch.wire.outcome import Failure, RankSigns, StopReason

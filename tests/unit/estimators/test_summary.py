@@ -98,6 +98,6 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
     with pytest.raises(ParamError, match="this model has no history"):
         TrainingSummary().plot()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "sparkdl.estimators.summary", raising=False)
+    monkeypatch.delitem(sys.modules, "sparkdl.estimators.summary_plot", raising=False)
     with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib, .* pip install matplotlib"):
         TrainingSummary(history=(record(1),)).plot()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyspark
 
+from sparkdl.launch.forkserver.forked_rank import ForkedRank
 from sparkdl.launch.forkserver.kept import Kind, _leave_idle, prepare_rank
-from sparkdl.launch.forkserver.process import ForkedRank
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.rank.pulse import StackFile
 

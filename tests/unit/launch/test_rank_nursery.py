@@ -286,7 +286,7 @@ def test_ranks_and_what_they_are_forked_from_end_when_the_worker_is_killed(tmp_p
     worker.write_text(
         "import os, sys, time\n"
         "from sparkdl.launch.rank.environment import rank_environment\n"
-        "from sparkdl.launch.forkserver.process import ForkedRank\n"
+        "from sparkdl.launch.forkserver.forked_rank import ForkedRank\n"
         "from sparkdl.launch.rank.pulse import StackFile\n"
         "import socket\n"
         "ours, theirs = socket.socketpair()\n"

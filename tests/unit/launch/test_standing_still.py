@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.launch.forkserver import process
+from sparkdl.launch.forkserver import forked_rank
 from sparkdl.launch.task import supervisor as rank_supervisor
 from sparkdl.launch.wire.outcome import RankSigns, StopReason
 from tests.collective.eventually import eventually
@@ -34,7 +34,7 @@ def test_rank_that_does_not_heed_the_end_of_the_others_is_told_with_its_stack() 
 
 
 def test_rank_whose_end_is_not_seen_in_time_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(forked_rank, "KILL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(rank_supervisor, "ABORT_GRACE_S", 0.2)
     monkeypatch.setattr(rank_supervisor, "LAST_LINES_TIMEOUT_S", 0.2)
 

@@ -45,7 +45,10 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
         plan = UpdatePlan(feed, 1)
         meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
         with pytest.raises(TrainingError, match="ValueError: failed in step 1 with 4 rows") as raised:
-            _run_epoch(Place(0, 1, 1), feed, _FailingStep(), plan, meter, progress, None, None, None)
+            _run_epoch(
+                *(Place(0, 1, 1), feed, _FailingStep(), plan, meter, progress, None, None, None),
+                lambda place: None,
+            )
         assert "In epoch 1, step 1 on rank 0 training failed" in str(raised.value)
         assert raised.value.__cause__.__traceback__ is not None
         assert feed.ended

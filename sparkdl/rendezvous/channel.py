@@ -1,12 +1,12 @@
-"""Mutual proof that both ends of a connection know the job's secret, before anything else is read.
+"""Mutual proof that both ends of a connection know the job's secret, and framed byte strings over a socket.
 
-Runs wherever a connection is made: driver, barrier task or rank. The client speaks first: it sends a fresh random
-nonce with an HMAC-SHA256 over it (the *knock*), which a listener checks without having kept or sent anything, so that
-strangers cost it one read. Then both ends prove themselves by HMAC-SHA256 over both nonces and the purpose of the
-connection. Each of the three codes is made under a label of its own, so that none can be reflected or used for
-another purpose; the listener's fresh nonce keeps a recorded conversation from being replayed. All messages have a
-fixed size. What follows on the connection is neither encrypted nor signed: the secret keeps strangers out, not those
-who can rewrite the traffic.
+The proof comes before anything else is read on a connection, on drivers, barrier tasks and ranks alike. The client
+speaks first: it sends a fresh random nonce with an HMAC-SHA256 over it (the *knock*), which a listener checks without
+having stored or sent anything, so that a stranger costs it one read. Then both ends prove themselves by HMAC-SHA256
+over both nonces and the purpose of the connection. Each of the three codes is made under a label of its own, so that
+none can be reflected or used for another purpose; the listener's fresh nonce prevents the replay of a recorded
+conversation. All messages have a fixed size. What follows on the connection is neither encrypted nor signed: the
+secret keeps out strangers, but not an attacker who can rewrite the traffic.
 
 ========  =========================================  ===========================================
 message   from the client                            from the listener
@@ -17,9 +17,9 @@ proof     HMAC(listener nonce, client nonce)
 answer                                               HMAC(both nonces) (zeros: refused)
 ========  =========================================  ===========================================
 
-Byte strings over a stream socket, each after its length, with a bound on what a peer can make us hold.
-
-Nothing here interprets what is in a frame, and no module of this package unpickles one.
+A frame is a byte string after its length, on a stream socket; the receiver limits the length, and with it the memory
+that a peer can make it allocate. The content of a frame is not interpreted here, and no module of this package
+unpickles one.
 """
 
 from __future__ import annotations

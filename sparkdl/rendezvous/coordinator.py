@@ -1,9 +1,9 @@
-"""The server behind the rendezvous: a key-value store that only holders of the job's secret can reach.
+"""The server of the rendezvous: a key-value store that only holders of the job's secret can reach.
 
-Runs in one process of the job, usually rank 0's barrier task or whoever starts the ranks. One thread serves
-all connections from an event loop; handshakes with strangers happen in the listener's own (see ``listener``).
-
-The coordinator's memory: keys, values, and who waits for which key. No sockets and no threads in here.
+Runs in one process of the job, usually rank 0's barrier task or the process that starts the ranks. :class:`KeyValues`
+holds the keys, the values and the clients that wait for each key; it uses no sockets and no threads. In
+:class:`Coordinator` one thread serves all connections from an event loop; handshakes run in the listener's own thread
+(see :mod:`~sparkdl.rendezvous.listener`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Finding out which ranks share a host, by trying: those do that see each other's mark and have the same ``/dev/shm``.
+"""Detection of the ranks that share a host, and nameless files in ``/dev/shm`` for the memory that they share.
 
-A mark is a random name in the abstract namespace of Unix sockets (unix(7)). Processes of the same network namespace see
-it, and no others; so these run on the same kernel, and can hand each other descriptors. It is gone with its process,
-however that ends. Names of hosts are never compared: two containers can share a host name or a boot id without sharing
-memory, and one machine can go by two names. Runs on every rank, while a communicator opens.
+Runs on every rank, while a communicator opens. A nameless file leaves nothing behind when the processes that use it
+end. Other ranks of the host receive its descriptor over a Unix socket (see :mod:`sparkdl.collective.native.segment`).
 
-Files in ``/dev/shm`` that never have a name, so that nothing is left of them when the processes that use them end.
-
-Other ranks of the host get the descriptor itself, over a Unix socket (see :mod:`sparkdl.collective.native.segment`).
+Ranks share a host if they see each other's mark and have the same ``/dev/shm``. A mark is a random name in the
+abstract namespace of Unix sockets (unix(7)). Only processes of the same network namespace see it; they run on the
+same kernel and can pass descriptors to each other. A mark disappears with its process, however that ends. Host names
+are never compared: two containers can have the same host name or boot id without sharing memory, and one machine can
+have two names.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Seeing any CPU buffer as a flat NumPy array, of its memory where that is contiguous, without knowing whose it is.
+"""Views of CPU buffers as flat NumPy arrays, and descriptions of arrays in GPU memory, of any array library.
 
-NumPy arrays are taken as they are; everything else through DLPack (https://dmlc.github.io/dlpack), which,
-unlike the buffer protocol, knows bfloat16. NumPy has no such type: those elements are seen as uint16. Bools are seen
-as the bytes 0 and 1.
+Runs on ranks. No array library is needed: torch tensors, CuPy and Numba arrays are all described by the protocols
+that they implement.
 
-Arrays in GPU memory, by what they say of themselves: DLPack or ``__cuda_array_interface__``. Runs on ranks.
-
-No array library is needed: torch tensors, CuPy and Numba arrays are all described this way.
+A contiguous CPU buffer is viewed without a copy. NumPy arrays are taken as they are; all other buffers through DLPack
+(https://dmlc.github.io/dlpack), which, unlike the buffer protocol, supports bfloat16. NumPy has no such type:
+bfloat16 elements are viewed as uint16. Bools are viewed as the bytes 0 and 1. Arrays in GPU memory are described by
+DLPack or ``__cuda_array_interface__``.
 """
 
 from __future__ import annotations

@@ -1,32 +1,30 @@
-"""The contract of every communicator. Runs on ranks.
+"""The contract of every communicator, and of the handles that its asynchronous operations return.
 
-Arrays are buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors. Their elements
-are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool, taken in row-major order. An array
-that is not C-contiguous is copied when its operation begins, as far as it is read, and back when that has succeeded, as
-far as it is written.
+Runs on ranks. Arrays are buffers in CPU memory: NumPy arrays, or anything with ``__dlpack__`` such as torch tensors.
+Their elements are float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, or bool, taken in row-major
+order. An array that is not C-contiguous is copied when its operation begins, as far as it is read, and copied back
+after the operation has succeeded, as far as it is written.
 
 Reductions: ``op`` is ``"sum"``, ``"avg"``, ``"min"``, ``"max"`` or ``"product"``. float16 and bfloat16 are
 accumulated in float32 and rounded once; the sum and the product of bools are their "or" and "and". ``prescale``
-multiplies what goes in, ``postscale`` what comes out; integers are multiplied as float64 and rounded toward zero.
+multiplies the inputs, ``postscale`` the results; integers are multiplied as float64 and rounded toward zero.
 
-Sums and products of integers wrap around. Averages of integers are rounded toward zero. Those of 8 to 32 bits are added
-up in a wider type; for int64 and uint64 there is none: where the sum does not fit, the average is that of the sum that
-wrapped around. Convert such numbers to float64 first.
+Sums and products of integers wrap around. Averages of integers are rounded toward zero. Integers of 8 to 32 bits are
+averaged in a wider type. int64 and uint64 have no wider type: where the sum does not fit, the average is that of the
+wrapped sum. Convert such numbers to float64 first.
 
 A NaN on any rank is both the minimum and the maximum, and makes every sum, average and product NaN. Of 0.0 and -0.0
-the native transport takes the one that comes later in its order of the ranks; over MPI, -0.0 is below 0.0. The ranks
-end with the same bits but for one case: the sign and the payload of a NaN that is a sum, an average or a product over
-MPI.
+the native transport takes the one that comes later in its order of the ranks; over MPI, -0.0 is below 0.0. All ranks
+get the same bits, with one exception: over MPI, the sign and the payload of a NaN that is a sum, an average or a
+product may differ.
 
-``name`` says what is communicated. It stands in messages and reports, and the ranks must agree on it, as they must
-on operation, dtype, sizes, reduction, scales and root: otherwise all of them raise the same :class:`MismatchError`,
-nothing is written, and the communicator can be used further.
+``name`` identifies the operation in messages and reports. The ranks must agree on it, and on operation, dtype, sizes,
+reduction, scales and root: otherwise all of them raise the same :class:`MismatchError`, nothing is written, and the
+communicator can still be used.
 
-Every operation has a deadline, ``timeout_s`` or the communicator's own. After any other failure than those above
-the communicator is of no further use. All ranks must call the same operations in the same order, except that
-messages (``send`` and ``recv``) are ordered by pair and tag alone.
-
-What an asynchronous operation of a communicator returns.
+Every operation has a deadline, ``timeout_s`` or the communicator's own. After any failure other than a mismatch the
+communicator cannot be used any more. All ranks must call the same operations in the same order, except that messages
+(``send`` and ``recv``) are ordered only within a pair of ranks and a tag.
 """
 
 from __future__ import annotations

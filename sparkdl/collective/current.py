@@ -1,8 +1,8 @@
-"""The job and the communicator of this process, for code that was handed none: provided by a launcher, or found.
+"""The job and the communicator of this process, provided by a launcher or found from the environment.
 
-Ranks that ``mpiexec`` started: they find each other through MPI, whatever carries their data then. Runs on ranks.
-
-How a process that was not told finds out which job it is a rank of: by its environment variables.
+For code that was passed neither of them. Runs on ranks. Ranks that ``mpiexec`` started find each other through MPI,
+whichever transport carries their data afterwards. A process to which no launcher provided a job finds the job that it
+is a rank of by its environment variables.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The job that a rank belongs to, and the environment variables that say so. Runs on ranks and where they are started.
+"""The job that a rank belongs to: its environment variables, joining it, and leaving it when the process ends.
 
-``sparkdl run`` sets the variables; how ranks of other launchers learn the same is in ``discovery``. Beside its own
-variables each rank has those of ``torchrun``, so that programs which read these need no change.
+Runs on ranks and where they are started. ``sparkdl run`` sets the variables; :mod:`sparkdl.collective.current` reads
+those of other launchers. In addition to its own variables each rank has those of ``torchrun``, so that programs that
+read these need no change.
 
-Joining the job that a process is a rank of, and leaving it when the process ends. Runs on ranks.
-
-In peace after the last line of its program; with an abort, which ends the others as well, after an exception.
+A rank leaves its job normally after the last line of its program. After an exception it aborts, which ends the other
+ranks as well.
 """
 
 from __future__ import annotations

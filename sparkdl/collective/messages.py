@@ -1,10 +1,9 @@
-"""A message on its way, at one of its ends: its deadline, and when to say that it stalls. Runs on ranks.
+"""The parts of a message between two ranks that do not depend on the transport.
 
-What the two ends of a message say of it, so that they find out whether they mean the same.
-
-Why a message failed, in the words of the communicator that it belongs to. Runs on ranks.
-
-What can be told of messages, beside a communicator's operations. Runs on ranks.
+Runs on ranks. Each end of a message has a deadline and a time at which to warn of a stall. Both ends describe the
+message in an envelope, and compare the envelopes to find out whether they agree. The error of a failed message names
+the failure of the communicator that it belongs to. Monitors count and record messages, in addition to a
+communicator's operations.
 """
 
 from __future__ import annotations

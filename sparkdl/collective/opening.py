@@ -1,8 +1,7 @@
-"""Opening a communicator: what each rank says, and who carries it out. Runs on ranks.
+"""Opening a communicator by the chosen transport, and splitting it into process sets.
 
-What a rank that is not in a process set has in place of its communicator. Runs on ranks.
-
-Process sets: communicators of some ranks of another one, opened as that one was. Runs on ranks.
+Runs on ranks. A process set is a communicator of some ranks of another one, opened as that one was. A rank that is
+not in a process set gets an :class:`Outsider` in place of its communicator.
 """
 
 from __future__ import annotations

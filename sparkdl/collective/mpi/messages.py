@@ -1,13 +1,13 @@
-"""Messages between two ranks of a communicator over MPI. Runs on ranks.
+"""Messages between two ranks of a communicator over MPI, from arrays in CPU or GPU memory.
 
-Both ends exchange envelopes before anything is written. The messages of one direction and tag go one after another;
-all others move independently, polled by one thread that sleeps while there are none. Envelopes, the answers to them and
-what is sent have MPI tags of their own: an envelope from any rank must not be taken for anything else.
+Arrays in GPU memory are passed to CUDA-aware MPI libraries: mpi4py takes any object that has
+``__cuda_array_interface__`` (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html) and passes its
+address to the library.
 
-Arrays in GPU memory as MPI libraries that are CUDA-aware take them. Runs on ranks.
-
-mpi4py takes whatever describes itself by ``__cuda_array_interface__``
-(https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html) and hands its address to the library.
+Both ends exchange envelopes before anything is written. The messages of one direction and tag are sent one after
+another; all others proceed independently, polled by one thread that sleeps while there are none. Envelopes, the
+answers to them and the data have MPI tags of their own, so that an envelope received from any rank is never taken for
+something else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The operations of a communicator over MPI that move elements unread. Runs on ranks.
+"""The operations of a communicator over MPI that move elements without reading them, of one array or several.
 
-Several arrays with blocks of all ranks as one operation over MPI. Runs on ranks.
-
-MPI takes one array: each rank's blocks of all arrays are laid one after another, and back.
+MPI takes one array. For an operation on several arrays with blocks of all ranks, each rank's blocks of all arrays are
+packed one after another, and unpacked afterwards.
 """
 
 from __future__ import annotations

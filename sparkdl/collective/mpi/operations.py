@@ -1,13 +1,11 @@
-"""What the operations of a communicator over MPI have in common: a plan, and its blocking and its queued form.
+"""The common part of all operations of a communicator over MPI: claims, plans, and the agreement of the ranks.
 
-What a rank says of an operation before it takes part, so that the ranks find out whether they mean the same.
+A claim describes an operation as one rank means it, in the native core's words. Claims are made and compared without
+communication. A plan is an operation that a rank was asked for; each has a blocking and a queued form.
 
-The words are those of the native core. Nothing here communicates.
-
-Has the ranks of an MPI communicator compare what they are about to do, before they do it. Runs on ranks.
-
-Three numbers per rank are added up: that costs one small allreduce, whatever the world's size. Only where the sums
-show that not all ranks say the same are the claims themselves exchanged.
+Before they carry out an operation, the ranks compare their claims. They add up three numbers per rank, which costs
+one small allreduce, whatever the world's size. The claims themselves are exchanged only if the sums show that the
+ranks do not agree.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Reducing in a type that is wide enough: what to hand another library, and what comes back.
+"""The reductions of a communicator over MPI, in a wider type where MPI cannot reduce exactly enough.
 
-Floats as integers of the same order, for libraries whose minimum and maximum of floats leave NaN open.
-
-MPI's depend on which operand comes first: of a number and NaN, and of 0.0 and -0.0, one rank may get the one and
+For minimum and maximum, floats become integers of the same order, because MPI does not define those of NaN. MPI's
+result depends on which operand comes first: of a number and NaN, and of 0.0 and -0.0, one rank may get the one and
 another rank the other. Integers have no such pairs.
 
-The reductions of a communicator over MPI. Runs on ranks.
-
-What MPI cannot add up, or not exactly enough, is reduced in a wider copy; see ``reductions``.
+Elements that MPI cannot add up, or not exactly enough, are copied to a wider type, reduced there and written back.
 """
 
 from __future__ import annotations

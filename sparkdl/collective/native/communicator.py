@@ -1,12 +1,10 @@
-"""Communicators on the native core: shared memory inside a host, TCP across. Runs on ranks.
+"""Communicators on the native core: opening them, and the thread that reports the core's stalls.
 
-Opening is done here (who shares a host, the segment, the connections); the data path is in
+Opening finds the ranks that share a host and makes the segment and the connections; the data path is in
 ``sparkdl._native``.
 
-The thread that learns of stalls from the native core. Runs on ranks; asleep as long as there is none.
-
-The core must not wait for Python, which may be busy or shutting down: it leaves its news where they can be fetched, and
-writes to a descriptor that this thread reads.
+The native core must not wait for Python, which may be busy or shutting down. It stores the news of a stall where
+Python can fetch it, and writes to a descriptor that the thread reads. The thread sleeps as long as there is no stall.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""The link that carries all messages between this rank and one other. Runs on ranks.
+"""The link that carries all messages between this rank and one other.
 
-It is two communicators of the two ranks, opened when the first message is sent or expected. On each of them one rank
-speaks and the other listens, all the time: so it takes two threads, six descriptors and two segments, however many tags
-there are. What is said are frames:
+A link is two communicators of the two ranks, opened when the first message is sent or expected. On each of them one
+rank always sends and the other always receives: a link takes two threads, six descriptors and two segments, whatever
+the number of tags. The ranks exchange frames:
 
 * ``OFFER``: a message is there, with its tag and envelope. The other end keeps it until it is expected.
-* ``ACCEPT``: it is expected, with the envelope of the end that expects it. Where they differ both ends say so.
-* ``DATA``: the message itself, which goes where it is expected.
-* ``BYE``: there will be no more; it is answered by the same.
+* ``ACCEPT``: it is expected, with the envelope of the end that expects it. If they differ, the message fails at both
+  ends.
+* ``DATA``: the message itself, which is written where it is expected.
+* ``BYE``: there will be no more messages; it is answered by the same.
 
-Nothing is kept of a message but its envelope before it is expected, and none waits for one with another tag. A message
-that is expected from any rank waits in ``AnySource`` until the link to one of
-them takes it for an offer.
+Before a message is expected only its envelope is kept, and no message waits for one with another tag. A message that
+is expected from any rank waits in :class:`~sparkdl.collective.native.point_to_point.AnySource` until the link to one
+of the ranks takes it for an offer.
 
-What the two ends of a message link say to each other. Nothing here communicates.
-
-A rendezvous for what belongs to a communicator: waiting there ends when that fails or is dropped. Runs on ranks.
+The communicators of a link are opened over a part of a rendezvous in which waiting ends when the communicator that
+the link belongs to fails or is dropped.
 """
 
 from __future__ import annotations

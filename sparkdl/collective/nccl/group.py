@@ -1,14 +1,11 @@
-"""Ranks with a GPU each that communicate by NCCL. Runs on ranks.
+"""Groups of ranks with a GPU each that communicate by NCCL.
 
-Knows no torch: arrays are in GPU memory and say so themselves, streams are integers. What NCCL does not say, the
-communicator below does: who died, who aborted and why.
+Arrays are in GPU memory and describe themselves, streams are integers. A batch holds the operations that NCCL runs at
+once.
 
-What NCCL is asked to do in one go: operations on arrays in GPU memory. Runs on ranks.
-
-One fate for an NCCL group and the communicator that it was opened over. Runs on ranks.
-
-NCCL hears late or never that a peer has died, and cannot name it; the communicator can do both. And whoever aborts
-NCCL aborts its own rank alone; the communicator tells the others.
+The communicator that a group was opened over supplies what NCCL does not report: which rank died, and which aborted
+and why. The two fail together. NCCL detects late or never that a peer has died, and cannot name it; the communicator
+does both. Aborting NCCL ends only the own rank's part; the communicator tells the other ranks.
 """
 
 from __future__ import annotations

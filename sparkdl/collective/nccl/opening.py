@@ -1,8 +1,6 @@
-"""Opening NCCL over a communicator: who has which GPU, the unique id, and what any rank failed with. Runs on ranks.
+"""Opening NCCL over a communicator: the library, the GPU of each rank, the unique id, and the ranks' errors.
 
-Where NCCL is found on this machine. Runs on ranks.
-
-The library itself is opened by ``sparkdl._native.NcclLibrary``, which lists what it needs of it.
+This module finds the library; ``sparkdl._native.NcclLibrary`` opens it, and lists the functions that it needs.
 """
 
 from __future__ import annotations

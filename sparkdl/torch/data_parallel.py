@@ -1,11 +1,8 @@
-"""Data parallelism on the CPU: gradients are averaged where they lie, while the backward pass still runs.
+"""Data parallelism on the CPU: gradients are averaged in place while the backward pass still runs.
 
-Runs on the *rank*. Unlike ``torch.nn.parallel.DistributedDataParallel`` it works on a communicator alone, without a
-process group, buckets that gradients are copied to, or a search for parameters that take no part.
-
-Where the gradients of a module lie: in memory that collectives reduce without copies, divided into buckets.
-
-Runs on the *rank*, for parameters on the CPU.
+Unlike ``torch.nn.parallel.DistributedDataParallel`` it works on a communicator alone: without a process group,
+buckets that gradients are copied to, or a search for unused parameters. The gradients of the module's parameters,
+which must be on the CPU, are laid out in memory that collectives reduce without copies, divided into buckets.
 """
 
 from __future__ import annotations

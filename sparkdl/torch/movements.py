@@ -1,17 +1,12 @@
-"""The collectives of c10d that give every rank the same data, unread: allgather and broadcast. And barrier.
+"""The collectives of c10d that move data without reducing it, barrier, and messages between two ranks.
 
-Runs on the *rank*. Method names, arguments and return values are c10d's, under both names where torch renamed
-one.
+Method names, arguments and return values are c10d's, under both names where torch renamed one.
 
-The collectives of c10d in which ranks get different data, unread: gather, scatter and alltoall.
-
-Runs on the *rank*. Distributed checkpoints use gather and scatter, DTensor uses alltoall. Method names, arguments
-and return values are c10d's, under both names where torch renamed one.
-
-Messages of c10d between two ranks: send and recv, which pipelines use.
-
-Runs on the *rank*. They do not wait in the queue of the collectives: a message goes as soon as its receiver takes
-it, whatever else is under way.
+* :class:`Movements`: allgather and broadcast, which give every rank the same data, and barrier.
+* :class:`Exchanges`: gather, scatter and alltoall, in which ranks get different data. Distributed checkpoints use
+  gather and scatter, DTensor uses alltoall.
+* :class:`Messages`: send and recv, which pipelines use. They do not wait in the queue of the collectives: a message
+  is sent as soon as its receiver takes it, whatever other operations are in progress.
 """
 
 from __future__ import annotations

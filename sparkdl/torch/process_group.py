@@ -1,12 +1,8 @@
-"""The c10d process group of the backend ``"sparkdl"``: its name, its devices and its life.
+"""The c10d process group of the backend ``"sparkdl"``: its name, its devices, its life and its errors.
 
-Runs on the *rank*. The collectives are in :mod:`sparkdl.torch.reductions`, :mod:`sparkdl.torch.movements`,
-:mod:`sparkdl.torch.movements` and :mod:`sparkdl.torch.movements`, how a group comes into being in
-:mod:`sparkdl.torch.registration`.
-
-Errors of collectives, in our own classes also where c10d lets only their text through.
-
-Runs on the *rank*.
+The collectives are in :mod:`sparkdl.torch.reductions` and :mod:`sparkdl.torch.movements`;
+:mod:`sparkdl.torch.registration` creates groups. The errors of collectives have sparkdl's own classes, also where
+c10d passes on only their text.
 """
 
 from __future__ import annotations

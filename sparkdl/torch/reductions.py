@@ -1,12 +1,10 @@
-"""The collectives of c10d that reduce: allreduce, reduce_scatter and reduce.
+"""The collectives of c10d that reduce: allreduce, also of sparse tensors, reduce_scatter and reduce.
 
-Runs on the *rank*. Method names, arguments and return values are c10d's, under both names where torch renamed
-one.
+Method names, arguments and return values are c10d's, under both names where torch renamed one.
 
-allreduce of sparse tensors, as the gradients of ``nn.Embedding(sparse=True)`` are. Runs on the *rank*.
-
-The ranks gather each other's entries, as Gloo does, rather than reduce what is mostly zeros. How many entries there are
-is known only once they have been asked: such an allreduce is complete when its call returns, ``asyncOp`` or not.
+Sparse tensors are, for example, the gradients of ``nn.Embedding(sparse=True)``. As in Gloo, the ranks gather each
+other's entries, because a dense reduction would add mostly zeros. The ranks must exchange the number of entries
+first: the allreduce of a sparse tensor is complete when its call returns, with or without ``asyncOp``.
 """
 
 from __future__ import annotations

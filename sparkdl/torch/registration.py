@@ -1,21 +1,17 @@
-"""How torch.distributed comes to use sparkdl: the backend's registration, and the default group.
+"""Registration of the backend with torch.distributed, the stores of its rendezvous, and the default group.
 
-Runs on the *rank*. Importing :mod:`sparkdl.torch` registers the backend, so that
-``init_process_group("sparkdl", ...)`` and ``new_group(backend="sparkdl")`` work as with any other; in ranks of our
-launchers :mod:`sparkdl.autoload` registers it as soon as torch is imported.
+``RendezvousStore`` lets torch.distributed keep its keys at sparkdl's coordinator, which authenticates its clients, so
+that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a store that torch already has: that of a
+process set, or the one that ``init_process_group("sparkdl", ...)`` was given.
 
-The two bridges between c10d's ``Store`` and the rendezvous of :mod:`sparkdl.collective`.
+Ranks can find each other by the variables of ``torchrun``. Ranks of ``torchrun``, or of any other launcher that sets
+its variables, exchange the job's secret through torch's store: the secret is as safe as that store. Ranks of
+sparkdl's launchers have the same variables. For them torch's ``env://``, and ``tcp://`` with the same address, return
+a store whose keys are at sparkdl's coordinator, which serves only holders of the job's secret.
 
-Runs on the *rank*. ``RendezvousStore`` lets torch.distributed keep its keys at our coordinator, which
-authenticates its clients, so that no ``TCPStore`` listens. ``StoreRendezvous`` opens communicators over a
-store that torch already has: that of a process set, or what ``init_process_group("sparkdl", ...)`` was given.
-
-Ranks that find each other by the variables of ``torchrun``: those that it started itself, and ours.
-
-Runs on the *rank*. Ranks of ``torchrun``, or of anything else that sets its variables, exchange the job's secret
-through torch's store: it is as safe as that store. Ranks of ours have the same variables, and torch's ``env://`` leads
-them, as does ``tcp://`` with the same address, to a store whose keys lie at our coordinator, which serves holders of
-the job's secret alone.
+Importing :mod:`sparkdl.torch` registers the backend, so that ``init_process_group("sparkdl", ...)`` and
+``new_group(backend="sparkdl")`` work as with any other; in ranks of sparkdl's launchers :mod:`sparkdl.autoload`
+registers it as soon as torch is imported.
 """
 
 from __future__ import annotations

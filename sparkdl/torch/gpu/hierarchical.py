@@ -1,21 +1,16 @@
 """The collectives of c10d for CUDA tensors on several hosts: NCCL inside each, the host's network once per byte.
 
-Runs on the *rank*. What data-parallel and sharded training move (allreduce, and the reduce_scatter and allgather of one
-tensor) goes by the groups of :class:`~sparkdl.collective.nccl.hierarchy.Hierarchy`::
+The operations of data-parallel and sharded training (allreduce, and the reduce_scatter and allgather of one tensor)
+use the groups of :class:`~sparkdl.collective.nccl.hierarchy.Hierarchy`::
 
     allreduce   NCCL: reduce a part to each rank ─► across: allreduce the own part ─► NCCL: spread the parts
 
-as :mod:`sparkdl.torch.gpu.hierarchical` says in detail. Everything else, what NCCL does not reduce, and blocks on
-hosts with different numbers of ranks go through host memory as in :mod:`sparkdl.torch.gpu.staged`.
+A rank's part crosses to the ranks with the same place on other hosts through pinned memory or, over MPI that takes
+device memory, from GPU to GPU. The steps of a collective are called by one thread, with the lane's stream as the
+current one, and in the same order on all ranks, as NCCL requires.
 
-How a rank's part of CUDA tensors crosses to the ranks with the same place on other hosts. Runs on the *rank*.
-
-All methods are called with the lane's stream as the current one.
-
-The steps of a collective on several hosts: NCCL inside each, this rank's part across. Runs on the *rank*.
-
-Everything here is called by one thread, with the lane's stream as the current one, and in the same order on all ranks,
-which is what NCCL asks for.
+All other collectives, what NCCL does not reduce, and blocks on hosts with different numbers of ranks go through host
+memory as in :mod:`sparkdl.torch.gpu.staged`.
 """
 
 from __future__ import annotations

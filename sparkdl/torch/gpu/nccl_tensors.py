@@ -1,9 +1,8 @@
-"""The collectives of c10d for CUDA tensors, over sparkdl's own NCCL group.
+"""The collectives of c10d for CUDA tensors over sparkdl's own NCCL group, and the ``Work`` that they return.
 
-Runs on the *rank*. Method names, arguments and return values are c10d's. NCCL takes no deadline per call beyond
-which only the host would wait: ``timeout`` is by when the GPU must have done it, or the group fails.
-
-What a collective of CUDA tensors over NCCL returns to torch. Runs on the *rank*.
+Method names, arguments and return values are c10d's. NCCL takes no deadline per call, and a deadline of a wait would
+bound the host alone: ``timeout`` is the time by which the GPU must have completed the collective; otherwise the group
+fails.
 """
 
 from __future__ import annotations

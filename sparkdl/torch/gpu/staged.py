@@ -1,13 +1,13 @@
-"""The collectives of c10d for CUDA tensors by way of host memory, for ranks that share a GPU, which NCCL refuses.
+"""The collectives of c10d for CUDA tensors by way of host memory, and the stream that such collectives run on.
 
-Runs on the *rank*. Tensors are copied to pinned memory, communicated there as CPU tensors are (through shared memory,
-on one host), and copied back. The copies are in the order of the caller's stream; a thread of the process group waits
-for them on the host, so that neither the caller nor its stream does before ``wait``.
+This way is for ranks that share a GPU, which NCCL refuses. Tensors are copied to pinned memory, communicated there as
+CPU tensors are (through shared memory, on one host), and copied back. The copies are in the order of the caller's
+stream; a thread of the process group waits for them on the host, so that neither the caller nor its stream waits
+before ``wait``.
 
-The stream beside the caller's on which collectives of CUDA tensors run, so that they overlap with computation.
-
-Runs on the *rank*. Everything that touches ``torch.cuda`` on the way of a collective is here; what the collectives do
-is in :mod:`sparkdl.torch.gpu.nccl_tensors` and :mod:`sparkdl.torch.gpu.staged`, which know a lane by its protocol.
+A lane is the stream beside the caller's on which collectives of CUDA tensors run, so that they overlap with
+computation. A collective uses ``torch.cuda`` only in :class:`GpuLane`; the collectives here and in
+:mod:`sparkdl.torch.gpu.nccl_tensors` use a lane through the protocol :class:`Lane`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""This process among the ranks, as Horovod names it: init, shutdown, rank, size and their local and cross forms.
+"""Horovod's basics: timeline, init, shutdown, rank and size with their local and cross forms, and build queries.
 
-Runs on the *rank*. The communicator that the launcher opened stays the launcher's; ``init`` opens others for itself.
-
-Horovod's timeline. Runs on ranks; see :meth:`sparkdl.collective.Communicator.start_timeline`.
-
-Horovod's questions about how it was built, answered by what stands in its place here.
+For the timeline see :meth:`sparkdl.collective.Communicator.start_timeline`. The communicator that the launcher opened
+stays the launcher's; ``init`` opens others for itself. Horovod's questions about how it was built are answered by the
+corresponding parts of sparkdl.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""What makes ranks alike before training, under the module name that Horovod has for it.
+"""Broadcast and allgather of Python objects, and broadcast of parameters and optimizer states.
 
-Python objects between ranks.
-
-Runs on the *rank*. Objects travel pickled, between ranks that have proved that they know the job's secret.
-
-Making the parameters of a model alike on all ranks. Runs on the *rank*.
-
-Making the state of optimizers alike on all ranks. Runs on the *rank*.
+The module has Horovod's name. Its functions give all ranks the same state before training. Objects are sent pickled,
+between ranks that have proved that they know the job's secret.
 """
 
 from __future__ import annotations

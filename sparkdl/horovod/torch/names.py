@@ -1,6 +1,7 @@
-"""Horovod's reduction operations, by Horovod's numbers, and what a communicator calls them.
+"""Horovod's reduction operations with Horovod's numbers, and its exceptions under Horovod's names.
 
-The exceptions of Horovod, under Horovod's names. Import them from :mod:`sparkdl.horovod.torch`.
+The module also gives the communicator's name of each operation. Import the exceptions from
+:mod:`sparkdl.horovod.torch`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
 """``hvd.DistributedOptimizer``: an optimizer that steps with gradients reduced over the ranks.
 
-Runs on the *rank*. Hooks start the allreduce of a gradient while the backward pass still runs.
+:class:`HookedStep` is the base of all its optimizers: it counts backward passes, and its hooks are called with each
+gradient. Its subclasses define how gradients are reduced. Functions of this module choose which gradients are reduced
+as one operation, check ``named_parameters`` as Horovod does, and give parameters without a name Horovod's name.
 
-What every optimizer of ``hvd.DistributedOptimizer`` does: it counts backward passes and is told of each gradient.
-
-Runs on the *rank*. How gradients are reduced is the affair of the subclasses.
-
-Which gradients ``hvd.DistributedOptimizer`` reduces as one operation.
-
-What Horovod requires of ``named_parameters``, and what it calls parameters that have no name.
-
-``hvd.DistributedOptimizer`` with ``op=Adasum``: each rank steps by itself, and the changes are combined.
-
-Runs on the *rank*. As soon as a gradient is complete, the wrapped optimizer steps with this one parameter, and the
-Adasum of the change is started while the backward pass goes on.
+With ``op=Adasum`` each rank steps by itself, and the changes are combined. As soon as a gradient is complete, the
+wrapped optimizer steps with this one parameter, and the Adasum of the change is started while the backward pass
+continues. Otherwise the hooks start the allreduce of a gradient while the backward pass still runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Commits that outlive the process: how a launcher that starts lost ranks again has them kept. Runs on the *rank*.
+"""The contract of every elastic state, the state of Python objects, and commits that outlive the process.
 
-Without such a launcher commits stay in memory, and end with the ranks.
-
-What is committed and restored: the contract of every state, and one of Python objects.
+A launcher that starts lost ranks again provides a :class:`CommitKeeper` that stores the commits. Without such a
+launcher commits stay in memory and are lost with the ranks.
 """
 
 from __future__ import annotations

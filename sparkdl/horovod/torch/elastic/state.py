@@ -1,9 +1,8 @@
 """``hvd.elastic.TorchState``: models, optimizers, samplers and Python objects that are committed together.
 
-States made of DTensors, as FSDP2 and tensor parallelism have them: each rank keeps its own part. Runs on the *rank*.
-
-A copy of such a state holds the local tensors of this rank with the layout that they are part of. It can be loaded by
-the same rank of a world that is laid out alike, and by no other one: nothing is exchanged, and nothing is cut anew.
+Of a state with DTensors, as FSDP2 and tensor parallelism have them, each rank keeps its own part. A copy of such a
+state holds the local tensors of this rank with the layout that they are part of. Only the same rank of a world with
+the same layout can load it: nothing is exchanged and nothing is resharded.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Runs requests in an order on which the ranks agree without being asked.
+"""Runs requests in an order on which the ranks agree without a negotiation.
 
-Every rank runs its oldest request, under a name that says all that the ranks must agree on. Where they do agree,
-which is nearly always, that is all. Where they do not, the communicator tells all of them so and has done nothing;
-they then exchange lists of what they have, and run what all of them have in the order of the first rank.
-
-How the ranks of a process set tell each other which requests they have.
-
-The requests that this rank has made and that have not run.
+Every rank runs its oldest request, under a name that contains everything that the ranks must agree on. Nearly always
+the names are the same, and no further step is needed. Where they differ, the communicator reports this to all ranks
+and has done nothing; the ranks then exchange lists of their outstanding requests, and run those that all of them
+have, in the order of the first rank.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What ranks whose requests are in different order run next: pure, so that all ranks decide alike.
+"""Chooses what ranks run next whose requests are in different order, from the reports that they exchange.
 
-What a rank tells the others while they look for something that all of them can run.
-
-Finds where ranks wait for different operations under one name: pure, so that all ranks find the same.
+The decisions are pure functions of the reports, so that all ranks decide alike. A report lists the requests of one
+rank.
 
 The name by which a request is matched begins with its operation, so that ``allreduce(name="m")`` and
 ``allgather(name="m")`` may be outstanding at once, on any thread. Where a thread of every rank waits for one of them
-and none can run, some rank has called the wrong one.
+and none can run, some rank has called the wrong one; the requests that wait for each other under one name then fail.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What an engine runs: the contract of every request.
+"""The contract of every request that an engine runs, and the check that the ranks' requests match.
 
-What the ranks must agree on before a request may run.
-
-What is said when ranks asked for different things under one name: Horovod's sentence, and who said what.
+A description holds what the ranks must agree on before a request may run. If ranks asked for different things under
+one name, the error has Horovod's sentence and names the ranks with what each asked for.
 """
 
 from __future__ import annotations

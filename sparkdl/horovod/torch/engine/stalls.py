@@ -1,6 +1,6 @@
-"""Warns of requests that some ranks have made and others have not, and says which of them are to be given up.
+"""Warns of requests that some ranks have made and others have not, and decides which of them to give up.
 
-For how long something has gone on, by this rank's clock.
+The time since a request has been missing is measured by this rank's clock.
 """
 
 from __future__ import annotations

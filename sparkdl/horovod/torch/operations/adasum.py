@@ -1,9 +1,7 @@
-"""Where Adasum can be asked for.
+"""Adasum: a sum of gradients that counts their common part once, and the check of where it can be used.
 
-Adasum: a sum of gradients that counts what they have in common once.
-
-Two gradients a and b become ``(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: their sum where they are orthogonal, their
-average where they are parallel. Ranks 0 and 1 are combined, 2 and 3, ..., then the results in the same way
+Two gradients a and b become ``(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: their sum where they are orthogonal,
+their average where they are parallel. Ranks 0 and 1 are combined, 2 and 3, ..., then the results in the same way
 (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020).
 """
 

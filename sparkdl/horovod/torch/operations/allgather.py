@@ -1,8 +1,6 @@
-"""``hvd.allgather`` and ``hvd.grouped_allgather``.
+"""``hvd.allgather``, ``hvd.grouped_allgather`` and ``hvd.sparse_allreduce_async``.
 
-Joining the ranks' tensors along their first dimension, in which alone they may differ.
-
-``hvd.sparse_allreduce_async``.
+An allgather joins the ranks' tensors along their first dimension, the only one in which they may differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""``hvd.allreduce`` in its four forms.
+"""``hvd.allreduce`` and ``hvd.grouped_allreduce`` in their four forms, over the ranks of a process set.
 
-Reducing tensors over the ranks of a process set.
-
-``hvd.grouped_allreduce`` in its four forms: several tensors as one operation.
+A grouped allreduce reduces several tensors as one operation.
 """
 
 from __future__ import annotations

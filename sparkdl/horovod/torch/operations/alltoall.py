@@ -1,7 +1,4 @@
-"""``hvd.alltoall``.
-
-Giving every rank of a process set its part of the rows of every rank's tensor.
-"""
+"""``hvd.alltoall``: gives every rank of a process set its part of the rows of every rank's tensor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``hvd.broadcast`` in its four forms.
-
-Giving one rank's tensor to all ranks of a process set.
-"""
+"""``hvd.broadcast`` in its four forms: gives one rank's tensor to all ranks of a process set."""
 
 from __future__ import annotations
 

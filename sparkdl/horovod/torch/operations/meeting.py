@@ -1,8 +1,7 @@
-"""``hvd.barrier`` and ``hvd.join``.
+"""``hvd.barrier`` and ``hvd.join``, and the other requests without tensors.
 
-Requests without tensors: to meet the other ranks, and to join.
-
-What a rank that has asked to join, but still has other requests, runs when the others run one of theirs.
+A rank that has asked to join, but still has other requests, runs a stand-in with zeros when the other ranks run one
+of their requests.
 """
 
 from __future__ import annotations

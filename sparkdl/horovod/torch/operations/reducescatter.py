@@ -1,6 +1,6 @@
 """``hvd.reducescatter`` and ``hvd.grouped_reducescatter``.
 
-Reducing tensors over the ranks of a process set and giving every rank its rows of the result.
+They reduce tensors over the ranks of a process set and give every rank its rows of the result.
 """
 
 from __future__ import annotations

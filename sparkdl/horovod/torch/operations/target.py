@@ -1,8 +1,8 @@
-"""What every collective begins with: where it runs, what it is called, and whether its tensors can be taken.
+"""The first steps of every collective: its buffers, its engine and name, its checks and its description.
 
-Tensors as the contiguous CPU buffers that a communicator takes, and back.
-
-Descriptions of requests from their tensors; made once for a tensor that comes again in every step.
+Tensors are converted to the contiguous CPU buffers that a communicator takes, and back. The engine is that of a
+process set; the ranks match an operation by its name. The checks refuse tensors that cannot be communicated. The
+description of a request is made from its tensors, and only once for a tensor that comes again in every step.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import grimp
 import pytest
 
 import sparkdl
+from sparkdl.old_names import OLD_NAMES
 
 MOST_MODULES = 15
 LEAST_LINES = 60
@@ -97,6 +98,10 @@ def test_no_import_goes_round(graph: grimp.ImportGraph) -> None:
     modules = modules_of(graph)
     imports = {name: graph.find_modules_directly_imported_by(name) & modules for name in modules}
     assert {frozenset(circle) for circle in circles(imports)} == CIRCLES
+
+
+def test_no_old_name_hides_a_module_of_today(graph: grimp.ImportGraph) -> None:
+    assert set(OLD_NAMES) & graph.modules == set()
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:

@@ -1,14 +1,9 @@
-"""What can be told of a communicator's operations, whatever carries its data.
+"""The measurements of a communicator's operations: the monitor's contract, and the monitor of Python transports.
 
-The native core has such a monitor of its own; transports in Python use
+The native core has a monitor of its own; transports in Python use
 :class:`~sparkdl.collective.telemetry.monitor.OperationMonitor`. Times are in nanoseconds, points in time those of
-``time.monotonic_ns()``.
-
-The monitor of transports that are written in Python.
-
-The monitors of a communicator and of the process sets made of it, which are measured together.
-
-Runs on ranks; nothing here communicates.
+``time.monotonic_ns()``. The monitors of a communicator and of the process sets made of it are measured together.
+Nothing here communicates.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The communication report: how much a rank communicated, how fast, and what of it kept the program waiting.
+"""The communication reports of one rank and of all ranks, and which ranks the others waited for.
 
-Runs on ranks. Bandwidths are those of nccl-tests
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm bandwidth is the bytes of an
-operation over its time, the bus bandwidth corrects it by what the algorithm has to move, so that it can be held
-against the hardware's and does not depend on the number of ranks. As nccl-tests starts all ranks at once, the
-time is that in which all ranks were there.
-
-The communication reports of all ranks side by side, and which ranks the others waited for. Runs on ranks.
+The report of a rank says how much it communicated, how fast, and how much of it kept the program waiting. Bandwidths
+are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the algorithm bandwidth
+is the bytes of an operation over its time; the bus bandwidth corrects it by the number of bytes that the algorithm
+has to move, so that it can be compared with the hardware's and does not depend on the number of ranks. As nccl-tests
+starts all ranks at once, the time is that in which all ranks had joined.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The stall inspector: says which ranks have not joined an operation that others have been waiting in for long.
+"""The stall inspector: warns of ranks that have not joined an operation, and lists what this process waits in.
 
-Runs on ranks. Who waits finds out who is missing and logs a warning, again and again; the operation goes on, unless it
-was to be given up after some time.
+A rank that has waited in an operation for long finds out which ranks are missing and logs a warning, repeatedly; the
+operation continues, unless it is to be given up after some time.
 
-What this process waits in for other ranks at the moment, whatever carries the data. Runs on ranks.
-
-For who watches over the ranks from outside. Nothing here communicates, and nothing is ended over it.
+The list of the operations in which this process waits for other ranks at the moment, whatever transport carries the
+data, is for programs that observe the ranks from outside. Making it communicates nothing and ends no operation.
 """
 
 from __future__ import annotations

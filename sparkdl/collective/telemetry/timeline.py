@@ -1,19 +1,16 @@
-"""The timeline: what every rank communicated when, in one file for all of them. Runs on ranks.
+"""The timeline: what every rank communicated when, in one file for all of them.
 
-The ranks speak of it over a communicator of its own: so nothing comes between the operations that are observed, and
-when one of those fails the others' part can still be gathered.
-
-Recorded operations as events of the Trace Event Format, which Perfetto and chrome://tracing open.
-
-The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A rank is a process of it,
-a communicator or process set a thread. Each operation is a slice that holds two others, waiting for the other ranks to
-join and the transfer; how long it was queued before is an asynchronous event, as queued operations overlap. The
+Recorded operations become events of the Trace Event Format, which Perfetto and chrome://tracing open:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A rank is a process of the format, a
+communicator or process set a thread. Each operation is a slice that holds two others, waiting for the other ranks to
+join and the transfer; the time that it was queued before is an asynchronous event, as queued operations overlap. The
 categories are the names of Horovod's phases.
 
-A timeline's file while the timeline still runs: what rank 0 sees itself. Runs on rank 0; nothing here communicates.
+While the timeline runs, rank 0 can write its own operations to the file, without communication. The file is in the
+JSON Array Format, which needs no end, so that it can be opened at any time, also when the job was killed.
 
-In the JSON Array Format, which needs no end, so that it can be opened at any time, also when the job was killed:
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+The ranks gather the timeline over a communicator of its own, so that it does not come between the operations that are
+observed, and the other ranks' part can still be gathered when one of these operations fails.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Outcome = dict[str, Any]
 
+LONG_S = 60.0
+"""A deadline of what is to end long before, which has to be told apart also on a busy machine."""
+
 
 def play(environment: RankEnvironment) -> dict[str, Outcome]:
     """Play all scenes in the same order on every rank; what a rank saw of each, by name.
@@ -79,7 +82,7 @@ def error_of(call: Callable[[], object]) -> Outcome:
 
 
 def late_rank(environment: RankEnvironment) -> Outcome:
-    with environment.open(name="late") as communicator:
+    with environment.open(name="late", timeout_s=LONG_S) as communicator:
         communicator.barrier()
         others = range(environment.world_size - 1)
         if environment.rank == environment.world_size - 1:
@@ -110,7 +113,7 @@ def late_asynchronous_rank(environment: RankEnvironment) -> Outcome:
 
 
 def aborted(environment: RankEnvironment) -> Outcome:
-    with environment.open(name="aborted") as communicator:
+    with environment.open(name="aborted", timeout_s=LONG_S) as communicator:
         if environment.rank == 0:
             for other in range(1, environment.world_size):
                 environment.rendezvous.get(f"waits/{other}", 30.0)
@@ -137,7 +140,7 @@ def exception_in_with(environment: RankEnvironment) -> Outcome:
 
 def left_early(environment: RankEnvironment) -> Outcome:
     """A rank that closes while others still communicate is not a death, but they must not hang."""
-    with environment.open(name="left early") as communicator:
+    with environment.open(name="left early", timeout_s=LONG_S) as communicator:
         communicator.barrier()
         if environment.rank == 0:
             # Or what fails on one of them could end the barrier of another.
@@ -267,7 +270,7 @@ def _exchange_messages(communicator: Communicator) -> None:
 
 
 def late_message(environment: RankEnvironment) -> Outcome:
-    with environment.open(name="late message") as communicator:
+    with environment.open(name="late message", timeout_s=LONG_S) as communicator:
         if environment.rank > 0:
             # Not only this message is lost: rank 0 takes part in nothing any more.
             return error_of(communicator.barrier)
@@ -279,7 +282,7 @@ def late_message(environment: RankEnvironment) -> Outcome:
 
 def aborted_while_messages_wait(environment: RankEnvironment) -> Outcome:
     """Rank 0 waits for rank 2, to which it has sent before, and for a first message of rank 1."""
-    with environment.open(name="aborted messages") as communicator:
+    with environment.open(name="aborted messages", timeout_s=LONG_S) as communicator:
         if environment.rank == 1:
             environment.rendezvous.get("message waits", 30.0)
             communicator.abort("no more messages")
@@ -309,7 +312,7 @@ def absent_rank(environment: RankEnvironment) -> Outcome:
 
 
 def killed(environment: RankEnvironment) -> Outcome:
-    with environment.open(name="killed", timeout_s=30.0) as communicator:
+    with environment.open(name="killed", timeout_s=LONG_S) as communicator:
         large = np.ones(1_000_000)
         communicator.barrier()
         if environment.rank == 1:
@@ -341,7 +344,7 @@ SCENES: dict[str, Callable[[RankEnvironment], Outcome]] = {
 
 def killed_while_messages_wait(environment: RankEnvironment) -> Outcome:
     """Rank 0 waits for the rank that dies, and rank 2 for rank 0."""
-    with environment.open(timeout_s=30.0) as communicator:
+    with environment.open(timeout_s=LONG_S) as communicator:
         _exchange_messages(communicator)
         communicator.barrier()
         if environment.rank == 1:

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.collective import all_gather_bytes
 from sparkdl.collective.mpi.communicator import MpiCommunicator
 from sparkdl.collective.mpi.library import load_mpi
-from tests.collective.failure_scenes import Outcome, error_of
+from tests.collective.failure_scenes import LONG_S, Outcome, error_of
 
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def fault_of_mpi(environment: RankEnvironment) -> Outcome:
     """MPI refuses an operation on one rank, as it does where it finds fault with a buffer."""
-    with environment.open(timeout_s=20.0) as communicator:
+    with environment.open(timeout_s=LONG_S) as communicator:
         assert isinstance(communicator, MpiCommunicator)
         communicator.barrier()
         if environment.rank == 1:
@@ -29,7 +29,7 @@ def fault_of_mpi(environment: RankEnvironment) -> Outcome:
 
 def fault_in_messages(environment: RankEnvironment) -> Outcome:
     """Something that is no fault of MPI goes wrong on rank 1 while a message is on its way."""
-    with environment.open(timeout_s=20.0) as communicator:
+    with environment.open(timeout_s=LONG_S) as communicator:
         assert isinstance(communicator, MpiCommunicator)
         communicator.barrier()
         array = np.ones(1_000_000)  # more than MPI sends before it is expected

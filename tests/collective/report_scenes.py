@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkdl.errors import MismatchError
+from tests.collective.eventually import eventually
+from tests.collective.late_join import joined_last
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 Outcome = dict[str, Any]
 
 LATE_RANK = 1
-NUM_NAPS = 5
-NAP_S = 0.05
+NUM_LATE = 5
+WAIT_S = 0.05
+LONG_WAIT_S = 0.2
+"""Many times what a rank may need from the beginning of an operation to its wait."""
 
 
 def play(environment: RankEnvironment, hosts: Sequence[int]) -> dict[str, Outcome]:
@@ -30,11 +34,6 @@ def play(environment: RankEnvironment, hosts: Sequence[int]) -> dict[str, Outcom
         with environment.open(name=name, host_of_rank=tuple(hosts)) as communicator:
             outcomes[name] = scene(communicator)
     return outcomes
-
-
-def _nap(communicator: Communicator) -> None:
-    if communicator.rank == LATE_RANK:
-        threading.Event().wait(NAP_S)
 
 
 def counted(communicator: Communicator) -> Outcome:
@@ -69,10 +68,13 @@ def late(communicator: Communicator) -> Outcome:
     """One rank comes late to synchronous operations."""
     communicator.barrier()
     communicator.report(reset=True)
-    for _ in range(NUM_NAPS):
-        _nap(communicator)
-        communicator.allreduce(np.ones(10))
-    seen = {"own": communicator.report().as_dict()}
+    calls_s = 0.0
+    for number in range(NUM_LATE):
+        with joined_last(communicator, "allreduce", late_rank=LATE_RANK, key=f"late {number}", wait_s=WAIT_S):
+            start = time.monotonic()
+            communicator.allreduce(np.ones(10))
+            calls_s += time.monotonic() - start
+    seen = {"own": communicator.report().as_dict(), "calls_s": calls_s}
     world = communicator.gather_report()
     if world is not None:
         seen |= {"world": world.as_dict(), "world table": str(world)}
@@ -87,13 +89,20 @@ def hidden(communicator: Communicator) -> Outcome:
     for name in ("hidden", "exposed"):
         communicator.barrier()
         communicator.report(reset=True)
-        _nap(communicator)
-        handle = communicator.allreduce_async(np.ones(10))
+        late = joined_last(communicator, "allreduce", late_rank=LATE_RANK, key=name, wait_s=LONG_WAIT_S)
         if name == "hidden":
-            end = time.monotonic() + 10.0
-            while not handle.done() and time.monotonic() < end:
-                np.ones(1000).sum()
-        handle.wait()
+            with late:
+                handle = communicator.allreduce_async(np.ones(10))
+                assert eventually(handle.done, timeout_s=20.0)
+                handle.wait()
+        elif communicator.rank == LATE_RANK:
+            with late:
+                communicator.allreduce_async(np.ones(10)).wait()
+        else:
+            handle = communicator.allreduce_async(np.ones(10))
+            # Only here, so that the late rank stays away until this one is about to be blocked.
+            with late:
+                handle.wait()
         (row,) = communicator.report().operations
         shares[name] = {"exposed": row.exposed_share, "busy": row.busy_s, "waiting": row.waiting_share}
     return shares
@@ -117,10 +126,16 @@ def namesakes(communicator: Communicator) -> Outcome:
             continue
         with pair:
             pair.barrier()
-            for _ in range(number * NUM_NAPS):
-                if number == 2:
-                    _nap(communicator)
-                pair.allreduce(np.ones(10))
+            for repetition in range(number * NUM_LATE):
+                late = joined_last(
+                    pair,
+                    "allreduce",
+                    late_rank=ranks.index(LATE_RANK),
+                    key=f"pair {repetition}",
+                    wait_s=WAIT_S,
+                )
+                with late if number == 2 else nullcontext():
+                    pair.allreduce(np.ones(10))
     world = communicator.gather_report()
     own = communicator.report().as_dict()["process_sets"]
     return {"own": own} | ({} if world is None else {"world": world.as_dict(), "table": str(world)})

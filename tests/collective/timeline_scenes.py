@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from sparkdl.collective import StallCheck
 from sparkdl.collective.telemetry.clock_offset import measure_offset
 from sparkdl.errors import CommunicatorError, ParamError
 from tests.collective.eventually import eventually
+from tests.collective.late_join import joined_last
 from tests.collective.logged import logged_warnings
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Outcome = dict[str, Any]
 
 LATE_RANK = 1
-NAP_S = 0.1
+WAIT_S = 0.1
 WATCHFUL = StallCheck(warn_after_s=0.2)
 
 
@@ -58,9 +58,9 @@ def operations(communicator: Communicator, path: Path) -> Outcome:
     communicator.start_timeline(path)
     _meet(communicator, "started")
     for number in range(3):
-        if communicator.rank == LATE_RANK:
-            threading.Event().wait(NAP_S)
-        _reduce(communicator, f"weights {number}")
+        name = f"weights {number}"
+        with joined_last(communicator, "allreduce", late_rank=LATE_RANK, key=name, wait_s=WAIT_S):
+            _reduce(communicator, name)
     handles = [communicator.allreduce_async(np.ones(50_000), name="queued") for _ in range(3)]
     for handle in handles:
         handle.wait()

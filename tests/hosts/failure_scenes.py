@@ -86,10 +86,17 @@ def _play_one(environment: RankEnvironment, stage: Stage, name: str) -> Outcome:
 def _cut_between_operations(environment: RankEnvironment, stage: Stage) -> Outcome:
     with _open(environment, "cut between operations") as communicator:
         if environment.rank == 0:
+            # Or the cut may keep from a victim that all have opened, until the cable is mended.
+            for victim in stage.victims:
+                environment.rendezvous.get(f"is about to reduce/{victim}", 30.0)
             _run(stage.cut)
             environment.rendezvous.set("is cut", b"")
         elif environment.rank in stage.survivors:
-            environment.rendezvous.get("is cut", 10.0)
+            environment.rendezvous.get("is cut", 40.0)
+        else:
+            # On a thread of its own, as the answer may come only when the cable is mended.
+            key = f"is about to reduce/{environment.rank}"
+            threading.Thread(target=environment.rendezvous.set, args=(key, b"")).start()
         seen = _failed_allreduce(communicator, stage)
     return {**seen, **_go_on(environment, stage, communicator.name, revive=lambda: _run(stage.mend))}
 

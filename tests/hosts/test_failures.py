@@ -21,7 +21,7 @@ QUICK = (
     "frozen in an operation",
 )
 
-GRACE_S = 2.0
+GRACE_S = 10.0
 """For finding out who is missing, which takes a second if ranks are silent, on a machine that may be busy."""
 
 

@@ -20,6 +20,9 @@ from tests.run_ranks import RankEnvironment
 from tests.torch.host_lane import HostLane
 
 HOSTS = (0, 0, 1, 1)
+LONG_S = 60.0
+"""A deadline of what is to end long before, which has to be told apart also on a busy machine."""
+
 REMOTE_ERROR = 6
 SYSTEM_ERROR = 2
 BLOCK = 5 << 18
@@ -36,7 +39,7 @@ def play(environment: RankEnvironment) -> dict[str, Outcome]:
     outcomes = {}
     for name, scene in SCENES.items():
         environment.rendezvous.add(f"{name} begins", 1)
-        with environment.open(name=name, host_of_rank=HOSTS) as communicator:
+        with environment.open(name=name, host_of_rank=HOSTS, timeout_s=LONG_S) as communicator:
             outcomes[name] = scene(environment, communicator)
         os.environ["NCCL_STAND_IN"] = ""
     return outcomes
@@ -47,7 +50,7 @@ def lose_a_rank(environment: RankEnvironment, *, is_cuda_aware: bool = False) ->
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
     if is_cuda_aware:
         ask_stand_in_for_cuda_support()
-    communicator = environment.open(host_of_rank=HOSTS)
+    communicator = environment.open(host_of_rank=HOSTS, timeout_s=LONG_S)
     group = open_group(environment, communicator)
     add_up(group, 8)
     communicator.barrier()
@@ -142,9 +145,9 @@ SCENES: dict[str, Callable[[RankEnvironment, Communicator], Outcome]] = {
 
 
 def open_group(
-    environment: RankEnvironment, communicator: Communicator, timeout_s: float = 20.0
+    environment: RankEnvironment, communicator: Communicator, timeout_s: float = LONG_S
 ) -> HierarchicalTensors:
-    store = RendezvousStore(environment.rendezvous, timeout_s=20.0)
+    store = RendezvousStore(environment.rendezvous, timeout_s=LONG_S)
     return divide(communicator, environment.rendezvous, store, HostLane(), timeout_s, gpu=0)
 
 

@@ -19,6 +19,9 @@ from tests.run_ranks import run_ranks
 from tests.torch import hierarchical_scenes as scenes
 from tests.torch.hierarchical_scenes import BLOCK, ELEMENTS, HOSTS, Outcome
 
+PROMPTLY_S = 15.0
+"""Many times what it takes on an idle machine, and far below the deadline that is not to be waited for."""
+
 
 def on_stand_ins(function: Callable[..., Any], **options: Any) -> list[Any]:
     with TemporaryDirectory() as folder:
@@ -68,7 +71,7 @@ def test_killed_rank_is_named_on_all_ranks(transport: str, is_cuda_aware: bool) 
         for told in (outcome, outcome["again"]):
             assert told["kind"] == "RankLostError", outcome
             assert "rank 3" in told["message"]
-        assert outcome["seconds"] < 8.0
+        assert outcome["seconds"] < PROMPTLY_S
         assert outcome["to close"]["message"] == "no error"
 
 
@@ -86,7 +89,7 @@ def test_failure_of_nccl_on_one_rank_reaches_all_hosts() -> None:
     for outcome in others:
         assert outcome["kind"] == "CommunicatorAbortedError", outcome
         assert "remote process exited" in outcome["message"]
-        assert outcome["seconds"] < 8.0
+        assert outcome["seconds"] < PROMPTLY_S
 
 
 def test_missed_deadline_ends_all_ranks() -> None:
@@ -94,7 +97,7 @@ def test_missed_deadline_ends_all_ranks() -> None:
     for outcome in others:
         assert outcome["kind"] in {"CommunicatorTimeoutError", "CommunicatorAbortedError"}, outcome
         assert re.search(r"\b(1(\.0)?|0\.\d+) s\b", outcome["message"]), outcome
-        assert outcome["seconds"] < 8.0
+        assert outcome["seconds"] < PROMPTLY_S
     assert late["again"]["kind"] == "CommunicatorAbortedError", late
 
 

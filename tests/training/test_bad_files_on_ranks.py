@@ -21,8 +21,8 @@ from tests.training.training_scenes import make_spec, write_dataset
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
-DEADLINE_S = 20.0
-SHORT_DEADLINE_S = 4.0
+DEADLINE_S = 60.0
+SHORT_DEADLINE_S = 8.0
 
 
 def failures_of_training(
@@ -102,14 +102,14 @@ def test_both_ranks_end_with_the_error_of_the_rank_that_read_the_bad_file(tmp_pa
         spoil(dataset, folder / "part-1.parquet")
         # As where a filesystem does not tell that a file was written again, which would be the error otherwise.
         datasets.append(dataset if spoil is rewritten else replace(dataset, versions={}))
-    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), datasets, timeout_s=90)
+    failures = run_ranks(2, failures_of_training, make_spec(shuffle=False), datasets, timeout_s=150)
     for number, (kind, message) in enumerate(expected.values()):
         (waiting, told, waited_s), (reading, said, _) = failures[0][number], failures[1][number]
         assert (reading, message in said) == (kind, True), said
         assert waiting == "CommunicatorAbortedError"
         assert kind in told
         assert message in told
-        assert waited_s < DEADLINE_S
+        assert waited_s < DEADLINE_S / 2
 
 
 def test_a_rank_whose_file_cannot_be_had_names_it_before_the_others_give_up(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_program_that_nobody_sees_end_is_not_waited_for(monkeypatch: pytest.Monk
     hold_myself = (
         "import os, subprocess, sys, time\n"
         f"code = {HOLD!r}\n"
-        "subprocess.Popen([sys.executable, '-c', code, str(os.getpid()), '12'])\n"
+        "subprocess.Popen([sys.executable, '-c', code, str(os.getpid()), '60'])\n"
         "time.sleep(600)"
     )
     begin = time.monotonic()
     assert ask([sys.executable, "-c", hold_myself], timeout_s=3) == (False, "no answer within 3 s")
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 20

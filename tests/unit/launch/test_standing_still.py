@@ -113,16 +113,20 @@ def test_rank_that_hangs_anywhere_tells_its_python_stack_and_ends(function: Any)
     assert wait_until_gone([supervisor.pid], 5) == []
 
 
-def test_signs_of_a_rank_tell_that_it_lives_and_since_when_it_told_of_no_progress() -> None:
+def test_signs_of_a_rank_tell_that_it_lives_and_since_when_it_told_of_no_progress(
+    tmp_path: Path,
+) -> None:
     def go_on(context: Any) -> None:
         context.report({"here": 1})
-        threading.Event().wait(1.0)
+        while not (tmp_path / "seen").exists():
+            threading.Event().wait(0.02)
         context.progress()
         threading.Event().wait(600)
 
     with supervised(go_on) as (supervisor, _, events):
         assert eventually(lambda: bool(events), timeout_s=30)
         assert supervisor.signs().idle_s is None
+        (tmp_path / "seen").touch()
         assert eventually(lambda: (supervisor.signs().idle_s or 0.0) > 0.6, timeout_s=30)
         signs = supervisor.signs()
         assert signs.silent_s < 5.0

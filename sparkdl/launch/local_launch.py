@@ -1,13 +1,11 @@
-"""Runs a function on ranks that are processes of this machine, without Spark, and returns what it returned on each.
+"""Runs a function or a program on ranks that are processes of this machine, without Spark.
 
-Runs where it is called, which stands for the driver and for the barrier tasks at once.
-:mod:`sparkdl.launch.local_launch` does the same for a program that finds the others by its environment variables.
+:func:`run_on_local_ranks` runs a function and returns the value of each rank. :class:`LocalRanks` starts a program
+once for each rank, and ends all of them together. Both run in the calling process, which takes the part of the driver
+and of the barrier tasks and runs the coordinator.
 
-Starts a program once for each rank on this machine, without Spark, and ends all of them together.
-
-Runs where it is called: the coordinator lives here. The ranks find each other by their environment variables (see
-:mod:`sparkdl.collective.job`), which no other user can read: ours, and those of ``torchrun`` for programs that know no
-others.
+The ranks of a program find each other by their environment variables, which no other user can read: those of
+:mod:`sparkdl.collective.job`, and those of ``torchrun`` for programs that read only these.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Runs a function on ranks and returns what it returned on each. Runs on the driver.
+"""Runs a function on ranks, ends them where one hangs, and returns the value of each. Runs on the driver.
 
-Which launches of this process have ranks that run, and so hold slots that others wait for. Runs on the driver.
-
-Spark starts a barrier stage when all of its slots are free, and keeps it waiting until then. A launch whose ranks do
-not start therefore asks here whether it waits for its own kind, as where ``CrossValidator`` fits models in parallel,
-or for something that it should not wait for without an end.
-
-Watches over the ranks of one launch, and ends them where one hangs. Runs on the driver.
+:class:`SlotHolders` keeps which launches of this process have running ranks, and so occupy slots that other launches
+wait for. Spark starts a barrier stage when all of its slots are free, and keeps it waiting until then. A launch whose
+ranks do not start therefore looks there: it may wait for another launch of this process, as where ``CrossValidator``
+fits models in parallel, or for something else, for which the waiting time has to be limited.
 """
 
 from __future__ import annotations

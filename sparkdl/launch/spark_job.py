@@ -1,12 +1,9 @@
-"""The Spark job behind a launch: submits the barrier stage from a thread of its own, cancels it, fetches its rows.
+"""The Spark job behind a launch: submits the barrier stage from its own thread, cancels it, fetches its rows.
 
-Works on classic Spark and Spark Connect, as ``mapInArrow(barrier=True)`` is the one barrier call that both have.
-
-A call that runs Spark jobs, in a thread of its own and under a tag, so that it can be cancelled.
-
-Runs on the *driver*, with classic Spark and Spark Connect.
-
-A Spark job that may take only so long: it is cancelled then, and soon nobody waits for it. Runs on the *driver*.
+Runs on the driver, with classic Spark and Spark Connect: ``mapInArrow(barrier=True)`` is the one barrier call that
+both have. :class:`TaggedCall` runs a call that starts Spark jobs in a thread of its own and under a tag, so that the
+jobs can be cancelled. :func:`collect_within` limits the time of a Spark job: when the time is over, the job is
+cancelled, and the caller waits for it only briefly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A connection to a process that ranks are forked from. Held by the Python worker that runs a barrier task.
+"""The connections of a barrier task's Python worker to a process that ranks are forked from, from both ends.
 
-Who may want ranks of the process that these are forked from: Python workers of one executor, each by a connection.
-
-Runs in that process. It stays as long as one of them does, whichever of them started it.
+The Python workers of one executor share the process. Each holds a :class:`RankNursery`, its own connection to the
+process; the process itself holds a :class:`NurseryClient` for each connection. The process runs as long as at least
+one of them is connected, no matter which of them started it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A process that never outlives whoever started it, and takes with it all that it has started.
+"""Ends rank processes, and everything that they started, when the process that started them ends.
 
-Keeps rank processes from outliving whoever started them, and ends them with all that they started.
-
-Runs there: in a barrier task, or in ``sparkdl run``.
+A guard is a small process that waits for the end of the process that started it, by SIGKILL too, and then kills the
+process group of the rank. Runs in the process that starts ranks: a barrier task, or ``sparkdl run``.
 """
 
 from __future__ import annotations

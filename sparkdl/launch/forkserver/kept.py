@@ -1,9 +1,8 @@
-"""Processes that ranks are forked from, kept for the next ones, which then start at once.
+"""Processes that ranks are forked from, kept for the next ranks, which then start at once.
 
-Runs in the Python worker that runs a barrier task. Such a worker serves one task after the other, and Spark ends it
-when it was idle for a minute. Importing torch takes a rank two seconds; the second fit does not wait for them any more.
-
-What Spark tasks that run before the ranks do for them: begin to import what a rank needs. Runs on an *executor*.
+Runs in the Python worker that runs a barrier task. Such a worker runs one task after the other, and Spark ends it
+when it has been idle for a minute. Importing torch takes a rank two seconds; with a kept process, the second fit does
+not wait for it. Spark tasks that run before the ranks can have a process import what the ranks need.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The environment variables of a rank process. Runs in the barrier task.
+"""The environment variables of a rank process, among them Arrow's allocator. Runs in the barrier task.
 
-Which of Arrow's allocators a process that reads much takes: one that gives memory back.
+A process that reads much data gets the allocator that returns memory.
 """
 
 from __future__ import annotations

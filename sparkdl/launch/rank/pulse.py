@@ -1,9 +1,9 @@
-"""The pulse of a rank: says again and again, from a thread, that the rank lives and what it waits in. Runs on a rank.
+"""Signs of life of a rank, sent from one of its threads, and its Python stacks, taken from outside in a hang.
 
-It comes from Python, so it stays away also where a library holds Python's lock and does not come back. The stack of a
-rank is another matter: a signal has it written by :mod:`faulthandler`, which takes no lock and works then, too.
-
-The Python stacks of a rank, taken from outside while it hangs. Runs in the barrier task.
+:class:`RankPulse` runs on the rank and reports periodically that the rank lives and what it waits in. The pulse is
+sent by Python code, so it also stops when a library holds Python's lock and does not return. The stacks do not depend
+on the lock: the barrier task sends a signal on which :mod:`faulthandler` writes them, without taking a lock, to a
+:class:`StackFile` that the task reads.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""How the tasks of a launch learn of each other before any rank begins. Runs in the barrier tasks.
+"""How the tasks of a launch learn of each other before any rank begins, and later of the first failure.
 
-By the driver, which answers within milliseconds; by Spark's ``allGather``, which looks for its answer once a second,
-only where a task cannot reach the driver. The driver says which, so that all tasks take the same way: a task takes
-part in ``allGather`` when it cannot reach the driver, or when the driver says that another one cannot.
+The tasks meet through the driver, which answers within milliseconds. Where a task cannot reach the driver, they meet
+by Spark's ``allGather``, which polls for its answer once a second. The driver decides which, so that all tasks take
+the same way: a task takes part in ``allGather`` when it cannot reach the driver, or when the driver says that another
+task cannot.
 
-Not both at once: a task that Spark kills while it is in ``allGather``, as it does when another task of the stage is
-lost, takes its whole executor along. Spark raises ``TaskKilledException`` there in a thread that has nobody to catch
-it, and an executor exits on that (with status 50; seen with Spark 4.3).
+The two ways are not used at once: a task that Spark kills while it is in ``allGather``, as it does when another task
+of the stage is lost, takes its whole executor along. Spark raises ``TaskKilledException`` there in a thread that does
+not catch it, and the executor exits (with status 50; seen with Spark 4.3).
 
-Where the tasks of a job post the first failure and learn of it. Runs in the barrier tasks.
+After the meeting, the tasks post the first failure of the job to the :class:`FailureBoard` and read it there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Starts one rank process, relays what it says and ends it when told to. Runs in the barrier task.
+"""Starts one rank process, passes on its output line by line, and ends it on request.
 
-The process is started before the tasks have met, with its function, so that it imports what that needs meanwhile, if
-the process that it is forked from has not done so long ago; its place among the ranks follows.
-
-Passes on what a rank prints, line by line. Runs where ranks are started.
+Runs in the barrier task; :class:`OutputRelay` runs wherever ranks are started. The process is started with its
+function before the tasks have met, so that it imports what the function needs meanwhile, unless the process that it
+is forked from has already imported it. The rank's place among the ranks is sent afterwards.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The driver's end of the connections from the barrier tasks.
+"""The connections between the barrier tasks and the driver, at both ends.
 
-Takes log lines, events and failures; introduces the tasks to each other; cancels. Only tasks that prove the job's
-secret are heard. What they say is handed to the caller's own thread, in order per rank; when that thread is slow the
-tasks wait, so that nothing is dropped and nothing piles up.
+:class:`DriverLink` is the end of a barrier task. It sends log lines, events and failures, and receives what the other
+tasks report and the order to stop. On Spark Connect the executors may not reach the driver's machine. Lines are then
+kept and travel with the result.
 
-A barrier task's connection to the driver.
-
-Log lines, events and failures go out; what the other tasks tell and the order to stop come in. On Spark Connect the
-driver's machine may be out of the executors' reach. Lines are then kept and travel with the result.
+:class:`DriverChannel` is the end of the driver. It receives log lines, events and failures, introduces the tasks to
+each other, and cancels. It accepts only tasks that prove the job's secret. Messages are handed to the caller's own
+thread, in order per rank; when that thread is slow the tasks wait, so that nothing is dropped and no backlog builds
+up.
 """
 
 from __future__ import annotations

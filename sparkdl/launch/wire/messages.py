@@ -1,15 +1,14 @@
-"""Messages between the driver, the barrier tasks and their rank processes: a JSON header and a binary body.
+"""The formats of messages between the driver, the tasks and their ranks: frames, marked lines, errors, calls.
 
-Nothing here is ever unpickled. Authentication, where a message crosses a network, happens before the first one.
+A message is a JSON header and a binary body; receiving one never unpickles it. Where a message crosses a network,
+authentication happens before the first one.
 
-Lines of a rank's output that say what they are: the level of a log record, or a message meant for the driver.
+A marked line of a rank's output carries the level of a log record, or marks a message meant for the driver. A rank
+writes marks where the process that started it has set that up, so that they travel in order with everything that the
+rank prints; the process that shows the lines removes the marks. Nothing is inferred from the text.
 
-A rank writes marks where whoever started it has set that up, so that they travel in order with all that it prints;
-whoever shows the lines takes the marks off again. Nothing is guessed from the text.
-
-An exception as bytes, with those that it was raised from: pickling alone leaves these behind.
-
-Pickles the function that runs on the ranks, and names what cannot travel. Runs on the driver.
+An exception is packed with the exceptions that it was raised from, which pickling alone leaves out. The function that
+runs on the ranks is pickled on the driver, and the error names what cannot be pickled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How a rank ended, as it travels from its barrier task to the driver.
+"""The state of a rank as its barrier task reports it to the driver: signs of life, and how the rank ended.
 
-What is known of a rank from outside: whether it lives, and what it waits in. From the tasks to the driver.
+The signs are what is known of a rank from outside: whether it lives, and what it waits in.
 """
 
 from __future__ import annotations

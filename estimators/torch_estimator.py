@@ -1,6 +1,6 @@
-"""The Spark ML estimator. Runs on the *driver*; the training runs on the ranks.
+"""The Spark ML estimator, and what all estimators share. Runs on the *driver*; the training runs on the ranks.
 
-What every estimator does alike: fits on frames and files, under one Param map or several. Runs on the *driver*.
+Every estimator fits on DataFrames and files, under one Param map or several.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What checkpoints say before the ranks start: whether a fit may go on from them, or is done. Runs on the *driver*.
+"""Checks, before the ranks start, whether a fit resumes from its checkpoints or is done, and locks their folder.
 
-Keeps fits that run at the same time out of each other's checkpointDir. Runs on the *driver*.
-
-A fit has a lease in the folder as long as it runs, and looks for those of others once it has its own: of two that begin
-at once, each may refuse, never both go on. One whose process has ended without a word is known at once on the same
-machine, and elsewhere when nobody renews its lease any more. One that was only suspended, or cut off from the folder,
-is taken for ended, too: it learns of that by its lease, with its next renewal, and ends with an error.
+Fits that run at the same time must not use the same ``checkpointDir``. A fit keeps a lease in the folder as long as
+it runs, and looks for the leases of others once it has its own: of two fits that begin at once, each may refuse, but
+they never both continue. A fit whose process ended without removing its lease is detected at once on the same
+machine, and elsewhere when its lease is no longer renewed. A fit that was only suspended, or cut off from the folder,
+is treated as ended, too: it finds that out at the next renewal of its lease, and ends with an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""One fit, from its rows to the trained model: what happens between ``fit(df)`` and the model. Runs on the *driver*.
+"""One fit, from its rows to the trained model, and fits of one DataFrame under several Param maps.
 
-Fits of one DataFrame under several Param maps: what ``fitMultiple`` and ``fit`` check and give.
-
-Runs on the *driver*.
+The second part is what ``fitMultiple`` and ``fit`` check and return.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Checks everything that a fit needs and builds its spec, before anything starts. Runs on the *driver*.
+"""Checks everything that a fit needs, and builds its spec, before the ranks start.
 
-What a fit's features are: the columns that Params name, as the model is called with them. On the *driver*.
-
-Checks the weights of the rows. Runs on the *driver*.
-
-Names the Param behind a column that a DataFrame lacks, before anything starts. Runs on the *driver*.
+In the order of the code: the features, which are the columns that Params name, as the model is called with them; the
+weights of the rows; the spec; and the columns that a DataFrame lacks, each reported with the Param that names it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Checks the labels of a classification. Runs on the *driver*.
+"""The labels of a fit: checks of their values, the heads that Params describe, and the classes of labels.
 
-Reads one column of the training rows again, for checks that the footers cannot answer. Runs on the *driver*.
-
-What a fit's labels are held against: the heads that Params describe, and the classes of labels. On the *driver*.
+Checks that the Parquet footers cannot answer read one column of the training rows again.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a fit runs on every rank: a module-level function with plain arguments.
+"""The function that a fit runs on every rank, the transfer of spec and module, and the load of the hosts.
 
-A fit's spec on its way to the ranks, and the trained module on its way back: the tensors in a folder of the Store.
+Spec and trained module travel with their tensors in a folder of the Store, as a job can carry little: Spark Connect
+refuses a plan above 128 MiB, and the server's JVM may run out of memory long before. The Store has room, and every
+rank reaches it. Weights are transferred in pieces in both directions, and the driver maps those that come back into
+memory: it holds no copy of them besides the user's own module.
 
-A job has room for little: Spark Connect refuses a plan above 128 MiB, and the server's JVM may run out of memory long
-before. The Store has room, and every rank reaches it. Weights go there and back in pieces, and the driver maps those
-that come back into memory: it holds no copy of them besides the user's own module.
+:class:`HostWatch` runs on a *rank* and samples the load of a host while its ranks train, under the names that MLflow
+uses. The first rank of each host reports for all of them, over the link to the driver, which passes the samples to
+MLflow: no rank needs access to the server. The samples of the host come from psutil, of the extra ``mlflow``; without
+it nothing is reported. The memory of a GPU comes from torch, its load from nvidia-ml-py.
 
-What a host is busy with while its ranks train, by the names that MLflow has for it. Runs on a *rank*.
-
-The first rank of each host reports for all of them, over the link to the driver, which tells MLflow: no rank needs a
-way to the server. psutil, of the extra ``mlflow``, knows the host; without it nothing is reported. A GPU's memory torch
-knows itself, its load nvidia-ml-py.
+:func:`fit_on_rank` is a module-level function with plain arguments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The progress of a fit on the driver: a line that moves in a terminal, a bar in a notebook, elsewhere some lines.
+"""The progress of a fit: in a terminal, in a notebook, or as printed lines, and as metrics of an MLflow run.
 
-A bar that moves in the output of a notebook's cell. The one door to IPython; runs on the *driver*.
-
-Where the events of a fit go: the progress line and the run of MLflow. Runs on the *driver*.
+In a terminal it is a line that is rewritten, in the output of a notebook's cell a bar, elsewhere a few lines. IPython
+is used only here.
 """
 
 from __future__ import annotations

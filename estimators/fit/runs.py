@@ -1,12 +1,11 @@
-"""Runs of MLflow for several fits that belong together, nested under one. Runs on the *driver*.
+"""The MLflow runs of fits that belong together, nested under one run, and the Store's folder of unsent runs.
 
-Fits belong together that one call of ``fit(df, maps)`` or ``fitMultiple`` makes, or one search of ``CrossValidator`` or
-``TrainValidationSplit``: these call ``fitMultiple`` once per fold, then ``fit`` for the best map, and say nothing of
-themselves. So the search is found among the callers, as the object whose ``_fit`` is at work.
+Fits belong together if they come from one call of ``fit(df, maps)`` or ``fitMultiple``, or from one search of
+``CrossValidator`` or ``TrainValidationSplit``. A search calls ``fitMultiple`` once per fold, then ``fit`` for the
+best map, and passes no reference to itself. So the search is found in the call stack, as the object whose ``_fit`` is
+running. :class:`PlaceOfFit` says whether a fit is alone, or one of several Param maps or of the folds of a search.
 
-Where a Store keeps what MLflow did not take: ``unsent-runs``, beside its datasets. Runs on the *driver*.
-
-Where a fit stands among others: alone, or one of several Param maps or of a CrossValidator's folds. *Driver*.
+What MLflow did not accept is kept in the folder ``unsent-runs`` of the Store, beside its datasets.
 """
 
 from __future__ import annotations

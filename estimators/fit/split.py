@@ -1,6 +1,6 @@
-"""Rows of a dataset that a column of booleans marks, as those to validate on. Runs on the *driver*.
+"""Splits the rows of a fit into those to train on and those to validate on.
 
-Which rows a fit is trained on, and which it is validated on. Runs on the *driver*.
+Validation rows can be marked by a column of booleans.
 """
 
 from __future__ import annotations

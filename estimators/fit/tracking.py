@@ -1,8 +1,6 @@
-"""What MLflow is told of a fit beside its Params and metrics: data, reports, pictures, model. Runs on the *driver*.
+"""Logs a fit to MLflow: the model with its signature, data, reports, pictures, and Params.
 
-Describes a trained model in the terms that MLflow has for what it takes and gives. Runs on the *driver*.
-
-What MLflow is told of the Params of a fit. Runs on the *driver*.
+The metrics are logged by :mod:`sparkdl.estimators.fit.progress`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Tries the metrics of a fit on what the untrained model makes of the first rows. Runs on the *driver*.
+"""Tries the metrics and one training step on the first rows, before the ranks start.
 
-Tries one step on the first rows, before anything starts: the user's own step, its changes of batches, the metrics.
-
-Runs on the *driver*.
+The metrics are computed on the outputs of the untrained model. The step is tried where functions of the user take
+part in it: the step itself, changes of batches, or metrics.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Has wrong names, types and Param maps answered with errors that name the Param. Runs on the *driver*.
+"""The base of all classes with Params, one small mixin per Param, and checks of Params that hold functions.
 
-One small mixin per Param, each with its getter and setter; :mod:`.params` puts them together.
-
-Checks Params that hold functions, and says what to give in the place of a class or an instance.
+Errors about wrong names, types and Param maps name the Param. Each mixin has its getter and setter;
+:mod:`sparkdl.estimators.params.estimator` combines them. For a class or an instance where a function is expected, the
+error says what to pass instead.
 """
 
 from __future__ import annotations

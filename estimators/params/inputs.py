@@ -1,8 +1,6 @@
-"""One small mixin for each group of Params about what goes into a model; :mod:`.params` puts them together.
+"""Mixins of Params about the inputs of a model, the labels of classifiers, and the columns of ``transform``.
 
-Param ``labels`` of estimators that tell classes; :mod:`.params` puts it together with the others.
-
-Params of the columns that ``transform`` adds; :mod:`.params` puts them together with the others.
+There is one small mixin for each group of Params; :mod:`sparkdl.estimators.params.estimator` combines them.
 """
 
 from __future__ import annotations

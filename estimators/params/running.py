@@ -1,6 +1,6 @@
-"""Params that say how a fit survives interruptions; :mod:`.params` puts them together.
+"""Mixins of Params about surviving interruptions, and about tracking in MLflow.
 
-Params that say how a fit is tracked in MLflow; :mod:`.params` puts them together.
+:mod:`sparkdl.estimators.params.estimator` combines them with the others.
 """
 
 from __future__ import annotations

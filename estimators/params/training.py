@@ -1,8 +1,6 @@
-"""One small mixin for each group of Params that say how weights are updated; :mod:`.params` puts them together.
+"""Mixins of Params about weight updates, the course of a fit, and validation.
 
-One small mixin for each group of Params about the course of a fit; :mod:`.params` puts them together.
-
-One small mixin for each group of Params about validation; :mod:`.params` puts them together.
+There is one small mixin for each group of Params; :mod:`sparkdl.estimators.params.estimator` combines them.
 """
 
 from __future__ import annotations

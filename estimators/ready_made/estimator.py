@@ -1,8 +1,8 @@
-"""What all ready-made estimators have in common: fits, Param maps, saving. Runs on the *driver*.
+"""The base of all ready-made estimators, predictions for one row, and the models that the estimators return.
 
-What a model answers about one row, as models of Spark ML do it without a DataFrame. Runs anywhere.
-
-The models that ready-made estimators return. Run on the *driver*; their predictions run on the executors.
+The base does what all ready-made estimators have in common: fits, Param maps, saving. Predictions for one row need no
+DataFrame, as in models of Spark ML, and run anywhere. The models run on the driver; their predictions for a DataFrame
+run on the *executors*.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What is learned of a column of images: their layout, a size for all of them, scales. Runs on the *driver*.
+"""The ready-made estimator for images, its Params, and what it learns from a column of images.
 
-Params of the ready-made estimator for images: one small mixin for each group of them.
-
-The ready-made estimator for images. Runs on the *driver*; the training runs on the ranks.
+There is one small mixin for each group of Params. Learned are the layout of the images, one size for all of them, and
+scales. The training runs on the ranks.
 """
 
 from __future__ import annotations

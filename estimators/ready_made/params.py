@@ -1,6 +1,6 @@
-"""Params of the ready-made estimators, beside those of all estimators: one small mixin each.
+"""Params of the ready-made estimators, and the arguments that their constructors share.
 
-What constructors of all ready-made estimators take, beside what each has of its own. Runs on the *driver*.
+The Params are those beside the Params of all estimators, with one small mixin for each group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Estimators for tables: columns of numbers and categories. Run on the *driver*; the training runs on the ranks.
+"""The ready-made estimators for tables, columns of numbers and categories, and what they learn from the columns.
 
-What is learned of the columns of a table: scales of numbers, categories. Runs on the *driver*.
+Learned are the scales of numbers, and the categories. The training runs on the ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The ready-made estimator for texts. Runs on the *driver*; the training runs on the ranks.
+"""The ready-made estimator for texts, its Params, and the words that it learns from a column of texts.
 
-Params of the ready-made estimator for texts: one small mixin for each group of them.
-
-The words of a column of texts, learned from the rows. Runs on the *driver*, and counts on the *executors*.
+There is one small mixin for each group of Params. The words are counted on the *executors*; the training runs on the
+ranks.
 """
 
 from __future__ import annotations

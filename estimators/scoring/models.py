@@ -1,13 +1,11 @@
-"""A trained module as executors get it, packed once for a model and all its copies. Runs on the *driver*.
+"""Packs a trained module for the executors, once for a model and all its copies. Runs on the *driver*.
 
-Sends a model's weights to the executors as a file, beside the plans that use them. Runs on the *driver*.
-
-On classic Spark a function above 1 MiB travels as a broadcast, which is pickled as a whole and then lies in the memory
-of the driver's JVM as a whole; so large weights go as a file of Spark, which streams it from the disk. A Connect
-client has no broadcasts: the function would be part of every plan, of which a plan above 128 MiB is refused, and one
-of 100 MiB exhausted a server with 1 GiB of memory. An artifact goes to the server once per session and in pieces, and
-from there to the executors. There is nothing that takes such files away again before the session ends, so small weights
-do not go this way.
+Large weights go to the executors as a file, beside the plans that use them. On classic Spark a function above 1 MiB
+travels as a broadcast, which is pickled as a whole and then held in the memory of the driver's JVM as a whole; Spark
+streams a file from the disk instead. A Connect client has no broadcasts: the function would be part of every plan; a
+plan above 128 MiB is refused, and one of 100 MiB exhausted a server with 1 GiB of memory. An artifact goes to the
+server once per session and in pieces, and from there to the executors. Such files cannot be removed before the
+session ends, so small weights are not sent this way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``sparkdl train``, and ``sparkdl_job.py`` for spark-submit: one command line, two ways to a session.
 
-What a job's process ends with, so that a scheduler knows whether to run it again.
+The exit code of a job's process says whether a scheduler should run the job again:
 
 =====  =================================================================================================
 code   meaning
@@ -15,7 +15,7 @@ code   meaning
 143    ended by SIGTERM
 =====  =================================================================================================
 
-Has SIGTERM end a job as Ctrl-C does, and the end of spark-submit as well. Runs on the *driver*.
+SIGTERM, and the end of spark-submit, end a job as Ctrl-C does.
 """
 
 from __future__ import annotations

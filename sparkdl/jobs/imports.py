@@ -1,11 +1,11 @@
-"""Python objects that a job names: ``MODULE:NAME``, with arguments. Runs on the *driver*.
+"""The Python objects that a job names, and its Python code, found on the driver and shipped to the ranks.
 
-A name stands for what it names; a class for an instance, which its arguments make; arguments of a function are bound to
-it. Whether something is called is thus seen from what it is.
+A name ``MODULE:NAME`` stands for the object of that name. With arguments, a class stands for the instance made with
+them, and a function for that function with the arguments bound. So the kind of object determines whether it is
+called.
 
-The Python code of a job: found on the driver, shipped to the ranks. Runs on the *driver*.
-
-What the job names under ``code`` is shipped, and modules beside the job's file that it imports by name.
+Shipped are the files and folders that the job lists under ``code``, and modules beside the job's file that it imports
+by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a job says, checked as far as that takes neither Spark nor torch. Runs on the *driver*.
+"""The content of a job file, checked as far as that needs neither Spark nor torch.
 
-Takes values out of a section of a job file, with errors that name line and key. Runs on the *driver*.
+:class:`Section` takes values out of a section of the file, with errors that name line and key.
 """
 
 from __future__ import annotations

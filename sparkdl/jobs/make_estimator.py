@@ -1,6 +1,6 @@
-"""Makes the estimator of a job, and has it check its Params before Spark starts. Runs on the *driver*.
+"""Makes the estimator of a job, checks its Params before Spark starts, and computes the size of its model.
 
-How much memory a model and its optimizer take on a rank. Runs on the *driver*, and allocates none of it.
+The size is the memory that a model and its optimizer take on a rank; computing it allocates none of that memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The folder that a job leaves: ``model/``, and ``result.json``, which is there only where all of it is whole.
+"""The output folder of a job: ``model/``, and ``result.json``, which exists only where all of it is complete.
 
-Runs on the *driver*. On filesystems that rename, the folder appears in one step; object stores get ``result.json``
-last, and lose it first.
-
-What a job writes into ``result.json``. Runs on the *driver*.
+On filesystems that rename, the folder appears in one step; on object stores ``result.json`` is written last, and
+removed first. :func:`make_result` makes the content of ``result.json``.
 """
 
 from __future__ import annotations

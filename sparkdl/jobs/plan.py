@@ -1,10 +1,8 @@
-"""What a job will do: rows, shards, steps, memory, ranks per host. Runs on the *driver*; ranks start, and do not train.
+"""The plan of a job: rows, shards, steps, memory, ranks per host, and the text that ``--dry-run`` prints.
 
-``--dry-run`` counts the rows and starts all ranks once, so that what it says of hosts was seen, not computed.
-
-The rows of a job: its DataFrame, how many there are and how large. Runs on the *driver*.
-
-A plan in words, one thing a line. Runs on the *driver*.
+:func:`open_rows` returns the DataFrame of a job; :func:`count_rows` counts its rows and samples their size.
+``--dry-run`` counts the rows and starts all ranks once, without training, so that what it says of hosts was measured,
+not computed. :func:`plan_text` writes one fact a line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs a job: from what it says to the model in its output. Runs on the *driver*; the training runs on the ranks.
-
-The Spark session of a job. Runs on the *driver*.
-"""
+"""Runs a job, from its Spark session to the model in its output. The training runs on the ranks."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Reads YAML with the place of every key and value, and without the surprises of YAML 1.1. Runs on the *driver*.
+"""Reads YAML with the place of every key and value, and applies the changes that the command line makes to it.
 
-Plain words mean what YAML 1.2 says: ``1e-3`` is a number, and ``off``, ``on``, ``yes``, ``no``, ``12:30`` and
-``2026-01-01`` are strings. Tags, and keys that come twice, are errors. A file becomes a tree of :class:`Entry`.
-
-What somebody meant who mistyped a word. Runs on the *driver*.
-
-Changes a job by what the command line says: ``epochs=3 model.arguments.hidden=64``. Runs on the *driver*.
+Plain words mean what YAML 1.2 says, not YAML 1.1: ``1e-3`` is a number, and ``off``, ``on``, ``yes``, ``no``,
+``12:30`` and ``2026-01-01`` are strings. Tags, and duplicate keys, are errors. A file becomes a tree of
+:class:`Entry`. For a mistyped word, :func:`did_you_mean` suggests the most similar one. Changes are written as in
+``epochs=3 model.arguments.hidden=64``.
 """
 
 from __future__ import annotations

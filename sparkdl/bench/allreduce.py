@@ -1,10 +1,10 @@
-"""``sparkdl bench allreduce``: the time of an allreduce through the communicator and through torch, against others.
+"""``sparkdl bench allreduce``: the time of an allreduce by communicator and torch, against other libraries.
 
-Runs where it is called; the ranks are processes of this machine. Every time is that of the slowest rank.
+The allreduce of sparkdl is timed through the communicator and through torch. Runs where it is called; the ranks are
+processes of this machine. Every time is that of the slowest rank.
 
-How many bytes of memory each rank reads and writes in an allreduce, as the contenders' algorithms have it.
-
-Counts what passes through the processor, cached or not. A plain copy of S bytes moves 2 S.
+:func:`bytes_moved` gives the bytes of memory that each rank reads and writes in an allreduce, by the algorithm of the
+contender. It counts all bytes that pass through the processor, cached or not. A plain copy of S bytes moves 2 S.
 """
 
 from __future__ import annotations

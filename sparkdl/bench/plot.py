@@ -1,6 +1,6 @@
-"""Draws the rows of a benchmark. Needs matplotlib, the extra ``plot``.
+"""Draws the rows of a benchmark, and parses and formats sizes in bytes such as ``1KiB`` and ``4MiB``.
 
-Sizes in bytes as people write them: ``1KiB``, ``4MiB``.
+Drawing needs matplotlib, the extra ``plot``.
 """
 
 from __future__ import annotations

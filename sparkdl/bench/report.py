@@ -1,6 +1,6 @@
 """The report that every benchmark writes: one JSON object with the machine and a row per case and contender.
 
-What a benchmark ran on. Names no host and no user.
+The description of the machine names no host and no user.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Who reads in ``sparkdl bench feed``: each gives the batches of one pass over the files as tensors.
+"""The contenders of ``sparkdl bench feed``, the Parquet files that they read, and what is timed.
 
-Runs in the process of the contender. Those that read ahead, sparkdl and Petastorm, take two reader threads;
-Arrow's pool, in which all but torch decode columns, has two threads in each process. All give ``(rows, width)`` floats
-and, where there are labels, those.
+The readers return the batches of one pass over the files as tensors: ``(rows, width)`` floats and, where there are
+labels, those. The contenders that read ahead, sparkdl and Petastorm, use two reader threads; Arrow's pool, in which
+all but torch decode columns, has two threads in each process.
 
-The Parquet files that ``sparkdl bench feed`` reads. Runs where the benchmark was called.
-
-What ``sparkdl bench feed`` times: one pass over the files, or training the demo's network on them.
-
-Runs in the process of the contender.
+The files are written in the process that calls the benchmark. A trial runs in the process of the contender: it times
+one pass over the files, or training the demo's network on them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""One rank of a benchmark: ``python -m sparkdl.bench.contenders.rank``.
+"""One rank of a benchmark, run as ``python -m sparkdl.bench.contenders.rank``, and the timing of an operation.
 
-What it is and its turns come on standard input, a JSON object per line: nobody else can read the secret there.
-Answers go to standard output, one per turn. It ends with its input.
+The rank reads its description and its turns from standard input, a JSON object per line: no other process can read
+the secret there. It writes answers to standard output, one per turn. It ends with its input.
 
-Timing one operation on all ranks. Runs on the *rank*.
-
-A repetition is a handful of operations, on data that was rewritten outside the time that counts. All ranks begin it
-at one time, and take the same number of repetitions.
+An operation is timed on all ranks. A repetition is a handful of operations, on data that was rewritten outside the
+measured time. All ranks begin a repetition at one time, and take the same number of repetitions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the ranks of a Runner do: make everything ready, call the function, put everything away. Runs on a *rank*.
+"""Prepares a rank of a Runner, calls the function, and cleans up. Runs on a *rank*.
 
-Which GPUs ranks of one host see, for programs that choose theirs by ``local_rank``. Runs on a *rank*.
+:func:`see_gpus_of_host` sets which GPUs the ranks of one host see, for programs that choose theirs by ``local_rank``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What Python's logging and ``log_to_driver`` say on a rank, marked so that the driver knows it from printed lines.
+"""Marks the records of Python's logging and of ``log_to_driver`` on a rank, and provides ``progress()``.
 
-:func:`set_up_logging` runs on a *rank*, :class:`LineReader` on the *driver*.
-
-``progress()`` of a function that a Runner runs: what it is held to once it has called it. Runs on a *rank*.
+The marks tell the driver which lines are records and which were printed. :func:`set_up_logging` runs on a *rank*,
+:class:`LineReader` on the *driver*. :func:`progress` runs on a rank, in a function that a Runner runs; from its first
+call on, a rank that stops calling it counts as hanging.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Looks at every executor of a cluster, by a barrier stage that takes all of its slots. Runs on the *driver*.
+"""Collects facts about every executor of a cluster, by a barrier stage that takes all of its slots.
 
-What a task of the doctor does: the first of each executor looks around. Runs on an executor.
+Runs on the *driver*. In the tasks of the stage, :func:`look_from_task` runs on the executors; the first task of each
+executor collects the facts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a check has found: one line of the table.
-
-Findings as a table for a terminal.
-"""
+"""The finding of a check, one line of the table, and the table of findings for a terminal."""
 
 from __future__ import annotations
 

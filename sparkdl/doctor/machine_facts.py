@@ -1,8 +1,7 @@
-"""What one machine has: versions, cores, memory, GPUs, libraries, interfaces. Runs on the driver and on executors.
+"""Collects the facts about one machine: versions, cores, memory, GPUs, libraries, interfaces.
 
-Only looks, and judges nothing. Every question has a deadline.
-
-Runs small programs with a deadline: what is asked of may hang, crash, or take Python with it. Runs anywhere.
+Runs on the driver and on executors. It only collects, and judges nothing. Every query has a deadline. What may hang,
+crash, or take Python with it is queried by small programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Judges what a survey of the network has found. Pure: nothing is asked here.
+"""Surveys the network, on every rank of the survey, and judges the result.
 
-Which addresses of each host the others reach, and how fast data comes across. Runs on every rank of a survey.
+The survey finds which addresses of each host the other hosts reach, and how fast data is transferred.
+:func:`judge_network` is a pure function of what the survey has found and makes no queries.
 """
 
 from __future__ import annotations

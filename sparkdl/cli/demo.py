@@ -1,13 +1,11 @@
 """``sparkdl demo``: the whole way once, on this machine: digits, two ranks, a Spark model, MLflow.
 
-It starts a local Spark session, fits a small convolutional network on two ranks, tracks the fit in MLflow, loads the
-logged model back and scores it. All that it makes lies in one folder.
+The demo starts a local Spark session, fits a small convolutional network on two ranks, tracks the fit in MLflow,
+loads the logged model back and scores it. Everything that it makes lies in one folder.
 
-Keeps harmless notices of Spark and MLflow from a user who sees them for the first time. Runs on the *driver*.
-
-Only for programs of our own that start their own session; a library leaves the logging of its users alone.
-
-A Spark session on this machine for programs of our own: the demo and the benchmarks. Runs on the *driver*.
+The demo and other programs of this package that start their own session also take from here what makes one:
+:func:`start_local_session`, and functions that suppress harmless notices of Spark and MLflow. Only such programs may
+use these: a library leaves the logging of its users alone. Runs on the *driver*.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ _NUM_QUIET_LOOKS = 4
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
 
 _PACKAGE = f'File "{Path(sparkdl.__file__).parent}{os.sep}'
-_LAUNCHER = f'{_PACKAGE}launch{os.sep}rank_process.py"'
+_LAUNCHER = f'{_PACKAGE}launch{os.sep}rank{os.sep}process.py"'
 _THREADING = f'File "{threading.__file__}"'
 
 _STATES = {

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import sparkdl
+from sparkdl.launch.rank import process
 from sparkdl.launch.rank.pulse import MAX_STACK_CHARS, StackFile, name_threads, process_state
 
 PACKAGE = Path(sparkdl.__file__).parent
@@ -14,11 +15,11 @@ DUMP = f"""Thread 0x00000000000000aa (most recent call first):
   File "/lib/reader.py", line 3 in read
 
 Thread 0x00000000000000bb (most recent call first):
-  File "{PACKAGE}/collective/stall_watcher.py", line 45 in _run
+  File "{PACKAGE}/collective/native/communicator.py", line 45 in _run
 
 Current thread 0x00000000000000cc (most recent call first):
   File "/home/me/train.py", line 12 in load
-  File "{PACKAGE}/launch/rank_process.py", line 91 in _call
+  File "{process.__file__}", line 91 in _call
   File "<frozen runpy>", line 88 in _run_code
 """
 

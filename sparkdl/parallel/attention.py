@@ -1,0 +1,451 @@
+"""Attention over a sequence that is sharded across the ranks of a group: ring attention and all-to-all attention.
+
+Every rank holds the queries, keys and values of its own positions, two chunks of the sequence (see
+:mod:`sparkdl.parallel.sequence`). :func:`ring_attention` passes keys and values from rank to rank and never holds more
+than two ranks' share of them; :func:`all_to_all_attention` exchanges positions for heads, computes ordinary attention
+on whole sequences of some heads, and exchanges back. Both compute what
+:func:`torch.nn.functional.scaled_dot_product_attention` computes on the whole sequence, but for rounding.
+
+Sources: H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023);
+W. Brandon et al., "Striped Attention" (2023), for why causal attention needs balanced shards; S. A. Jacobs et al.,
+"DeepSpeed Ulysses" (2023); T. Dao, "FlashAttention-2" (2023), for merging blocks by their logsumexp and for the
+backward pass of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.sequence import from_chunks, to_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: dist.ProcessGroup,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """Attend from this rank's positions to those of all ranks; keys and values travel around the ring.
+
+    While a rank computes with one block of keys and values, the next one arrives. With ``is_causal`` every rank has the
+    same work in every step, as each holds an early and a late chunk of the sequence.
+
+    Args:
+        query: ``(batch, heads, positions, head size)``, this rank's positions.
+        key: ``(batch, key heads, positions, head size)``; the number of key heads divides that of heads, and each
+            serves a group of consecutive heads (grouped queries).
+        value: like ``key``.
+        group: the ranks that share the sequence, in its order.
+        is_causal: a position attends to itself and earlier ones only.
+        scale: factor of the products; ``1 / sqrt(head size)`` if None.
+        documents: ``(batch, positions)`` integers; a position attends only to those with the same number, as packed
+            sequences need it. All positions if None.
+
+    Returns:
+        ``(batch, heads, positions, head size)``, in the dtype of ``query``.
+
+    Raises:
+        ParamError: if the shapes do not fit.
+    """
+    _check_shapes(query, key, value)
+    if is_causal and query.shape[2] % 2:
+        raise ParamError(
+            f"Causal ring attention needs an even number of positions per rank, got {query.shape[2]}: the sequence "
+            f"must be a multiple of {2 * dist.get_world_size(group)} positions. Pad it."
+        )
+    if documents is not None and documents.shape != (query.shape[0], query.shape[2]):
+        raise ParamError(
+            f"documents must have the shape (batch, positions) = {(query.shape[0], query.shape[2])}, got "
+            f"{tuple(documents.shape)}."
+        )
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return _RingAttention.apply(query, key, value, documents, group, is_causal, scale)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def all_to_all_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: dist.ProcessGroup,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """Attend from this rank's positions to those of all ranks; each rank computes some heads of the whole sequence.
+
+    Four exchanges of ``1 / world_size`` of a rank's tensors in place of a ring. The number of heads must be a multiple
+    of the group's size; key heads are repeated where they are fewer. Arguments, result and errors are those of
+    :func:`ring_attention`.
+    """
+    _check_shapes(query, key, value)
+    size = dist.get_world_size(group)
+    heads, key_heads = query.shape[1], key.shape[1]
+    if heads % size:
+        raise ParamError(
+            f"All-to-all attention divides {heads} heads among {size} ranks, which leaves a remainder. Use a context "
+            "size that divides the number of heads, or ring attention."
+        )
+    repeats = size // math.gcd(key_heads, size)
+    if heads % (key_heads * repeats):
+        raise ParamError(
+            f"All-to-all attention cannot divide {key_heads} key heads for {heads} heads among {size} ranks. Use ring "
+            "attention."
+        )
+    if repeats > 1:
+        key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+    query, key, value = (_HeadsForPositions.apply(x, group) for x in (query, key, value))
+    mask = None
+    if documents is not None:
+        gathered = [torch.empty_like(documents) for _ in range(size)]
+        dist.all_gather(gathered, documents.contiguous(), group=group)
+        whole = from_chunks(torch.stack(gathered), 1)
+        mask = whole[:, None, :, None] == whole[:, None, None, :]
+        if is_causal:
+            mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    output = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=is_causal and mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return _PositionsForHeads.apply(output, group)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
+        raise ParamError(
+            "query, key and value must have the shape (batch, heads, positions, head size), key and value the same "
+            f"one; got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
+        )
+    batch, heads, positions, size = query.shape
+    if (key.shape[0], key.shape[2], key.shape[3]) != (batch, positions, size) or heads % key.shape[1]:
+        raise ParamError(
+            f"key has the shape {tuple(key.shape)}, which does not fit to query's {tuple(query.shape)}: batch, "
+            "positions and head size must be equal, and the number of its heads must divide that of query's."
+        )
+
+
+class _RingAttention(torch.autograd.Function):
+    """The ring in both directions: forward keys and values travel, backward also their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        documents: Tensor | None,
+        group: dist.ProcessGroup,
+        is_causal: bool,
+        scale: float,
+    ) -> Tensor:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        ring = _Ring(group)
+        output = torch.zeros(query.shape, dtype=_accumulated(query.dtype), device=query.device)
+        logsumexp = output.new_full(query.shape[:3], -math.inf)
+        block = [key, value] if documents is None else [key, value, documents.contiguous()]
+        for step in range(ring.size):
+            transfer = ring.pass_on(block) if step + 1 < ring.size else None
+            for rows, columns, diagonal in _visible(ring.rank, ring.source(step), query.shape[2], is_causal):
+                found, found_lse = _attend(
+                    query[:, :, rows],
+                    block[0][:, :, columns],
+                    block[1][:, :, columns],
+                    scale=scale,
+                    is_causal=diagonal,
+                    mask=_mask(documents, block, rows, columns, diagonal),
+                )
+                _merge(output[:, :, rows], logsumexp[:, :, rows], found, found_lse)
+            if transfer is not None:
+                block = transfer.wait()
+        result = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, documents, result, logsumexp)
+        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        query, key, value, documents, output, logsumexp = ctx.saved_tensors
+        grad_output = grad_outputs[0].contiguous()
+        ring = _Ring(ctx.group)
+        accumulated = _accumulated(query.dtype)
+        grad_query = torch.zeros(query.shape, dtype=accumulated, device=query.device)
+        block = [key, value] if documents is None else [key, value, documents.contiguous()]
+        gradients = [torch.zeros(key.shape, dtype=accumulated, device=key.device) for _ in range(2)]
+        arriving = None
+        for step in range(ring.size):
+            transfer = ring.pass_on(block) if step + 1 < ring.size else None
+            parts = []
+            for rows, columns, diagonal in _visible(
+                ring.rank, ring.source(step), query.shape[2], ctx.is_causal
+            ):
+                found_query, found_key, found_value = _attend_backward(
+                    grad_output[:, :, rows],
+                    query[:, :, rows],
+                    block[0][:, :, columns],
+                    block[1][:, :, columns],
+                    output[:, :, rows],
+                    logsumexp[:, :, rows],
+                    scale=ctx.scale,
+                    is_causal=diagonal,
+                    mask=_mask(documents, block, rows, columns, diagonal),
+                )
+                grad_query[:, :, rows] += found_query
+                parts.append((columns, found_key, found_value))
+            # The gradients of this block arrive from the previous rank while this one computed its own part.
+            if arriving is not None:
+                gradients = arriving.wait()
+            for columns, found_key, found_value in parts:
+                gradients[0][:, :, columns] += found_key
+                gradients[1][:, :, columns] += found_value
+            if ring.size > 1:
+                arriving = ring.pass_on(gradients)
+            if transfer is not None:
+                block = transfer.wait()
+        if arriving is not None:
+            gradients = arriving.wait()
+        return (
+            grad_query.to(query.dtype),
+            gradients[0].to(key.dtype),
+            gradients[1].to(value.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _accumulated(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _visible(rank: int, source: int, positions: int, is_causal: bool) -> Sequence[tuple[slice, slice, bool]]:
+    """Which of this rank's queries attend to which keys of another rank: rows, columns, and whether causally.
+
+    Rank r of N holds chunks r and 2N - 1 - r. Of an earlier rank's keys, the early chunk is before both of this rank's,
+    and the late one after both; a later rank's keys lie between this rank's chunks. Both are half of all pairs.
+    """
+    whole, half = slice(0, positions), positions // 2
+    if not is_causal:
+        return [(whole, whole, False)]
+    if source == rank:
+        return [(whole, whole, True)]
+    if source < rank:
+        return [(whole, slice(0, half), False)]
+    return [(slice(half, positions), whole, False)]
+
+
+def _mask(
+    documents: Tensor | None, block: Sequence[Tensor], rows: slice, columns: slice, diagonal: bool
+) -> Tensor | None:
+    """Which pairs of a block have the same document; None if every pair counts."""
+    if documents is None:
+        return None
+    mask = documents[:, None, rows, None] == block[2][:, None, None, columns]
+    if diagonal:
+        mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    return mask
+
+
+def _merge(output: Tensor, logsumexp: Tensor, found: Tensor, found_lse: Tensor) -> None:
+    """Add the attention over one more block of keys, in place; each is weighted by its share of the exponentials."""
+    joined = torch.logaddexp(logsumexp, found_lse)
+    finite = torch.where(joined == -math.inf, 0.0, joined)  # a row that has seen no key yet
+    output.mul_(torch.exp(logsumexp - finite).unsqueeze(-1))
+    output.addcmul_(found.to(output.dtype), torch.exp(found_lse - finite).unsqueeze(-1))
+    logsumexp.copy_(joined)
+
+
+class _Ring:
+    """Passes tensors to the next rank of a group while those of the previous one arrive."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self._next = dist.get_global_rank(group, (self.rank + 1) % self.size)
+        self._previous = dist.get_global_rank(group, (self.rank - 1) % self.size)
+
+    def source(self, step: int) -> int:
+        """Whose block a rank holds in a step."""
+        return (self.rank - step) % self.size
+
+    def pass_on(self, tensors: Sequence[Tensor]) -> _Transfer:
+        """Start to send tensors to the next rank and to receive the previous one's, of the same shapes."""
+        received = [torch.empty_like(tensor) for tensor in tensors]
+        operations = [dist.P2POp(dist.isend, tensor, self._next, self._group) for tensor in tensors]
+        operations += [dist.P2POp(dist.irecv, tensor, self._previous, self._group) for tensor in received]
+        return _Transfer(dist.batch_isend_irecv(operations), list(tensors), received)
+
+
+class _Transfer:
+    """Tensors under way; keeps those that are sent until they are."""
+
+    def __init__(self, works: Sequence[dist.Work], sent: list[Tensor], received: list[Tensor]) -> None:
+        self._works = works
+        self._sent = sent
+        self._received = received
+
+    def wait(self) -> list[Tensor]:
+        """Wait until all were sent and received; return the latter."""
+        for work in self._works:
+            work.wait()
+        self._sent = []
+        return self._received
+
+
+class _HeadsForPositions(torch.autograd.Function):
+    """``(batch, heads, positions of a rank, size)`` to ``(batch, heads of a rank, all positions, size)``."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _to_heads(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return _to_positions(grad_outputs[0], ctx.group), None
+
+
+class _PositionsForHeads(torch.autograd.Function):
+    """The way back of :class:`_HeadsForPositions`."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _to_positions(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return _to_heads(grad_outputs[0], ctx.group), None
+
+
+def _to_heads(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    size = dist.get_world_size(group)
+    batch, heads, positions, features = tensor.shape
+    parts = tensor.view(batch, size, heads // size, positions, features).transpose(0, 1).contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return from_chunks(received, 2)
+
+
+def _to_positions(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    size = dist.get_world_size(group)
+    parts = to_chunks(tensor, 2, size).contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    _, batch, heads, positions, features = received.shape
+    return received.transpose(0, 1).reshape(batch, size * heads, positions, features)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention over one block of keys and its logsumexp, ``-inf`` where a row sees no key."""
+    key, value = _expanded(key, query.shape[1]), _expanded(value, query.shape[1])
+    bias = _bias(mask, query)
+    aten = torch.ops.aten
+    if query.device.type == "cpu":
+        output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, is_causal and mask is None, attn_mask=bias, scale=scale
+        )
+    elif mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        output, logsumexp, *_ = aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, is_causal, False, scale=scale
+        )
+    else:
+        output, logsumexp, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, True, 0.0, is_causal and mask is None, scale=scale
+        )
+        logsumexp = logsumexp[:, :, : query.shape[2]]  # padded to the kernel's alignment
+    if mask is not None:
+        logsumexp = torch.where(mask.any(-1).expand_as(logsumexp), logsumexp, -math.inf)
+        output = torch.where((logsumexp == -math.inf).unsqueeze(-1), 0.0, output)
+    return output, logsumexp
+
+
+def _attend_backward(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    *,
+    scale: float,
+    is_causal: bool,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A block's part of the gradients, from the output and the logsumexp over all blocks."""
+    key_heads = key.shape[1]
+    key, value = _expanded(key, query.shape[1]), _expanded(value, query.shape[1])
+    bias = _bias(mask, query)
+    # A row that sees no key in any block: exp(-inf - 0) is zero, as it should be; -inf - -inf would not be.
+    logsumexp = torch.where(logsumexp == -math.inf, 0.0, logsumexp).contiguous()
+    grad_output, output = grad_output.contiguous(), output.contiguous()
+    aten = torch.ops.aten
+    if query.device.type == "cpu":
+        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_output,
+            query,
+            key,
+            value,
+            output,
+            logsumexp,
+            0.0,
+            is_causal and mask is None,
+            attn_mask=bias,
+            scale=scale,
+        )
+    elif mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        seed = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout, which there is none of
+        grads = aten._scaled_dot_product_flash_attention_backward(
+            grad_output, query, key, value, output, logsumexp, None, None, query.shape[2], key.shape[2], 0.0, is_causal,
+            seed, seed, scale=scale,
+        )  # fmt: skip
+    else:
+        seed = torch.empty((), dtype=torch.int64, device=query.device)
+        grads = aten._scaled_dot_product_efficient_attention_backward(
+            grad_output, query, key, value, bias, output, F.pad(logsumexp, (0, -query.shape[2] % 32)), seed, seed, 0.0,
+            [True, True, True, False], is_causal and mask is None, scale=scale,
+        )  # fmt: skip
+    grad_query, grad_key, grad_value = grads[:3]
+    return grad_query, _summed(grad_key, key_heads), _summed(grad_value, key_heads)
+
+
+def _expanded(tensor: Tensor, heads: int) -> Tensor:
+    """Repeat each key head for the heads that it serves."""
+    repeats = heads // tensor.shape[1]
+    return tensor if repeats == 1 else tensor.repeat_interleave(repeats, dim=1)
+
+
+def _summed(gradient: Tensor, key_heads: int) -> Tensor:
+    """The gradient of :func:`_expanded`."""
+    if gradient.shape[1] == key_heads:
+        return gradient
+    return gradient.unflatten(1, (key_heads, -1)).sum(2)
+
+
+def _bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    if mask is None:
+        return None
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
+    return bias if query.device.type == "cpu" else bias.expand(-1, query.shape[1], -1, -1)

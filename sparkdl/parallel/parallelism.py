@@ -1,0 +1,235 @@
+"""How the ranks of a job are divided among the kinds of parallelism, and the groups of ranks that result.
+
+:class:`Parallelism` holds sizes; :meth:`Parallelism.lay_out` places them on the ranks of the open process group and
+returns a :class:`RankLayout` with a device mesh, whose dimensions are also process groups and communicators.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from sparkdl.errors import ParamError
+from sparkdl.topology import number_hosts
+from sparkdl.torch.process_group import SparkdlProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdl.collective import Communicator
+
+logger = logging.getLogger(__name__)
+
+DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
+"""The dimensions of a mesh, the outermost first: neighbors along the last ones communicate most, so share a host."""
+
+_INSIDE_A_HOST = ("tensor", "context", "shard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """The sizes of each kind of parallelism; their product is the number of ranks.
+
+    One size may be -1: it takes what the others leave of the ranks.
+
+    Attributes:
+        data: replicas of the model, each of which trains on other rows. None takes what the other sizes leave, or 1 if
+            another size is -1.
+        shard: ranks that train on other rows, too, and share the weights, gradients and optimizer state among them.
+        tensor: ranks among which each layer's weights and arithmetic are divided.
+        context: ranks that share the positions of each sequence.
+        pipeline: stages, each of which has some of the layers.
+    """
+
+    data: int | None = None
+    shard: int = 1
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, size in sizes.items():
+            if name == "data" and size is None:
+                continue
+            if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+                raise ParamError(f"Parallelism: {name} must be a positive number or -1, got {size!r}.")
+        rest = [name for name, size in sizes.items() if size == -1]
+        if len(rest) > 1:
+            raise ParamError(
+                f"Parallelism: only one size can be -1, got {' and '.join(rest)}. Give the others a number."
+            )
+
+    def resolve(self, world_size: int) -> Parallelism:
+        """Return the sizes for a number of ranks, without None and -1.
+
+        Raises:
+            ParamError: if their product cannot be the number of ranks; the message says which sizes would fit.
+        """
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
+        if sizes["data"] is None:
+            sizes["data"] = 1 if -1 in sizes.values() else -1
+        open_name = next((name for name, size in sizes.items() if size == -1), None)
+        product = math.prod(size for size in sizes.values() if size != -1)
+        if open_name is not None and world_size % product == 0:
+            sizes[open_name] = world_size // product
+        elif open_name is not None or product != world_size:
+            given = (
+                " x ".join(f"{name} {size}" for name, size in sizes.items() if size not in (1, -1))
+                or "data 1"
+            )
+            raise ParamError(
+                f"Parallelism: {given} = {product} does not {'divide' if open_name else 'equal'} {world_size} ranks. "
+                f"{_what_fits(product, world_size, open_name)}"
+            )
+        return Parallelism(**sizes)
+
+    def lay_out(self, *, device_type: str = "cpu", host_of_rank: Sequence[int] | None = None) -> RankLayout:
+        """Place the sizes on the ranks of the open process group and open a group for each. Collective.
+
+        Tensor, then context, then shard neighbors are placed on one host where the host has room for them; data and
+        pipeline neighbors are placed across hosts.
+
+        Args:
+            device_type: of the tensors, ``"cpu"`` or ``"cuda"``.
+            host_of_rank: the index of each rank's host; by default as the communicator of the process group knows it,
+                and one host where torch's own backends carry the data.
+
+        Raises:
+            ParamError: if the sizes do not fit the number of ranks, or torch.distributed is not initialized.
+        """
+        if not dist.is_initialized():
+            raise ParamError(
+                "Parallelism.lay_out needs torch.distributed: call sparkdl.torch.init_process_group() or "
+                "torch.distributed.init_process_group() first."
+            )
+        sizes = self.resolve(dist.get_world_size())
+        world = dist.group.WORLD
+        if host_of_rank is None and isinstance(world, SparkdlProcessGroup):
+            host_of_rank = world.communicator.topology.host_of_rank
+        hosts = number_hosts(host_of_rank or [0] * dist.get_world_size())
+        ranks = place_ranks(sizes, hosts)
+        for name in _INSIDE_A_HOST:
+            crossing = _num_crossing(ranks, DIMENSIONS.index(name), hosts)
+            if crossing and dist.get_rank() == 0:
+                logger.warning(
+                    "Parallelism: %d of the groups of %s %d lie on several hosts, which makes them slow. Hosts have %s "
+                    "ranks; choose sizes whose product up to this one divides that.",
+                    crossing,
+                    name,
+                    getattr(sizes, name),
+                    sorted({hosts.count(host) for host in hosts}),
+                )
+        return RankLayout(sizes, DeviceMesh(device_type, ranks, mesh_dim_names=DIMENSIONS))
+
+
+def place_ranks(sizes: Parallelism, hosts: Sequence[int]) -> torch.Tensor:
+    """Number the places of a mesh with ranks so that its innermost dimensions lie inside hosts.
+
+    Args:
+        sizes: resolved; their product is the number of hosts' entries.
+        hosts: the host of each rank.
+
+    Returns:
+        ``int64`` ranks, ``(pipeline, data, shard, context, tensor)``.
+    """
+    by_host = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
+    return torch.tensor(by_host).view([getattr(sizes, name) for name in DIMENSIONS])
+
+
+def _num_crossing(ranks: torch.Tensor, dim: int, hosts: Sequence[int]) -> int:
+    """How many groups along a dimension have ranks of several hosts."""
+    groups = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
+    return sum(len({hosts[rank] for rank in group}) > 1 for group in groups)
+
+
+def _what_fits(product: int, world_size: int, open_name: str | None) -> str:
+    if open_name is None and world_size % product == 0:
+        return f"Multiply a size by {world_size // product}, or leave data out: it takes what remains."
+    lower = max(number for number in range(1, product + 1) if world_size % number == 0)
+    return (
+        f"Choose sizes whose product divides {world_size}, such as {lower}, or start a multiple of {product} ranks: "
+        f"{product * max(1, world_size // product)} or {product * (world_size // product + 1)}."
+    )
+
+
+class RankLayout:
+    """The ranks of a job in a mesh of parallelism.
+
+    Attributes:
+        sizes: the sizes of all dimensions.
+        mesh: the ranks in ``(pipeline, data, shard, context, tensor)``; ``mesh["tensor"]`` is a dimension of its own.
+    """
+
+    def __init__(self, sizes: Parallelism, mesh: DeviceMesh) -> None:
+        self.sizes = sizes
+        self.mesh = mesh
+        self._joined: dict[tuple[str, ...], DeviceMesh] = {}
+
+    def size(self, *names: str) -> int:
+        """How many ranks the group of one or several dimensions has."""
+        return math.prod(self.mesh[name].size() for name in _checked(names))
+
+    def rank(self, *names: str) -> int:
+        """This rank's number in the group of one or several dimensions."""
+        number = 0
+        for name in _checked(names):
+            number = number * self.mesh[name].size() + self.mesh.get_local_rank(name)
+        return number
+
+    def submesh(self, *names: str) -> DeviceMesh:
+        """One dimension, or several joined to one. Collective at the first call with these names."""
+        names = _checked(names)
+        if len(names) == 1:
+            return self.mesh[names[0]]
+        if names not in self._joined:
+            self._joined[names] = self.mesh[names]._flatten("_".join(names))
+        return self._joined[names]
+
+    def group(self, *names: str) -> dist.ProcessGroup:
+        """The process group of this rank's neighbors along one or several dimensions."""
+        return self.submesh(*names).get_group()
+
+    def ranks(self, *names: str) -> list[int]:
+        """The numbers of these neighbors in the world, this rank's among them."""
+        return dist.get_process_group_ranks(self.group(*names))
+
+    def communicator(self, *names: str) -> Communicator:
+        """The communicator of these neighbors, a process set of the world's communicator.
+
+        Raises:
+            ParamError: if torch's own backend carries the data, which has none.
+        """
+        group = self.group(*names)
+        if not isinstance(group, SparkdlProcessGroup):
+            raise ParamError(
+                f"The process group of {' x '.join(names)} has the backend {dist.get_backend(group)!r}, which has no "
+                "communicator. Initialize torch.distributed with the backend 'sparkdl'."
+            )
+        return group.communicator
+
+    @property
+    def row_reader(self) -> tuple[int, int]:
+        """The number of this rank's share of the rows, and how many shares there are.
+
+        Ranks along the other dimensions work on the same rows.
+        """
+        return self.rank("data", "shard"), self.size("data", "shard")
+
+    def __repr__(self) -> str:
+        return f"RankLayout({' x '.join(f'{name} {self.mesh[name].size()}' for name in DIMENSIONS)})"
+
+
+def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
+    unknown = [name for name in names if name not in DIMENSIONS]
+    if unknown or not names:
+        raise ParamError(
+            f"There is no dimension {' or '.join(map(repr, unknown)) or ''}; there are {', '.join(DIMENSIONS)}."
+        )
+    return tuple(sorted(names, key=DIMENSIONS.index))

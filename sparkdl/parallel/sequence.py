@@ -1,0 +1,84 @@
+"""Which positions of a sequence each rank of a context-parallel group holds, and tensors cut and joined accordingly.
+
+A sequence of S positions is cut into ``2 N`` chunks for N ranks; rank r holds chunks r and ``2 N - 1 - r``. Each rank
+then has an early and a late part, so that causal attention is the same work for all of them. What is computed position
+by position (linear layers, norms, the loss) needs no change; position embeddings take :func:`positions`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparkdl.errors import ParamError
+
+
+def check_length(length: int, ranks: int) -> None:
+    """Check that a sequence can be shared.
+
+    Raises:
+        ParamError: if its length is no multiple of twice the number of ranks.
+    """
+    if length % (2 * ranks):
+        lower = length - length % (2 * ranks)
+        raise ParamError(
+            f"A sequence of {length} positions cannot be shared by {ranks} context-parallel ranks: its length must be "
+            f"a multiple of {2 * ranks}, for example {lower or 2 * ranks} or {lower + 2 * ranks}."
+        )
+
+
+def positions(length: int, group: dist.ProcessGroup, device: torch.device | None = None) -> Tensor:
+    """The positions that this rank holds, in their order on the rank: ``int64``, ``(length / ranks,)``.
+
+    Args:
+        length: of the whole sequence.
+        group: the ranks that share it.
+        device: of the result.
+
+    Raises:
+        ParamError: if the ranks cannot share a sequence of that length.
+    """
+    return shard(torch.arange(length, device=device), 0, group)
+
+
+def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """This rank's part of a tensor with whole sequences.
+
+    Args:
+        tensor: the same on all ranks of the group.
+        dim: the dimension of positions.
+        group: the ranks that share the sequence.
+
+    Raises:
+        ParamError: if the ranks cannot share a sequence of that length.
+    """
+    size = dist.get_world_size(group)
+    check_length(tensor.shape[dim], size)
+    chunks = tensor.chunk(2 * size, dim)
+    rank = dist.get_rank(group)
+    return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim)
+
+
+def unshard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Whole sequences of the parts of all ranks, without gradients; the inverse of :func:`shard`. Collective."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, tensor.detach().contiguous(), group=group)
+    return from_chunks(torch.stack(parts), dim)
+
+
+def from_chunks(parts: Tensor, dim: int) -> Tensor:
+    """Join the parts of all ranks, ``(ranks, ...)``, to whole sequences along ``dim`` of a part."""
+    size = parts.shape[0]
+    if size == 1:
+        return parts[0]
+    early, late = parts.chunk(2, dim + 1)
+    return torch.cat([*early.unbind(0), *late.flip(0).unbind(0)], dim)
+
+
+def to_chunks(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """Cut whole sequences into the parts of ``size`` ranks, ``(ranks, ...)``; the inverse of :func:`from_chunks`."""
+    if size == 1:
+        return tensor[None]
+    chunks = tensor.chunk(2 * size, dim)
+    return torch.stack([torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim) for rank in range(size)])

@@ -1,0 +1,124 @@
+"""Attention over a sharded sequence equals attention over the whole one, with its gradients, on 2 and 4 ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.attention import all_to_all_attention, ring_attention
+from sparkdl.parallel.sequence import positions, shard, unshard
+from tests.claims import claims_in
+from tests.torch.claims import run_claims
+
+HEADS, SIZE = 4, 8
+POSITIONS = 32
+
+
+def draw(key_heads: int, dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(5)
+    return [
+        torch.randn(2, heads, POSITIONS, SIZE, dtype=dtype) for heads in (HEADS, key_heads, key_heads, HEADS)
+    ]
+
+
+def expected(tensors: list[Tensor], *, is_causal: bool, documents: Tensor | None) -> list[Tensor]:
+    query, key, value = (tensor.clone().requires_grad_() for tensor in tensors[:3])
+    mask = torch.ones(POSITIONS, POSITIONS, dtype=torch.bool)
+    mask = (mask.tril() if is_causal else mask)[None, None]
+    if documents is not None:
+        mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    output.backward(tensors[3])
+    return [output.detach(), query.grad, key.grad, value.grad]
+
+
+def check(
+    attention: Callable[..., Tensor], *, key_heads: int, dtype: torch.dtype, is_causal: bool, packed: bool
+) -> None:
+    group = dist.group.WORLD
+    tensors = draw(key_heads, dtype)
+    documents = torch.tensor([[0] * 5 + [1] * 20 + [2] * 7, [3] * 31 + [4]]) if packed else None
+    query, key, value, grad = (shard(tensor, 2, group) for tensor in tensors)
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    own = None if documents is None else shard(documents, 1, group)
+    output = attention(*leaves, group, is_causal=is_causal, documents=own)
+    output.backward(grad)
+    found = [output, *(leaf.grad for leaf in leaves)]
+    # Blocks are summed in another order: a few units of the last place of sums over 32 positions.
+    tolerance = {"rtol": 0.03, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    for part, whole in zip(found, expected(tensors, is_causal=is_causal, documents=documents), strict=True):
+        assert part.dtype == dtype
+        torch.testing.assert_close(unshard(part, 2, group), whole, **tolerance)
+
+
+def claim_ring_attention_equals_attention_over_the_whole_sequence() -> None:
+    for is_causal in (False, True):
+        check(ring_attention, key_heads=HEADS, dtype=torch.float32, is_causal=is_causal, packed=False)
+
+
+def claim_ring_attention_serves_groups_of_queries() -> None:
+    for key_heads in (1, 2):
+        check(ring_attention, key_heads=key_heads, dtype=torch.float32, is_causal=True, packed=False)
+
+
+def claim_ring_attention_keeps_packed_documents_apart() -> None:
+    for is_causal in (False, True):
+        check(ring_attention, key_heads=2, dtype=torch.float32, is_causal=is_causal, packed=True)
+
+
+def claim_ring_attention_sums_bfloat16_in_float32() -> None:
+    check(ring_attention, key_heads=HEADS, dtype=torch.bfloat16, is_causal=True, packed=False)
+
+
+def claim_all_to_all_attention_equals_attention_over_the_whole_sequence() -> None:
+    for is_causal in (False, True):
+        check(all_to_all_attention, key_heads=HEADS, dtype=torch.float32, is_causal=is_causal, packed=False)
+
+
+def claim_all_to_all_attention_serves_groups_of_queries_and_packed_documents() -> None:
+    for key_heads in (1, 2):
+        for packed in (False, True):
+            check(
+                all_to_all_attention, key_heads=key_heads, dtype=torch.float32, is_causal=True, packed=packed
+            )
+
+
+def claim_positions_of_all_ranks_are_those_of_the_sequence() -> None:
+    group = dist.group.WORLD
+    own = positions(POSITIONS, group)
+    torch.testing.assert_close(unshard(own, 0, group), torch.arange(POSITIONS))
+    # An early and a late part on each rank: the causal work, the sum of positions, is the same for all.
+    sums = [torch.empty((), dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sums, own.sum())
+    assert len({int(total) for total in sums}) == 1
+
+
+def claim_sequences_that_the_ranks_do_not_divide_are_refused_with_lengths_that_fit() -> None:
+    size = dist.get_world_size()
+    with pytest.raises(ParamError, match=f"{4 * size} or {6 * size}"):
+        positions(4 * size + 1, dist.group.WORLD)
+
+
+def claim_heads_that_the_ranks_do_not_divide_are_refused() -> None:
+    tensor = torch.zeros(1, 3, 4, SIZE)
+    with pytest.raises(ParamError, match="3 heads"):
+        all_to_all_attention(tensor, tensor, tensor, dist.group.WORLD)
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_claims([__name__], request.param)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_attention(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

@@ -1,0 +1,208 @@
+"""A decoder for language models: RMSNorm, rotary positions, grouped queries, SwiGLU.
+
+The network carries what :mod:`sparkdl.parallel` needs: ``tensor_plan`` says how its layers are divided among ranks, and
+``blocks`` is the list of its layers, by which it is sharded and cut into pipeline stages.
+
+Sources: H. Touvron et al., "LLaMA" (2023), for the architecture; J. Su et al., "RoFormer" (2021), for rotary positions;
+J. Ainslie et al., "GQA" (2023), for grouped queries; N. Shazeer, "GLU Variants Improve Transformer" (2020), for SwiGLU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSizes:
+    """The sizes of a :class:`Decoder`.
+
+    Attributes:
+        vocabulary: how many tokens there are.
+        width: features of a position between the layers.
+        layers: how many layers there are.
+        heads: attention heads of a layer; each has ``width / heads`` features, an even number.
+        key_heads: heads of keys and values, each of which serves ``heads / key_heads`` heads; as many as heads if None.
+        hidden: features inside of a feed-forward part; 8/3 of the width, rounded up to a multiple of 32, if None.
+        rope_base: the base of the wavelengths of rotary positions.
+        norm_epsilon: added to the mean square in a norm.
+        is_tied: the head has the embedding's weights.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    key_heads: int | None = None
+    hidden: int | None = None
+    rope_base: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    is_tied: bool = True
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise ParamError(
+                f"A decoder of width {self.width} cannot have {self.heads} heads: each needs an even number of "
+                f"features. Use a width that is a multiple of {2 * self.heads}."
+            )
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ParamError(f"key_heads {self.key_heads} must divide heads {self.heads}.")
+
+    @property
+    def hidden_features(self) -> int:
+        """Features inside of a feed-forward part."""
+        return self.hidden or math.ceil(8 * self.width / 3 / 32) * 32
+
+
+class Decoder(nn.Module):
+    """Token numbers to logits of the next token.
+
+    Args:
+        sizes: of its parts.
+
+    Attributes:
+        sizes: of its parts.
+        blocks: its layers.
+    """
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blocks = nn.ModuleList(DecoderBlock(sizes) for _ in range(sizes.layers))
+        self.norm = nn.RMSNorm(sizes.width, eps=sizes.norm_epsilon)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        if sizes.is_tied:
+            self.head.weight = self.embedding.weight
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights: normal with 0.02, narrower by the number of layers where a layer adds to its input."""
+        narrower = 0.02 / math.sqrt(2 * self.sizes.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 1:
+                nn.init.ones_(parameter)
+            else:
+                nn.init.normal_(parameter, std=narrower if name.endswith("output.weight") else 0.02)
+
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """How the layers are divided by tensor parallelism; the logits are divided by the vocabulary."""
+        return {
+            "embedding": "embedding_rowwise",
+            "blocks.*.attention.query": "colwise",
+            "blocks.*.attention.key": "colwise",
+            "blocks.*.attention.value": "colwise",
+            "blocks.*.attention.output": "rowwise",
+            "blocks.*.feed_forward.gate": "colwise",
+            "blocks.*.feed_forward.up": "colwise",
+            "blocks.*.feed_forward.output": "rowwise",
+            "head": "colwise",
+        }
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        """Compute the logits of the token after each position.
+
+        Args:
+            tokens: ``(batch, positions)`` integers.
+            positions: ``(positions,)`` or ``(batch, positions)`` integers; counted from 0 if None.
+            documents: ``(batch, positions)`` integers; a position attends only to those with the same number, as packed
+                sequences need it.
+
+        Returns:
+            ``(batch, positions, vocabulary)``.
+        """
+        hidden = self.embedding(tokens)
+        rotation = self.rotation(positions, tokens)
+        for block in self.blocks:
+            hidden = block(hidden, rotation, documents)
+        return self.head(self.norm(hidden))  # type: ignore[no-any-return]  # modules return Any
+
+    def rotation(self, positions: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles of each position, ``(1 or batch, 1, positions, head size)`` in float32."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        size = self.sizes.width // self.sizes.heads
+        exponents = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size
+        angles = positions.to(torch.float32).unsqueeze(-1) * self.sizes.rope_base**-exponents
+        angles = torch.cat([angles, angles], dim=-1)
+        angles = angles[None, None] if angles.ndim == 2 else angles[:, None]
+        return angles.cos(), angles.sin()
+
+
+class DecoderBlock(nn.Module):
+    """One layer: attention and a feed-forward part, each of which adds to its input."""
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(sizes.width, eps=sizes.norm_epsilon)
+        self.attention = GroupedAttention(sizes)
+        self.feed_forward_norm = nn.RMSNorm(sizes.width, eps=sizes.norm_epsilon)
+        self.feed_forward = FeedForward(sizes)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], documents: Tensor | None) -> Tensor:
+        """``(batch, positions, width)`` in and out."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, documents)
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))  # type: ignore[no-any-return]  # modules return Any
+
+
+class GroupedAttention(nn.Module):
+    """Causal attention with rotary positions, in which several heads share keys and values."""
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        self.head_size = sizes.width // sizes.heads
+        key_features = (sizes.key_heads or sizes.heads) * self.head_size
+        self.query = nn.Linear(sizes.width, sizes.width, bias=False)
+        self.key = nn.Linear(sizes.width, key_features, bias=False)
+        self.value = nn.Linear(sizes.width, key_features, bias=False)
+        self.output = nn.Linear(sizes.width, sizes.width, bias=False)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], documents: Tensor | None) -> Tensor:
+        """``(batch, positions, width)`` in and out."""
+        # Heads are counted from what comes out: a rank of tensor parallelism has some of them.
+        query, key, value = (
+            layer(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        mask = None
+        if documents is not None:
+            mask = documents[:, None, :, None] == documents[:, None, None, :]
+            mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+        attended = F.scaled_dot_product_attention(
+            _rotated(query, rotation),
+            _rotated(key, rotation),
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return self.output(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules return Any
+
+
+def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cosine, sine = (part.to(heads.dtype) for part in rotation)
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosine + torch.cat([-second, first], dim=-1) * sine
+
+
+class FeedForward(nn.Module):
+    """Two linear layers, of whose first one a second gates the features."""
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.width, sizes.hidden_features, bias=False)
+        self.up = nn.Linear(sizes.width, sizes.hidden_features, bias=False)
+        self.output = nn.Linear(sizes.hidden_features, sizes.width, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """``(batch, positions, width)`` in and out."""
+        return self.output(F.silu(self.gate(hidden)) * self.up(hidden))  # type: ignore[no-any-return]  # modules return Any

@@ -1,0 +1,537 @@
+"""Tensor parallelism: the weights and the arithmetic of layers divided among the ranks of a group.
+
+A plan names modules and the style in which each is divided; a ``*`` stands for one part of a name. Styles have the
+names that Hugging Face's plans give them:
+
+============================  ========================================================================================
+``colwise``                   a linear layer's outputs are divided: each rank computes its own features
+``colwise_gather_output``     the same, and every rank gets all features (also ``colwise_rep``)
+``rowwise``                   a linear layer's inputs are divided: each rank adds its own features' share of the output
+``rowwise_split_input``       the same for an input that every rank has whole (also ``rowwise_rep``)
+``embedding_rowwise``         the rows of an embedding, its vocabulary, are divided
+``replicated``                every rank has the whole layer, inside of a divided part: gradients are summed (also
+                              ``replicated_with_grad_allreduce``)
+============================  ========================================================================================
+
+Parameters become DTensors, so that FSDP2 and distributed checkpoints know their layout. Activations stay plain tensors:
+the layers compute on the local parts and call the group's collectives, which costs less than DTensor's dispatch.
+
+With sequence parallelism the activations between the divided parts are divided, too, by positions: what was summed over
+ranks is scattered among them, and gathered before the next divided part (V. A. Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022). The division of layers is that of M. Shoeybi et al., "Megatron-LM"
+(2019).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+_SYNONYMS = {
+    "colwise_rep": "colwise_gather_output",
+    "rowwise_rep": "rowwise_split_input",
+    "replicated_with_grad_allreduce": "replicated",
+}
+
+STYLES = (
+    "colwise",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_split_input",
+    "embedding_rowwise",
+    "replicated",
+)
+
+_POSITIONS = 1
+"""The dimension of positions in activations: ``(batch, positions, features)``."""
+
+
+def tensor_plan_of(module: nn.Module) -> dict[str, str]:
+    """Return the plan that a model carries: its ``tensor_plan``, or the ``tp_plan`` of a Hugging Face model.
+
+    Raises:
+        ParamError: if it carries none.
+    """
+    for attribute in ("tensor_plan", "tp_plan"):
+        plan = getattr(module, attribute, None)
+        if plan:
+            return dict(plan)
+    raise ParamError(
+        f"{type(module).__name__} carries no plan for tensor parallelism. Give one, such as "
+        "{'layers.*.attention.query': 'colwise', 'layers.*.attention.output': 'rowwise'}, or use shard= in place of "
+        "tensor=, which needs none."
+    )
+
+
+def divide(
+    module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str] | None = None, *, sequence: bool = False
+) -> nn.Module:
+    """Divide the layers of a module among the ranks of a mesh of one dimension, in place.
+
+    Before, the module is the same on all ranks, or on the meta device. Each rank keeps its part of the divided
+    parameters; all parameters become DTensors. The module takes and returns what it did before, except that a
+    ``colwise`` head returns this rank's part of the vocabulary, for :func:`cross_entropy`.
+
+    Args:
+        module: the whole model.
+        mesh: the ranks, as ``layout.mesh["tensor"]``.
+        plan: styles by module names; what the module carries if None.
+        sequence: divide also the activations between the divided parts, by positions. The modules whose children are
+            ``colwise`` then take sequences as their first argument or as ``hidden_states``, and the layers of the list
+            that the plan names with its first ``*`` pass divided sequences on.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        ParamError: if the plan names modules that do not exist, a style is unknown or of another kind of layer, or
+            sizes cannot be divided by the number of ranks. Nothing is changed then.
+    """
+    plan = dict(plan) if plan is not None else tensor_plan_of(module)
+    divided = {name: (layer, style) for name, layer, style in _matches(module, plan)}
+    size = mesh.size()
+    for name, (layer, style) in divided.items():
+        _check(name, layer, style, size)
+    _check_heads(module, divided, size)
+    blocks = _blocks_of(module, divided) if sequence else None
+    group = mesh.get_group()
+    tied = _tied_parameters(module)
+    inputs = _SharedInputs(group)
+    for name, layer in list(module.named_modules()):
+        if not layer._parameters and name not in divided:
+            continue
+        in_parts = blocks is not None and name.startswith(f"{blocks}.")
+        style = divided[name][1] if name in divided else "replicated" if in_parts else "whole"
+        _place_parameters(layer, style, mesh)
+        _Divided(style, group, inputs, in_parts=in_parts).attach(layer)
+    _tie_again(module, tied)
+    parents = {name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")}
+    for name in parents:
+        module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
+        if blocks is not None and name.startswith(f"{blocks}."):
+            module.get_submodule(name).register_forward_pre_hook(
+                _on_sequence(lambda x: _GatherSummed.apply(x, group, _POSITIONS)), with_kwargs=True
+            )
+    if blocks is not None:
+        _divide_sequences(module.get_submodule(blocks), group)
+    return module
+
+
+def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
+    names = dict(module.named_modules())
+    for pattern, given in plan.items():
+        style = _SYNONYMS.get(given, given)
+        expression = re.compile(
+            r"\.".join(
+                "[^.]+" if part == "*" else fnmatch.translate(part)[4:-3] for part in pattern.split(".")
+            )
+        )
+        found = [name for name in names if expression.fullmatch(name)]
+        if not found:
+            last = pattern.rpartition(".")[2]
+            like = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name.endswith(last)})[:3]
+            hint = f" Did you mean {', '.join(map(repr, like))}?" if like else ""
+            raise ParamError(
+                f"The plan names the module {pattern!r}, which {type(module).__name__} does not have.{hint}"
+            )
+        if style not in STYLES:
+            raise ParamError(
+                f"The plan divides {pattern!r} in the style {given!r}, which sparkdl does not know; it knows "
+                f"{', '.join(STYLES)}."
+            )
+        for name in found:
+            yield name, names[name], style
+
+
+def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
+    if style == "replicated":
+        return
+    wanted = nn.Embedding if style.startswith("embedding") else nn.Linear
+    if not isinstance(layer, wanted):
+        raise ParamError(
+            f"The plan divides {name!r} in the style {style!r}, which takes a torch.nn.{wanted.__name__}; it is a "
+            f"{type(layer).__name__}."
+        )
+    if isinstance(layer, nn.Embedding):
+        length, what = layer.num_embeddings, "rows"
+    elif isinstance(layer, nn.Linear):
+        length, what = (
+            (layer.out_features, "output features")
+            if style.startswith("colwise")
+            else (layer.in_features, "input features")
+        )
+    if length % size:
+        raise ParamError(
+            f"{name!r} has {length} {what}, which {size} tensor-parallel ranks cannot divide. Use a tensor size that "
+            f"divides {length}."
+        )
+
+
+def _check_heads(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]], size: int) -> None:
+    """Check that ranks get whole attention heads, where the model says how many it has."""
+    config = getattr(module, "config", None)
+    for attribute in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, attribute, None)
+        if isinstance(heads, int) and heads % size:
+            name = next((name for name, (_, style) in divided.items() if style == "colwise"), "")
+            raise ParamError(
+                f"The model has {attribute} = {heads}, which {size} tensor-parallel ranks cannot divide ({name!r} "
+                f"would be cut inside a head). Use a tensor size that divides {heads}."
+            )
+
+
+def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh) -> None:
+    for name, parameter in list(layer.named_parameters(recurse=False)):
+        if style.startswith("colwise") or (style.startswith("embedding") and name == "weight"):
+            placement: Shard | Replicate = Shard(0)
+        elif style.startswith("rowwise") and name == "weight":
+            placement = Shard(1)
+        else:
+            placement = Replicate()
+        # No rank sends its weights: all have the same ones, or none yet (on the meta device).
+        part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+
+
+def _tied_parameters(module: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
+    for names in tied:
+        parameters = [module.get_parameter(name) for name in names]
+        placements = {
+            parameter.placements if isinstance(parameter, DTensor) else None for parameter in parameters
+        }
+        if len(placements) > 1:
+            raise ParamError(
+                f"{' and '.join(map(repr, names))} are one parameter, and the plan divides it in different ways. "
+                "Divide an embedding by 'embedding_rowwise' and the head that shares its weights by 'colwise', or neither."
+            )
+        for name in names[1:]:
+            parent, _, last = name.rpartition(".")
+            module.get_submodule(parent).register_parameter(last, parameters[0])
+
+
+class _SharedInputs:
+    """Gives the ``colwise`` layers that take the same tensor one copy of it, whose gradient is summed over ranks once."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """The tensor, with a gradient that is summed over the ranks."""
+        if self._last is not None and self._last[0]() is tensor:
+            return self._last[1]
+        copied: Tensor = _SumGradient.apply(tensor, self._group)
+        self._last = weakref.ref(tensor), copied
+        return copied
+
+    def forget(self, *_: object) -> None:
+        """End the memory of the last tensor, whose graph would live on."""
+        self._last = None
+
+
+class _Divided:
+    """Has a layer compute with this rank's part of its parameters, between the exchanges that its style needs.
+
+    Args:
+        style: of the plan, or ``whole`` for a layer that it does not name.
+        group: the tensor-parallel ranks.
+        inputs: shared by the layers that may take the same tensor.
+        in_parts: the layer lies where sequences are divided.
+    """
+
+    def __init__(
+        self, style: str, group: dist.ProcessGroup, inputs: _SharedInputs, *, in_parts: bool
+    ) -> None:
+        self._style = style
+        self._group = group
+        self._inputs = inputs
+        self._in_parts = in_parts
+        self._rank = dist.get_rank(group)
+        self._kept: dict[str, nn.Parameter | None] = {}
+        self._bias: Tensor | None = None
+        self._outside: Tensor | None = None
+
+    def attach(self, layer: nn.Module) -> None:
+        """Register the hooks that do it."""
+        layer.register_forward_pre_hook(self._before, with_kwargs=True)
+        layer.register_forward_hook(self._after, always_call=True)
+
+    def _before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._kept = dict(layer._parameters)
+        for name, parameter in self._kept.items():
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if local is not None and self._style == "replicated":
+                local = _SumGradient.apply(local, self._group)
+            layer._parameters[name] = local  # type: ignore[assignment]  # what it computes with meanwhile
+        if self._style in ("whole", "replicated"):
+            return None
+        if args:
+            return (self._entering(layer, args[0]), *args[1:]), kwargs
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: self._entering(layer, kwargs[name])}
+
+    def _entering(self, layer: nn.Module, tensor: Tensor) -> Tensor:
+        if self._style.startswith("colwise"):
+            return tensor if self._in_parts else self._inputs.copy_of(tensor)
+        if self._style == "embedding_rowwise":
+            rows = layer._parameters["weight"].shape[0]  # type: ignore[union-attr]  # an embedding has it
+            tensor = tensor - self._rank * rows
+            self._outside = (tensor < 0) | (tensor >= rows)
+            return tensor.masked_fill(self._outside, 0)
+        # Added once, after the sum over ranks.
+        self._bias, layer._parameters["bias"] = layer._parameters.get("bias"), None
+        if self._in_parts and self._bias is not None:
+            self._bias = _SumGradient.apply(self._bias, self._group)
+        if self._style == "rowwise_split_input":
+            return _Split.apply(tensor, self._group, tensor.ndim - 1)  # type: ignore[no-any-return]  # untyped in torch
+        return tensor
+
+    def _after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        del args
+        layer._parameters.update(self._kept)
+        self._kept = {}
+        bias, outside = self._bias, self._outside
+        self._bias = self._outside = None
+        if output is None:  # it raised
+            return None
+        if self._style == "embedding_rowwise":
+            assert outside is not None
+            return _Sum.apply(output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
+        if self._style.startswith("rowwise"):
+            output = (
+                _SumScattered.apply(output, self._group, _POSITIONS)
+                if self._in_parts
+                else _Sum.apply(output, self._group)
+            )
+            return output if bias is None else output + bias
+        if self._style == "colwise_gather_output":
+            return _Gather.apply(output, self._group, output.ndim - 1)
+        return output
+
+
+def _blocks_of(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) -> str:
+    """The name of the list of blocks whose layers are divided."""
+    lists = {
+        match[1]
+        for name, (_, style) in divided.items()
+        if style == "colwise" and (match := re.match(r"(.*?)\.\d+\.", name))
+    }
+    if len(lists) != 1 or not isinstance(module.get_submodule(min(lists)), nn.ModuleList):
+        raise ParamError(
+            "Sequence parallelism needs one torch.nn.ModuleList of blocks with colwise layers; the plan has "
+            f"{', '.join(map(repr, sorted(lists))) or 'none'}. Use sequence=False."
+        )
+    return lists.pop()
+
+
+def _divide_sequences(blocks: nn.Module, group: dist.ProcessGroup) -> None:
+    """Have the blocks of a model pass sequences on by parts."""
+    assert isinstance(blocks, nn.ModuleList)
+    blocks[0].register_forward_pre_hook(
+        _on_sequence(lambda x: _Split.apply(x, group, _POSITIONS)), with_kwargs=True
+    )
+    blocks[-1].register_forward_hook(
+        lambda _module, _args, output: (
+            (_Gather.apply(output[0], group, _POSITIONS), *output[1:])
+            if isinstance(output, tuple)
+            else _Gather.apply(output, group, _POSITIONS)
+        )
+    )
+
+
+def _on_sequence(change: Any) -> Any:
+    """A hook that changes the sequence that a module takes."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+    return hook
+
+
+class _SumGradient(torch.autograd.Function):
+    """The tensor itself; its gradient is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _summed(gradients[0], ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the ranks, each of which has the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.mark_dirty(tensor)
+        dist.all_reduce(tensor, group=group)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+class _Split(torch.autograd.Function):
+    """This rank's part along a dimension; gradients are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _part(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """The parts of all ranks joined; each rank has the whole gradient and keeps its part."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _gathered(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _part(gradients[0], ctx.group, ctx.dim), None, None
+
+
+class _GatherSummed(torch.autograd.Function):
+    """The parts of all ranks joined; each rank has a share of the gradient, whose sum is scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _gathered(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _scattered(gradients[0], ctx.group, ctx.dim), None, None
+
+
+class _SumScattered(torch.autograd.Function):
+    """This rank's part of the sum over the ranks; gradients are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _scattered(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
+
+
+def _summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    tensor = tensor.contiguous().clone()
+    dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def _part(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    size = dist.get_world_size(group)
+    if tensor.shape[dim] % size:
+        raise ParamError(
+            f"{size} tensor-parallel ranks cannot divide a tensor of shape {tuple(tensor.shape)} along dimension {dim}. "
+            f"Use a length that is a multiple of {size}."
+        )
+    return tensor.chunk(size, dim)[dist.get_rank(group)].contiguous()
+
+
+def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    size = dist.get_world_size(group)
+    moved = tensor.movedim(dim, 0).contiguous()
+    whole = moved.new_empty((size * moved.shape[0], *moved.shape[1:]))
+    dist.all_gather_into_tensor(whole, moved, group=group)
+    return whole.movedim(0, dim)
+
+
+def _scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    size = dist.get_world_size(group)
+    if tensor.shape[dim] % size:
+        raise ParamError(
+            f"{size} tensor-parallel ranks cannot divide a tensor of shape {tuple(tensor.shape)} along dimension {dim}. "
+            f"Use a length that is a multiple of {size}."
+        )
+    moved = tensor.movedim(dim, 0).contiguous()
+    part = moved.new_empty((moved.shape[0] // size, *moved.shape[1:]))
+    dist.reduce_scatter_tensor(part, moved, group=group)
+    return part.movedim(0, dim)
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, group: dist.ProcessGroup, *, ignore_index: int = -100
+) -> Tensor:
+    """Mean cross entropy of logits whose classes are divided among ranks, without gathering them.
+
+    Args:
+        logits: ``(..., classes / ranks)``, this rank's classes, as a ``colwise`` head gives them.
+        labels: ``(...)`` integers among all classes, the same on all ranks.
+        group: the tensor-parallel ranks.
+        ignore_index: positions with this label do not count.
+
+    Returns:
+        A scalar of at least float32, the same on all ranks, with gradients; NaN if no position counts, as in torch.
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    losses = _DividedCrossEntropy.apply(flat, labels.reshape(-1), group, ignore_index)
+    return losses.sum() / (labels != ignore_index).sum()  # type: ignore[no-any-return]  # untyped in torch
+
+
+class _DividedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, group: dist.ProcessGroup, ignore_index: int
+    ) -> Tensor:
+        values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        highest = values.amax(dim=-1)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+        exponentials = (values - highest.unsqueeze(-1)).exp_()
+        own = labels - dist.get_rank(group) * logits.shape[-1]
+        is_here = (own >= 0) & (own < logits.shape[-1])
+        own = own.masked_fill(~is_here, 0)
+        label_logits = values.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill_(~is_here, 0.0)
+        sums = torch.stack([exponentials.sum(-1), label_logits])
+        dist.all_reduce(sums, group=group)
+        counts = labels != ignore_index
+        losses = torch.where(counts, sums[0].log() + highest - sums[1], 0.0)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), own, is_here, counts)
+        ctx.dtype = logits.dtype
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        probabilities, own, is_here, counts = ctx.saved_tensors
+        gradient = probabilities.clone()
+        gradient.scatter_add_(-1, own.unsqueeze(-1), -is_here.to(gradient.dtype).unsqueeze(-1))
+        gradient.mul_((gradients[0] * counts).unsqueeze(-1))
+        return gradient.to(ctx.dtype), None, None, None

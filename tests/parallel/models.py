@@ -1,0 +1,68 @@
+"""Small models, and three steps of AdamW on one process, which all kinds of parallelism have to equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparkdl.networks.decoder import Decoder, DecoderSizes
+
+SIZES = DecoderSizes(vocabulary=32, width=32, layers=4, heads=4, key_heads=2)
+BATCH, POSITIONS, STEPS = 4, 16, 3
+
+
+def decoder(sizes: DecoderSizes = SIZES) -> Decoder:
+    torch.manual_seed(11)
+    return Decoder(sizes)
+
+
+def llama(**changes: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(11)
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **changes}))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Tokens and the next tokens, ``(BATCH, POSITIONS)``."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(32, (BATCH, POSITIONS + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
+    # A large epsilon: the quotient of a first step is +-1 wherever a gradient is rounding, otherwise.
+    return torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-3)
+
+
+def logits_of(module: nn.Module, tokens: Tensor, **kwargs: object) -> Tensor:
+    output = module(tokens, **kwargs)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def reference(make: Callable[[], nn.Module]) -> list[tuple[float, dict[str, Tensor]]]:
+    """The loss and the gradients of each step on one process."""
+    module = make()
+    optimizer = optimizer_of(module)
+    found = []
+    for step in range(STEPS):
+        tokens, labels = batch(step)
+        loss = F.cross_entropy(logits_of(module, tokens).flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        found.append((loss.item(), {name: p.grad.clone() for name, p in module.named_parameters()}))
+        optimizer.step()
+    return found

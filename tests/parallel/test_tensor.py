@@ -1,0 +1,133 @@
+"""Tensor and sequence parallelism on two ranks: losses and gradients of three steps equal one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import Parallelism
+from sparkdl.parallel.tensor import cross_entropy, divide
+from tests.claims import claims_in
+from tests.parallel.models import SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
+from tests.torch.claims import run_claims
+
+
+def check(
+    make: Callable[[], nn.Module], *, sequence: bool = False, plan: dict[str, str] | None = None
+) -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    module = divide(make(), layout.mesh["tensor"], plan, sequence=sequence)
+    optimizer = optimizer_of(module)
+    for step, (loss_of_one, gradients) in enumerate(reference(make)):
+        tokens, labels = batch(step)
+        logits = logits_of(module, tokens)
+        if logits.shape[-1] < SIZES.vocabulary:
+            loss = cross_entropy(logits, labels, layout.group("tensor"))
+        else:
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        assert loss.item() == pytest.approx(loss_of_one, rel=1e-5)
+        for name, parameter in module.named_parameters():
+            assert isinstance(parameter.grad, DTensor), name
+            torch.testing.assert_close(
+                parameter.grad.full_tensor(), gradients[name], rtol=1e-4, atol=1e-6, msg=name
+            )
+        optimizer.step()
+
+
+def claim_a_decoder_equals_one_process() -> None:
+    check(decoder)
+
+
+def claim_a_decoder_with_divided_sequences_equals_one_process() -> None:
+    check(decoder, sequence=True)
+
+
+def claim_a_llama_equals_one_process() -> None:
+    check(llama)
+
+
+def claim_a_llama_with_divided_sequences_equals_one_process() -> None:
+    check(llama, sequence=True)
+
+
+def claim_a_plan_of_the_users_with_biases_equals_one_process() -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(
+            nn.Embedding(32, 16),
+            nn.LayerNorm(16),
+            nn.Linear(16, 64),
+            nn.GELU(),
+            nn.Linear(64, 16),
+            nn.Linear(16, 32),
+        )
+
+    check(make, plan={"2": "colwise", "4": "rowwise", "5": "colwise_gather_output"})
+
+
+def claim_each_rank_has_its_part_of_the_weights() -> None:
+    whole = decoder()
+    layout = Parallelism(tensor=-1).lay_out()
+    module = divide(decoder(), layout.mesh["tensor"])
+    weight = module.blocks[0].attention.query.weight
+    assert weight.to_local().shape == (SIZES.width // dist.get_world_size(), SIZES.width)
+    torch.testing.assert_close(weight.full_tensor(), whole.blocks[0].attention.query.weight)
+    assert module.head.weight is module.embedding.weight
+
+
+def claim_labels_that_do_not_count_are_left_out_of_the_divided_loss() -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    size, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    whole = torch.randn(6, 8 * size, requires_grad=True)
+    labels = torch.tensor([0, 8 * size - 1, -100, 3, -100, 8])
+    expected = F.cross_entropy(whole, labels)
+    expected.backward()
+    part = whole.detach().chunk(size, 1)[rank].requires_grad_()
+    loss = cross_entropy(part, labels, layout.group("tensor"))
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(part.grad, whole.grad.chunk(size, 1)[rank])
+
+
+def claim_a_plan_that_does_not_fit_names_the_module_and_changes_nothing() -> None:
+    layout = Parallelism(tensor=-1).lay_out()
+    module = decoder()
+    for plan, words in (
+        ({"blocks.*.attention.querry": "colwise"}, "querry"),
+        ({"blocks.*.attention": "colwise"}, "GroupedAttention"),
+        ({"norm": "rowwise"}, "RMSNorm"),
+        ({"head": "diagonal"}, "diagonal"),
+    ):
+        with pytest.raises(ParamError, match=words):
+            divide(module, layout.mesh["tensor"], plan)
+    odd = nn.Sequential(nn.Linear(8, 7))
+    with pytest.raises(ParamError, match="'0' has 7 output features"):
+        divide(odd, layout.mesh["tensor"], {"0": "colwise"})
+    with pytest.raises(ParamError, match="num_key_value_heads = 1"):
+        divide(llama(num_key_value_heads=1), layout.mesh["tensor"])
+    with pytest.raises(ParamError, match="Sequential carries no plan"):
+        divide(odd, layout.mesh["tensor"])
+    assert not any(isinstance(parameter, DTensor) for parameter in (*module.parameters(), *odd.parameters()))
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    return run_claims([__name__], 2)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_tensor_parallelism(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

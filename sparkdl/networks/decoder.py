@@ -10,6 +10,7 @@ J. Ainslie et al., "GQA" (2023), for grouped queries; N. Shazeer, "GLU Variants 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -154,8 +155,30 @@ class DecoderBlock(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))  # type: ignore[no-any-return]  # modules return Any
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) -> Tensor:
+    """Causal attention over whole sequences.
+
+    Args:
+        query: ``(batch, heads, positions, head size)``.
+        key: the same with a number of heads that divides that of ``query``.
+        value: like ``key``.
+        documents: see :meth:`Decoder.forward`.
+    """
+    mask = None
+    if documents is not None:
+        mask = documents[:, None, :, None] == documents[:, None, None, :]
+        mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
 class GroupedAttention(nn.Module):
-    """Causal attention with rotary positions, in which several heads share keys and values."""
+    """Causal attention with rotary positions, in which several heads share keys and values.
+
+    Attributes:
+        attend: computes the attention; :func:`attend`, or what does it over the ranks that share a sequence.
+    """
 
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
@@ -165,6 +188,7 @@ class GroupedAttention(nn.Module):
         self.key = nn.Linear(sizes.width, key_features, bias=False)
         self.value = nn.Linear(sizes.width, key_features, bias=False)
         self.output = nn.Linear(sizes.width, sizes.width, bias=False)
+        self.attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = attend
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], documents: Tensor | None) -> Tensor:
         """``(batch, positions, width)`` in and out."""
@@ -173,18 +197,7 @@ class GroupedAttention(nn.Module):
             layer(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        mask = None
-        if documents is not None:
-            mask = documents[:, None, :, None] == documents[:, None, None, :]
-            mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
-        attended = F.scaled_dot_product_attention(
-            _rotated(query, rotation),
-            _rotated(key, rotation),
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        attended = self.attend(_rotated(query, rotation), _rotated(key, rotation), value, documents)
         return self.output(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules return Any
 
 

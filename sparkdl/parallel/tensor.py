@@ -25,6 +25,7 @@ Recomputation in Large Transformer Models", 2022). The division of layers is tha
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -224,7 +225,7 @@ def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
         if len(placements) > 1:
             raise ParamError(
                 f"{' and '.join(map(repr, names))} are one parameter, and the plan divides it in different ways. "
-                "Divide an embedding by 'embedding_rowwise' and the head that shares its weights by 'colwise', or neither."
+                "Divide an embedding by 'embedding_rowwise' and the head with its weights by 'colwise', or neither."
             )
         for name in names[1:]:
             parent, _, last = name.rpartition(".")
@@ -232,7 +233,7 @@ def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
 
 
 class _SharedInputs:
-    """Gives the ``colwise`` layers that take the same tensor one copy of it, whose gradient is summed over ranks once."""
+    """One copy of a tensor for all ``colwise`` layers that take it, so that its gradient is summed over ranks once."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -269,66 +270,57 @@ class _Divided:
         self._inputs = inputs
         self._in_parts = in_parts
         self._rank = dist.get_rank(group)
-        self._kept: dict[str, nn.Parameter | None] = {}
-        self._bias: Tensor | None = None
-        self._outside: Tensor | None = None
 
     def attach(self, layer: nn.Module) -> None:
-        """Register the hooks that do it."""
-        layer.register_forward_pre_hook(self._before, with_kwargs=True)
-        layer.register_forward_hook(self._after, always_call=True)
+        """Wrap the layer's ``forward``: a hook would be left out where a block is computed again."""
+        layer.forward = functools.partial(self._forward, layer, layer.forward)
 
-    def _before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._kept = dict(layer._parameters)
-        for name, parameter in self._kept.items():
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if local is not None and self._style == "replicated":
-                local = _SumGradient.apply(local, self._group)
-            layer._parameters[name] = local  # type: ignore[assignment]  # what it computes with meanwhile
-        if self._style in ("whole", "replicated"):
-            return None
-        if args:
-            return (self._entering(layer, args[0]), *args[1:]), kwargs
-        name = next(iter(kwargs))
-        return args, {**kwargs, name: self._entering(layer, kwargs[name])}
-
-    def _entering(self, layer: nn.Module, tensor: Tensor) -> Tensor:
-        if self._style.startswith("colwise"):
-            return tensor if self._in_parts else self._inputs.copy_of(tensor)
-        if self._style == "embedding_rowwise":
-            rows = layer._parameters["weight"].shape[0]  # type: ignore[union-attr]  # an embedding has it
-            tensor = tensor - self._rank * rows
-            self._outside = (tensor < 0) | (tensor >= rows)
-            return tensor.masked_fill(self._outside, 0)
-        # Added once, after the sum over ranks.
-        self._bias, layer._parameters["bias"] = layer._parameters.get("bias"), None
-        if self._in_parts and self._bias is not None:
-            self._bias = _SumGradient.apply(self._bias, self._group)
-        if self._style == "rowwise_split_input":
-            return _Split.apply(tensor, self._group, tensor.ndim - 1)  # type: ignore[no-any-return]  # untyped in torch
-        return tensor
-
-    def _after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        del args
-        layer._parameters.update(self._kept)
-        self._kept = {}
-        bias, outside = self._bias, self._outside
-        self._bias = self._outside = None
-        if output is None:  # it raised
-            return None
-        if self._style == "embedding_rowwise":
-            assert outside is not None
-            return _Sum.apply(output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
+    def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+        kept = dict(layer._parameters)
+        parts = {name: self._part_of(parameter) for name, parameter in kept.items()}
+        bias = outside = None
         if self._style.startswith("rowwise"):
-            output = (
-                _SumScattered.apply(output, self._group, _POSITIONS)
-                if self._in_parts
-                else _Sum.apply(output, self._group)
-            )
-            return output if bias is None else output + bias
+            bias, parts["bias"] = parts.get("bias"), None  # added once, after the sum over ranks
+        if self._style not in ("whole", "replicated"):
+            first, *others = args or (kwargs.pop(next(iter(kwargs))),)
+            if self._style == "embedding_rowwise":
+                first, outside = self._own_rows(first, parts["weight"])
+            elif self._style == "rowwise_split_input":
+                first = _Split.apply(first, self._group, first.ndim - 1)
+            elif self._style.startswith("colwise") and not self._in_parts:
+                first = self._inputs.copy_of(first)
+            args = (first, *others)
+        layer._parameters.update(parts)  # type: ignore[arg-type]  # what it computes with meanwhile
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            layer._parameters.update(kept)
+        if outside is not None:
+            return _Sum.apply(output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
         if self._style == "colwise_gather_output":
             return _Gather.apply(output, self._group, output.ndim - 1)
+        if self._style.startswith("rowwise"):
+            if self._in_parts:
+                output = _SumScattered.apply(output, self._group, _POSITIONS)
+            else:
+                output = _Sum.apply(output, self._group)
+            return output if bias is None else output + bias
         return output
+
+    def _part_of(self, parameter: nn.Parameter | None) -> Tensor | None:
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        is_summed = self._style == "replicated" or (self._style.startswith("rowwise") and self._in_parts)
+        # Of a layer that sees other positions or other heads on each rank, or a bias that is added to such.
+        if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
+            return local
+        return _SumGradient.apply(local, self._group)  # type: ignore[no-any-return]  # untyped in torch
+
+    def _own_rows(self, tokens: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The tokens' rows in this rank's part of an embedding, and which tokens have none there."""
+        assert weight is not None
+        rows = tokens - self._rank * weight.shape[0]
+        outside = (rows < 0) | (rows >= weight.shape[0])
+        return rows.masked_fill(outside, 0), outside
 
 
 def _blocks_of(module: nn.Module, divided: Mapping[str, tuple[nn.Module, str]]) -> str:
@@ -395,7 +387,7 @@ class _Sum(torch.autograd.Function):
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(_: Any, *gradients: Any) -> Any:
         return gradients[0], None
 
 
@@ -457,13 +449,17 @@ def _summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     return tensor
 
 
-def _part(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    size = dist.get_world_size(group)
+def _check_divides(tensor: Tensor, size: int, dim: int) -> None:
     if tensor.shape[dim] % size:
         raise ParamError(
-            f"{size} tensor-parallel ranks cannot divide a tensor of shape {tuple(tensor.shape)} along dimension {dim}. "
-            f"Use a length that is a multiple of {size}."
+            f"{size} tensor-parallel ranks cannot divide a tensor of shape {tuple(tensor.shape)} along dimension "
+            f"{dim}. Use a length that is a multiple of {size}."
         )
+
+
+def _part(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    size = dist.get_world_size(group)
+    _check_divides(tensor, size, dim)
     return tensor.chunk(size, dim)[dist.get_rank(group)].contiguous()
 
 
@@ -477,11 +473,7 @@ def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 
 def _scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size = dist.get_world_size(group)
-    if tensor.shape[dim] % size:
-        raise ParamError(
-            f"{size} tensor-parallel ranks cannot divide a tensor of shape {tuple(tensor.shape)} along dimension {dim}. "
-            f"Use a length that is a multiple of {size}."
-        )
+    _check_divides(tensor, size, dim)
     moved = tensor.movedim(dim, 0).contiguous()
     part = moved.new_empty((moved.shape[0] // size, *moved.shape[1:]))
     dist.reduce_scatter_tensor(part, moved, group=group)

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism
+from sparkdl.parallel.sharding import blocks_of, recompute_activations
 from sparkdl.parallel.tensor import cross_entropy, divide
 from tests.claims import claims_in
 from tests.parallel.models import SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
@@ -20,10 +21,16 @@ from tests.torch.claims import run_claims
 
 
 def check(
-    make: Callable[[], nn.Module], *, sequence: bool = False, plan: dict[str, str] | None = None
+    make: Callable[[], nn.Module],
+    *,
+    sequence: bool = False,
+    plan: dict[str, str] | None = None,
+    recompute: bool = False,
 ) -> None:
     layout = Parallelism(tensor=-1).lay_out()
     module = divide(make(), layout.mesh["tensor"], plan, sequence=sequence)
+    if recompute:
+        recompute_activations(blocks_of(module))
     optimizer = optimizer_of(module)
     for step, (loss_of_one, gradients) in enumerate(reference(make)):
         tokens, labels = batch(step)
@@ -72,6 +79,27 @@ def claim_a_plan_of_the_users_with_biases_equals_one_process() -> None:
         )
 
     check(make, plan={"2": "colwise", "4": "rowwise", "5": "colwise_gather_output"})
+
+
+class Scaled(nn.Module):
+    """A block with a parameter of its own beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((16,), 0.5))
+        self.inner = nn.Linear(16, 64)
+        self.output = nn.Linear(64, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.scale * self.output(F.gelu(self.inner(hidden)))
+
+
+def claim_blocks_with_parameters_of_their_own_are_computed_again_alike() -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Embedding(32, 16), nn.Sequential(Scaled(), Scaled()), nn.Linear(16, 32))
+
+    check(make, plan={"1.*.inner": "colwise", "1.*.output": "rowwise"}, recompute=True)
 
 
 def claim_each_rank_has_its_part_of_the_weights() -> None:

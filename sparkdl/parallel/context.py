@@ -1,0 +1,165 @@
+"""Context parallelism: the attention of a model computed over sequences that ranks share.
+
+:func:`share_sequences` has a model's attention work on the parts of sequences that :mod:`sparkdl.parallel.sequence`
+gives to the ranks. Everything else in a decoder works position by position.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.attention import all_to_all_attention, ring_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch.distributed as dist
+
+METHODS = {"ring": ring_attention, "all-to-all": all_to_all_attention}
+
+
+def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str = "ring") -> nn.Module:
+    """Have a model compute attention over sequences whose positions the ranks of a group share, in place.
+
+    Afterwards the model takes this rank's part of each sequence, and where it embeds positions, their numbers, as
+    :func:`sparkdl.parallel.sequence.positions` gives them. Three kinds of models are known: those whose layers
+    have a function ``attend``, as :class:`sparkdl.networks.decoder.Decoder`; those of Hugging Face, whose attention is
+    set; and any other that calls :func:`torch.nn.functional.scaled_dot_product_attention`, without a mask and without
+    dropout.
+
+    Args:
+        module: the model.
+        group: the ranks that share sequences, as ``layout.group("context")``.
+        method: ``"ring"``, whose memory falls with the number of ranks and which takes any number of heads, or
+            ``"all-to-all"``, which sends less and needs a number of heads that the ranks divide.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        ParamError: if the method is none.
+    """
+    if method not in METHODS:
+        raise ParamError(
+            f"The method of context parallelism must be {' or '.join(map(repr, METHODS))}, got {method!r}."
+        )
+    attention = functools.partial(METHODS[method], group=group)
+    with_attend = [layer for layer in module.modules() if callable(getattr(layer, "attend", None))]
+    if with_attend:
+        for layer in with_attend:
+            layer.attend = _causal(attention)
+    elif hasattr(module, "set_attn_implementation"):
+        _set_attention_of_hugging_face(module, attention, f"sparkdl-{method}-{group.group_name}")
+    else:
+        replaced = _Replaced(attention)
+        for layer in module.modules():
+            # A hook would be left out where a block is computed again.
+            layer.forward = functools.partial(replaced.call, layer.forward)
+    return module
+
+
+def _causal(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) -> Tensor:
+        return attention(query, key, value, is_causal=True, documents=documents)
+
+    return attend
+
+
+def _set_attention_of_hugging_face(module: Any, attention: Callable[..., Tensor], name: str) -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    def attend(
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        _refuse(attention_mask, dropout)
+        is_causal = getattr(layer, "is_causal", True) if is_causal is None else is_causal
+        output = attention(query, key, value, is_causal=is_causal, scale=scaling)
+        return output.transpose(1, 2).contiguous(), None
+
+    def no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:
+        _refuse(attention_mask, 0.0)
+
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, no_mask)
+    module.set_attn_implementation(name)
+
+
+def _refuse(mask: object, dropout: float) -> None:
+    if mask is not None:
+        raise ParamError(
+            "Attention over shared sequences takes no mask. Leave attention_mask out: give the ranks sequences without "
+            "padding, or pack them and give the documents to a decoder of sparkdl."
+        )
+    if dropout:
+        raise ParamError(f"Attention over shared sequences has no dropout, got {dropout}. Set it to 0.")
+
+
+class _AttentionMode(TorchFunctionMode):
+    """Inside, ``scaled_dot_product_attention`` is computed over shared sequences."""
+
+    def __init__(self, attention: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._attention = attention
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func is F.scaled_dot_product_attention:
+            with torch._C.DisableTorchFunction():
+                return self._attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        _refuse(attn_mask, dropout_p)
+        if query.shape[1] != key.shape[1] and not enable_gqa:
+            raise ParamError(
+                f"{query.shape[1]} heads and {key.shape[1]} key heads need enable_gqa=True, as in torch."
+            )
+        return self._attention(query, key, value, is_causal=is_causal, scale=scale)
+
+
+class _Replaced:
+    """Calls modules inside of the mode; each enters it, as a block that is computed again is called alone."""
+
+    def __init__(self, attention: Callable[..., Tensor]) -> None:
+        self._attention = attention
+        self._thread = threading.local()
+
+    def call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a module's ``forward``."""
+        if getattr(self._thread, "is_inside", False):
+            return forward(*args, **kwargs)
+        self._thread.is_inside = True
+        try:
+            with _AttentionMode(self._attention):
+                return forward(*args, **kwargs)
+        finally:
+            self._thread.is_inside = False

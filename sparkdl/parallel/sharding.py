@@ -1,0 +1,158 @@
+"""Sharded data parallelism: weights, gradients and optimizer state divided among ranks that train on different rows.
+
+Over FSDP2 (``torch.distributed.fsdp.fully_shard``), by blocks of the model: a block's weights are gathered when it
+computes. Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020).
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sparkdl.parallel.parallelism import RankLayout
+
+STAGES = (1, 2, 3)
+
+
+def shard(
+    module: nn.Module,
+    layout: RankLayout,
+    *,
+    stage: int = 3,
+    blocks: Sequence[nn.Module] | None = None,
+    dtype: torch.dtype | None = None,
+    offload: bool = False,
+) -> nn.Module:
+    """Shard a module over the ranks that train on different rows, in place.
+
+    The shards lie along ``shard`` and ``context``; with ``data`` greater than one they are replicated along it (hybrid
+    sharding). Gradients are averaged over all of these ranks. Layers that :func:`~sparkdl.parallel.tensor.divide` has
+    divided stay so, and each part is sharded.
+
+    Args:
+        module: the whole model, with equal weights on all ranks, or on the meta device.
+        layout: of the ranks.
+        stage: of ZeRO: 3 shards weights, gradients and optimizer state; 2 keeps a block's weights from its forward to
+            its backward pass; 1 also keeps whole gradients while they are accumulated over several batches.
+        blocks: the modules whose weights are gathered together; :func:`blocks_of` if None.
+        dtype: in which blocks compute; weights, gradients and their sums stay as they are.
+        offload: shards lie in host memory, and on the GPU only while a block computes.
+
+    Returns:
+        ``module``, now also an ``FSDPModule``.
+
+    Raises:
+        ParamError: if the stage is none, or the device cannot offload.
+    """
+    if stage not in STAGES:
+        raise ParamError(f"The stage of sharding must be 1, 2 or 3, got {stage!r}.")
+    if offload and layout.mesh.device_type == "cpu":
+        raise ParamError(
+            "offload moves shards from a GPU to host memory; on CPUs they lie there already. Leave it out."
+        )
+    mesh = layout.submesh("shard", "context")
+    if layout.size("data") > 1:
+        mesh = layout.mesh["data", mesh.mesh_dim_names[0]]  # type: ignore[index]  # all dimensions have names
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32 if dtype is not None else None
+    )
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": policy,
+        "reshard_after_forward": stage == 3,
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+    }
+    for block in blocks_of(module) if blocks is None else blocks:
+        fully_shard(block, **arguments)
+    fully_shard(module, **arguments)
+    cast("Any", module)._accumulates_whole_gradients = stage == 1
+    return module
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model: the members of its lists of equal layers, outermost ones.
+
+    A list is a ``ModuleList`` or a ``Sequential``. Several lists count, as in an encoder and a decoder. A model without
+    such a list has its children with parameters as its blocks.
+    """
+    found = list(_members_of_lists(module))
+    return found or [child for child in module.children() if any(True for _ in child.parameters())]
+
+
+def _members_of_lists(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        members = list(child) if isinstance(child, nn.ModuleList | nn.Sequential) else []
+        are_equal = len(members) > 1 and len({type(member) for member in members}) == 1
+        if are_equal and all(any(True for _ in member.parameters()) for member in members):
+            yield from members
+        else:
+            yield from _members_of_lists(child)
+
+
+def recompute_activations(blocks: Iterable[nn.Module]) -> None:
+    """Have blocks keep only their inputs for the backward pass, and compute the rest again there.
+
+    Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). Random numbers are drawn
+    again as they were.
+    """
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+@contextmanager
+def accumulated(module: nn.Module) -> Iterator[None]:
+    """Inside, backward passes of a sharded module add up gradients, and none is reduced over the replicas.
+
+    With stage 1 they are not reduced at all; with 2 and 3 they are scattered, and summed over ``data`` in the end.
+    """
+    assert isinstance(module, FSDPModule), "accumulated() takes what shard() returned"
+    wait_with: Any = (
+        module.set_requires_gradient_sync
+        if cast("Any", module)._accumulates_whole_gradients
+        else module.set_requires_all_reduce
+    )
+    wait_with(False)
+    try:
+        yield
+    finally:
+        wait_with(True)
+
+
+def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Tensor:
+    """Scale all gradients so that their joint 2-norm over all ranks is at most ``max_norm``. Collective.
+
+    Args:
+        module: this rank's part of the model.
+        max_norm: the largest norm.
+        layout: of the ranks.
+
+    Returns:
+        The norm before, the same on all ranks.
+    """
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if layout.size("pipeline") > 1:
+        squares = norm.square()
+        torch.distributed.all_reduce(squares, group=layout.group("pipeline"))
+        norm = squares.sqrt()
+    torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, norm)
+    return norm

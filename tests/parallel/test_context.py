@@ -1,0 +1,146 @@
+"""Context parallelism, alone and with others, on four ranks: losses and gradients of three steps equal one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+from sparkdl.networks.decoder import Decoder
+from sparkdl.parallel import sequence
+from sparkdl.parallel.context import share_sequences
+from sparkdl.parallel.parallelism import Parallelism
+from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
+from sparkdl.parallel.tensor import cross_entropy, divide
+from tests.claims import claims_in
+from tests.parallel.models import POSITIONS, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
+from tests.torch.claims import run_claims
+
+
+class Plain(nn.Module):
+    """A model that calls torch's attention in its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(PlainBlock() for _ in range(2))
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+class PlainBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 48)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = self.inner(hidden).unflatten(-1, (4, 12)).transpose(1, 2).chunk(3, dim=-1)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return hidden + attended.transpose(1, 2).flatten(2)
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(2)
+    return Plain()
+
+
+def check(
+    parallelism: Parallelism,
+    make: Callable[[], nn.Module] = decoder,
+    *,
+    method: str = "ring",
+    recompute: bool = False,
+) -> None:
+    layout = parallelism.lay_out()
+    module = make()
+    if layout.size("tensor") > 1:
+        divide(module, layout.mesh["tensor"])
+    group = layout.group("context")
+    share_sequences(module, group, method=method)
+    if recompute:
+        recompute_activations(blocks_of(module))
+    shard(module, layout)
+    optimizer = optimizer_of(module)
+    positions = sequence.positions(POSITIONS, group)
+    extra = {Decoder: {"positions": positions}, Plain: {}}.get(
+        type(make()), {"position_ids": positions[None], "use_cache": False}
+    )
+    number, readers = layout.row_reader
+    for step, (loss_of_one, gradients) in enumerate(reference(make)):
+        tokens, labels = (sequence.shard(part.chunk(readers)[number], 1, group) for part in batch(step))
+        logits = logits_of(module, tokens, **extra)
+        loss = (
+            cross_entropy(logits, labels, layout.group("tensor"))
+            if logits.shape[-1] < SIZES.vocabulary
+            else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        total = loss.detach().clone()
+        dist.all_reduce(total, group=layout.group("data", "shard", "context"))
+        assert total.item() / layout.size("data", "shard", "context") == pytest.approx(loss_of_one, rel=1e-5)
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(
+                parameter.grad.full_tensor(), gradients[name], rtol=1e-4, atol=1e-6, msg=name
+            )
+        optimizer.step()
+
+
+def claim_both_methods_equal_one_process() -> None:
+    check(Parallelism(context=4))
+    check(Parallelism(context=4), method="all-to-all", recompute=True)
+
+
+def claim_a_model_that_calls_torch_itself_equals_one_process() -> None:
+    check(Parallelism(context=4), plain)
+    check(Parallelism(context=2), plain, recompute=True)
+
+
+def claim_a_llama_equals_one_process() -> None:
+    check(Parallelism(context=2, shard=2), llama)
+
+
+def claim_context_and_tensor_parallelism_equal_one_process() -> None:
+    check(Parallelism(context=2, tensor=2))
+
+
+def claim_context_and_sharding_equal_one_process() -> None:
+    check(Parallelism(context=2, shard=2), recompute=True)
+
+
+def claim_context_and_replicas_equal_one_process() -> None:
+    check(Parallelism(context=2, data=2), method="all-to-all")
+
+
+def claim_masks_and_unknown_methods_are_refused() -> None:
+    group = dist.group.WORLD
+    with pytest.raises(ParamError, match="'ring' or 'all-to-all'"):
+        share_sequences(decoder(), group, method="star")
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    module = share_sequences(llama(), group)
+    with pytest.raises(ParamError, match="no mask"):
+        module(tokens, attention_mask=torch.ones(1, 8), use_cache=False)
+    assert type(module(tokens, use_cache=False).logits) is Tensor  # the group is in step
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    return run_claims([__name__], 4)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_context_parallelism(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

@@ -1,0 +1,162 @@
+"""Sharded data parallelism on four ranks: losses and gradients of three steps equal one process on the joined batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import Parallelism, RankLayout
+from sparkdl.parallel.sharding import accumulated, blocks_of, clip_gradients, recompute_activations, shard
+from sparkdl.parallel.tensor import cross_entropy, divide
+from tests.claims import claims_in
+from tests.parallel.models import BATCH, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
+from tests.torch.claims import run_claims
+
+
+def rows_of(layout: RankLayout, step: int) -> tuple[Tensor, Tensor]:
+    number, readers = layout.row_reader
+    tokens, labels = batch(step)
+    return tokens.chunk(readers)[number], labels.chunk(readers)[number]
+
+
+def loss_of(module: nn.Module, layout: RankLayout, tokens: Tensor, labels: Tensor) -> Tensor:
+    logits = logits_of(module, tokens)
+    if logits.shape[-1] < SIZES.vocabulary:
+        return cross_entropy(logits, labels, layout.group("tensor"))
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def mean_over_readers(loss: Tensor, layout: RankLayout) -> float:
+    total = loss.detach().clone()
+    dist.all_reduce(total, group=layout.group("data", "shard"))
+    return total.item() / layout.size("data", "shard")
+
+
+def check(
+    parallelism: Parallelism,
+    make: Callable[[], nn.Module] = decoder,
+    *,
+    stage: int = 3,
+    sequence: bool = False,
+    recompute: bool = False,
+) -> None:
+    layout = parallelism.lay_out()
+    module = make()
+    if layout.size("tensor") > 1:
+        divide(module, layout.mesh["tensor"], sequence=sequence)
+    blocks = blocks_of(module)
+    if recompute:
+        recompute_activations(blocks)
+    shard(module, layout, stage=stage, blocks=blocks)
+    optimizer = optimizer_of(module)
+    for step, (loss_of_one, gradients) in enumerate(reference(make)):
+        loss = loss_of(module, layout, *rows_of(layout, step))
+        optimizer.zero_grad()
+        loss.backward()
+        assert mean_over_readers(loss, layout) == pytest.approx(loss_of_one, rel=1e-5)
+        for name, parameter in module.named_parameters():
+            assert isinstance(parameter.grad, DTensor), name
+            torch.testing.assert_close(
+                parameter.grad.full_tensor(), gradients[name], rtol=1e-4, atol=1e-6, msg=name
+            )
+        optimizer.step()
+
+
+def claim_each_stage_equals_one_process() -> None:
+    for stage in (1, 2, 3):
+        check(Parallelism(shard=4), stage=stage)
+
+
+def claim_hybrid_sharding_equals_one_process() -> None:
+    check(Parallelism(data=2, shard=2))
+
+
+def claim_sharding_with_recomputed_activations_equals_one_process() -> None:
+    check(Parallelism(shard=4), recompute=True)
+
+
+def claim_sharding_and_tensor_parallelism_equal_one_process() -> None:
+    check(Parallelism(shard=2, tensor=2))
+    check(Parallelism(shard=2, tensor=2), sequence=True, recompute=True)
+
+
+def claim_replicas_and_tensor_parallelism_equal_one_process() -> None:
+    check(Parallelism(data=2, tensor=2))
+
+
+def claim_a_llama_sharded_and_divided_equals_one_process() -> None:
+    check(Parallelism(shard=2, tensor=2), llama)
+
+
+def claim_accumulated_gradients_equal_those_of_the_joined_batch() -> None:
+    for stage in (1, 2, 3):
+        layout = Parallelism(data=2, shard=2).lay_out()
+        module = shard(decoder(), layout, stage=stage)
+        _, gradients = reference(decoder)[0]
+        # Each reader has one row; it takes the first half of its positions' losses and then the second.
+        tokens, labels = rows_of(layout, 0)
+        halves = [labels.clone(), labels.clone()]
+        halves[0][:, labels.shape[1] // 2 :] = -100
+        halves[1][:, : labels.shape[1] // 2] = -100
+        with accumulated(module):
+            (loss_of(module, layout, tokens, halves[0]) / 2).backward()
+        (loss_of(module, layout, tokens, halves[1]) / 2).backward()
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(
+                parameter.grad.full_tensor(), gradients[name], rtol=1e-4, atol=1e-6, msg=name
+            )
+
+
+def claim_gradients_are_clipped_by_their_norm_over_all_ranks() -> None:
+    layout = Parallelism(shard=2, tensor=2).lay_out()
+    module = divide(decoder(), layout.mesh["tensor"])
+    shard(module, layout)
+    loss_of(module, layout, *rows_of(layout, 0)).backward()
+    _, gradients = reference(decoder)[0]
+    whole = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+    torch.testing.assert_close(clip_gradients(module, 0.01, layout), whole, rtol=1e-4, atol=0.0)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad.full_tensor(), gradients[name] * (0.01 / whole), rtol=1e-3, atol=1e-7, msg=name
+        )
+
+
+def claim_a_rank_holds_its_share_of_weights_and_optimizer_state() -> None:
+    layout = Parallelism(shard=4).lay_out()
+    module = shard(decoder(), layout)
+    optimizer = optimizer_of(module)
+    loss_of(module, layout, *rows_of(layout, 0)).backward()
+    optimizer.step()
+    whole = sum(parameter.numel() for parameter in decoder().parameters())
+    held = sum(parameter.to_local().numel() for parameter in module.parameters())
+    moments = sum(state["exp_avg"].to_local().numel() for state in optimizer.state.values())
+    assert held == moments == whole // 4
+
+
+def claim_what_cannot_be_sharded_so_is_refused() -> None:
+    layout = Parallelism(shard=4).lay_out()
+    with pytest.raises(ParamError, match="stage"):
+        shard(decoder(), layout, stage=4)
+    with pytest.raises(ParamError, match="offload"):
+        shard(decoder(), layout, offload=True)
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    assert BATCH == 4
+    return run_claims([__name__], 4)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_sharding(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

@@ -92,6 +92,9 @@ class Decoder(nn.Module):
             else:
                 nn.init.normal_(parameter, std=narrower if name.endswith("output.weight") else 0.02)
 
+    pipeline_parts = (("embedding",), "blocks", ("norm", "head"))
+    """What comes before the blocks, the blocks, and what comes after them: where pipeline stages can be cut."""
+
     @property
     def tensor_plan(self) -> dict[str, str]:
         """How the layers are divided by tensor parallelism; the logits are divided by the vocabulary."""

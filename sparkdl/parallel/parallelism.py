@@ -126,7 +126,7 @@ class Parallelism:
                     getattr(sizes, name),
                     sorted({hosts.count(host) for host in hosts}),
                 )
-        return RankLayout(sizes, DeviceMesh(device_type, ranks, mesh_dim_names=DIMENSIONS))
+        return RankLayout(sizes, DeviceMesh(device_type, ranks.flatten(), mesh_dim_names=("world",)))
 
 
 def place_ranks(sizes: Parallelism, hosts: Sequence[int]) -> torch.Tensor:
@@ -165,11 +165,22 @@ class RankLayout:
     Attributes:
         sizes: the sizes of all dimensions.
         mesh: the ranks in ``(pipeline, data, shard, context, tensor)``; ``mesh["tensor"]`` is a dimension of its own.
+        sharding_mesh: the same with the ranks of shard and context in one dimension, ``"shard"``.
     """
 
-    def __init__(self, sizes: Parallelism, mesh: DeviceMesh) -> None:
+    def __init__(self, sizes: Parallelism, world: DeviceMesh) -> None:
         self.sizes = sizes
-        self.mesh = mesh
+        lengths = [getattr(sizes, name) for name in DIMENSIONS]
+        self.mesh = world._unflatten(0, tuple(lengths), DIMENSIONS)
+        pipeline, data, shard, context, tensor = lengths
+        # FSDP wants a view of the same mesh that has its ranks in one or two dimensions.
+        self.sharding_mesh = (
+            self.mesh
+            if context == 1
+            else world._unflatten(
+                0, (pipeline, data, shard * context, tensor), ("pipeline", "data", "shard", "tensor")
+            )
+        )
         self._joined: dict[tuple[str, ...], DeviceMesh] = {}
 
     def size(self, *names: str) -> int:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -68,9 +69,7 @@ def shard(
         raise ParamError(
             "offload moves shards from a GPU to host memory; on CPUs they lie there already. Leave it out."
         )
-    mesh = layout.submesh("shard", "context")
-    if layout.size("data") > 1:
-        mesh = layout.mesh["data", mesh.mesh_dim_names[0]]  # type: ignore[index]  # all dimensions have names
+    mesh = layout.sharding_mesh[("data", "shard") if layout.size("data") > 1 else "shard"]
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32 if dtype is not None else None
     )
@@ -136,6 +135,30 @@ def accumulated(module: nn.Module) -> Iterator[None]:
         wait_with(True)
 
 
+def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Average gradients over the ranks of a group, in place. Collective.
+
+    For parts that :func:`shard` does not take: stages of a pipeline whose schedule splits the backward pass.
+
+    Args:
+        parameters: the same on all ranks of the group; those without a gradient are left out.
+        group: the ranks that train on different rows.
+    """
+    gradients = [
+        parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        for parameter in parameters
+        if parameter.grad is not None
+    ]
+    for dtype in {gradient.dtype for gradient in gradients}:
+        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+        flat = torch.cat([gradient.flatten() for gradient in alike])
+        dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)
+        torch._foreach_copy_(
+            alike,
+            [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in alike]), alike, strict=True)],
+        )
+
+
 def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Tensor:
     """Scale all gradients so that their joint 2-norm over all ranks is at most ``max_norm``. Collective.
 
@@ -152,7 +175,7 @@ def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Te
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if layout.size("pipeline") > 1:
         squares = norm.square()
-        torch.distributed.all_reduce(squares, group=layout.group("pipeline"))
+        dist.all_reduce(squares, group=layout.group("pipeline"))
         norm = squares.sqrt()
     torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, norm)
     return norm

@@ -1,0 +1,156 @@
+"""Pipeline schedules, alone and with others, on two and four ranks: losses and gradients equal one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import Parallelism, RankLayout
+from sparkdl.parallel.pipeline import SCHEDULES, Pipeline, costs_by_time, cut
+from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
+from sparkdl.parallel.tensor import cross_entropy, divide
+from tests.claims import claims_in
+from tests.parallel.models import SIZES, batch, decoder, optimizer_of, reference
+from tests.torch.claims import run_claims
+
+
+def untied() -> nn.Module:
+    return decoder(replace(SIZES, is_tied=False, layers=8))
+
+
+def tall() -> nn.Module:
+    torch.manual_seed(4)
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(6)]
+    return nn.Sequential(nn.Embedding(32, 16), *layers, nn.Linear(16, 32))
+
+
+def check(
+    parallelism: Parallelism,
+    make: Callable[[], nn.Module] = untied,
+    *,
+    schedule: str = "1f1b",
+    recompute: bool = False,
+    averaged: bool = False,
+) -> None:
+    layout = parallelism.lay_out()
+    group = layout.group("pipeline")
+    stages = cut(make(), group, schedule=schedule)
+    for stage in stages:
+        if layout.size("tensor") > 1:
+            divide(stage, layout.mesh["tensor"], plan_of(make(), stage))
+        if recompute:
+            recompute_activations(blocks_of(stage))
+        if layout.size("data", "shard", "context") > 1 and not averaged:
+            shard(stage, layout)
+    pipeline = Pipeline(stages, group, schedule=schedule, microbatches=8, loss=loss_with(layout))
+    parameters = {name: p for stage in stages for name, p in stage.named_parameters()}
+    optimizer = optimizer_of(nn.ParameterList(parameters.values()))
+    number, readers = layout.row_reader
+    for step, (loss_of_one, gradients) in enumerate(reference(make)):
+        # The rows eight times over: as many as there are small batches for each reader.
+        tokens, labels = (part.repeat(8, 1).chunk(readers)[number] for part in batch(step))
+        optimizer.zero_grad()
+        loss = pipeline.step(tokens, target=labels)
+        if averaged:
+            average_gradients(parameters.values(), layout.group("data"))
+        dist.all_reduce(loss, group=layout.group("data", "shard"))
+        assert loss.item() / readers == pytest.approx(loss_of_one, rel=1e-5)
+        for name, parameter in parameters.items():
+            found = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+        optimizer.step()
+    counts = torch.tensor(len(parameters))
+    dist.all_reduce(counts, group=group)
+    assert counts == len(list(make().parameters()))
+
+
+def plan_of(whole: nn.Module, stage: nn.Module) -> dict[str, str]:
+    names = {name for name, _ in stage.named_modules()}
+    return {
+        name: style for name, style in whole.tensor_plan.items() if "*" in name or has(stage, name, names)
+    }
+
+
+def has(stage: nn.Module, name: str, names: set[str]) -> bool:
+    return name in names and any(True for _ in stage.get_submodule(name).parameters())
+
+
+def loss_with(layout: RankLayout) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        if logits.shape[-1] < SIZES.vocabulary:
+            return cross_entropy(logits, labels, layout.group("tensor"))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    return loss
+
+
+def claim_every_schedule_equals_one_process() -> None:
+    for schedule in SCHEDULES:
+        check(Parallelism(pipeline=-1), schedule=schedule)
+
+
+def claim_a_sequential_equals_one_process() -> None:
+    check(Parallelism(pipeline=-1), tall)
+
+
+def claim_recomputed_activations_equal_one_process() -> None:
+    check(Parallelism(pipeline=-1), recompute=True)
+
+
+def claim_pipeline_and_tensor_parallelism_equal_one_process() -> None:
+    if dist.get_world_size() == 4:
+        check(Parallelism(pipeline=2, tensor=2))
+
+
+def claim_pipeline_and_sharding_equal_one_process() -> None:
+    if dist.get_world_size() == 4:
+        check(Parallelism(pipeline=2, shard=2))
+        check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
+        with pytest.raises(ParamError, match="splits the backward pass"):
+            check(Parallelism(pipeline=2, shard=2), schedule="zbv")
+
+
+def claim_replicas_of_a_zero_bubble_pipeline_equal_one_process() -> None:
+    if dist.get_world_size() == 4:
+        check(Parallelism(pipeline=2, data=2), schedule="zbv", averaged=True)
+
+
+def claim_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
+    costs = costs_by_time(untied(), batch(0)[0], group=dist.group.WORLD)
+    assert len(costs) == 8 and all(cost > 0 for cost in costs)
+    everywhere: list[list[float] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, costs)
+    assert all(other == costs for other in everywhere)
+
+
+def claim_what_cannot_be_cut_is_refused() -> None:
+    group = dist.group.WORLD
+    with pytest.raises(ParamError, match="'embedding.weight' and 'head.weight' are one parameter"):
+        cut(decoder(), group)
+    with pytest.raises(ParamError, match="1 blocks cannot be cut"):
+        cut(decoder(replace(SIZES, is_tied=False, layers=1)), group)
+    with pytest.raises(ParamError, match="2 costs for 8 blocks"):
+        cut(untied(), group, costs=[1.0, 2.0])
+    with pytest.raises(ParamError, match="at least"):
+        Pipeline([nn.Linear(2, 2)], group, schedule="1f1b", microbatches=1, loss=F.mse_loss)
+
+
+CLAIMS = claims_in(__name__)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    return run_claims([__name__], request.param)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_pipeline(claim: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[claim] is None, outcomes[claim]

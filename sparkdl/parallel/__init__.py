@@ -1,1 +1,45 @@
-"""Parallel."""
+"""Parallelism for models that do not fit into one rank: sharded, tensor, context and pipeline, and all together.
+
+Runs on the *rank*, over an initialized ``torch.distributed``, and knows neither Spark nor the training loop. Read
+:mod:`~sparkdl.parallel.parallelism` first: :class:`Parallelism` places the kinds of parallelism on the ranks. A model
+is then prepared in this order: :func:`cut` into pipeline stages, :func:`divide` layers (tensor),
+:func:`share_sequences` (context), :func:`recompute_activations`, :func:`shard`.
+"""
+
+from __future__ import annotations
+
+from sparkdl.parallel.attention import all_to_all_attention, ring_attention
+from sparkdl.parallel.context import share_sequences
+from sparkdl.parallel.parallelism import Parallelism, RankLayout
+from sparkdl.parallel.pipeline import SCHEDULES, Pipeline, costs_by_memory, costs_by_time, cut
+from sparkdl.parallel.sharding import (
+    accumulated,
+    average_gradients,
+    blocks_of,
+    clip_gradients,
+    recompute_activations,
+    shard,
+)
+from sparkdl.parallel.tensor import cross_entropy, divide, tensor_plan_of
+
+__all__ = [
+    "SCHEDULES",
+    "Parallelism",
+    "Pipeline",
+    "RankLayout",
+    "accumulated",
+    "all_to_all_attention",
+    "average_gradients",
+    "blocks_of",
+    "clip_gradients",
+    "costs_by_memory",
+    "costs_by_time",
+    "cross_entropy",
+    "cut",
+    "divide",
+    "recompute_activations",
+    "ring_attention",
+    "shard",
+    "share_sequences",
+    "tensor_plan_of",
+]

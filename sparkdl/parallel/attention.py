@@ -15,7 +15,7 @@ backward pass of a block.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -73,7 +73,7 @@ def ring_attention(
             f"{tuple(documents.shape)}."
         )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _RingAttention.apply(query, key, value, documents, group, is_causal, scale)  # type: ignore[no-any-return]  # untyped in torch
+    return _apply(_RingAttention, query, key, value, documents, group, is_causal, scale)
 
 
 def all_to_all_attention(
@@ -108,7 +108,7 @@ def all_to_all_attention(
         )
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    query, key, value = (_HeadsForPositions.apply(x, group) for x in (query, key, value))
+    query, key, value = (_apply(_HeadsForPositions, x, group) for x in (query, key, value))
     mask = None
     if documents is not None:
         gathered = [torch.empty_like(documents) for _ in range(size)]
@@ -126,7 +126,7 @@ def all_to_all_attention(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return _PositionsForHeads.apply(output, group)  # type: ignore[no-any-return]  # untyped in torch
+    return _apply(_PositionsForHeads, output, group)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -441,7 +441,8 @@ def _summed(gradient: Tensor, key_heads: int) -> Tensor:
     """The gradient of :func:`_expanded`."""
     if gradient.shape[1] == key_heads:
         return gradient
-    return gradient.unflatten(1, (key_heads, -1)).sum(2)
+    batch, heads, positions, size = gradient.shape
+    return gradient.view(batch, key_heads, heads // key_heads, positions, size).sum(2)
 
 
 def _bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
@@ -449,3 +450,9 @@ def _bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
         return None
     bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
     return bias if query.device.type == "cpu" else bias.expand(-1, query.shape[1], -1, -1)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """``function.apply``, which torch leaves untyped."""
+    output: Tensor = cast("Any", function).apply(*args)
+    return output

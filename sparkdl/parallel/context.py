@@ -52,7 +52,7 @@ def share_sequences(module: nn.Module, group: dist.ProcessGroup, *, method: str 
             f"The method of context parallelism must be {' or '.join(map(repr, METHODS))}, got {method!r}."
         )
     attention = functools.partial(METHODS[method], group=group)
-    with_attend = [layer for layer in module.modules() if callable(getattr(layer, "attend", None))]
+    with_attend: list[Any] = [layer for layer in module.modules() if callable(getattr(layer, "attend", None))]
     if with_attend:
         for layer in with_attend:
             layer.attend = _causal(attention)

@@ -346,8 +346,8 @@ def _check_tied(module: nn.Module, parts: Parts, firsts: Sequence[int]) -> None:
         other, other_name = stage_of.setdefault(parameter, (stage, name))
         if other != stage:
             raise ParamError(
-                f"{other_name!r} and {name!r} are one parameter, and lie on the pipeline stages {other} and {stage}. Give "
-                "the model weights of its own for each (for a head that shares the embedding's: is_tied=False, or "
+                f"{other_name!r} and {name!r} are one parameter, and lie on the pipeline stages {other} and {stage}. "
+                "Give the model weights of its own for each (for a head that shares the embedding's: is_tied=False, or "
                 "tie_word_embeddings=False in Hugging Face's configurations)."
             )
 
@@ -365,6 +365,8 @@ def _stage_of(name: str, parts: Parts, firsts: Sequence[int]) -> int:
 
 class _Pass(nn.Module):
     """Stands for a module of another stage: passes its first argument on."""
+
+    is_elsewhere = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the first argument."""
@@ -394,18 +396,15 @@ class _OwnLayers(nn.Sequential):
         self._modules.update(layers)
 
 
-class _Logits(nn.Module):
+def _with_logits(shell: nn.Module, *, is_first: bool) -> nn.Module:
     """A Hugging Face model as a stage: a tensor in and a tensor out."""
+    name, forward = "input_ids" if is_first else "inputs_embeds", shell.forward
 
-    def __init__(self, model: nn.Module, *, is_first: bool) -> None:
-        super().__init__()
-        self.model = model
-        self._is_first = is_first
+    def take_tensor(tensor: Tensor, **kwargs: Any) -> Tensor:
+        return forward(**{name: tensor}, use_cache=False, **kwargs).logits  # type: ignore[no-any-return]  # modules return Any
 
-    def forward(self, tensor: Tensor, **kwargs: Any) -> Tensor:
-        """Pass tokens or hidden features through the stage."""
-        given = {"input_ids" if self._is_first else "inputs_embeds": tensor}
-        return self.model(**given, use_cache=False, **kwargs).logits  # type: ignore[no-any-return]  # modules return Any
+    shell.forward = take_tensor
+    return shell
 
 
 def _keep(shell: nn.Module, parts: Parts, stage: int, num_stages: int, firsts: Sequence[int]) -> nn.Module:
@@ -417,7 +416,7 @@ def _keep(shell: nn.Module, parts: Parts, stage: int, num_stages: int, firsts: S
         for name in names:
             if not is_kept:
                 _set(shell, name, _Pass())
-    return shell
+    return _with_logits(shell, is_first=stage == 0) if hasattr(shell, "pp_plan") else shell
 
 
 def _set(shell: nn.Module, name: str, module: nn.Module) -> None:

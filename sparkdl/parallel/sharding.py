@@ -153,10 +153,9 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         alike = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.flatten() for gradient in alike])
         dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)
-        torch._foreach_copy_(
-            alike,
-            [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in alike]), alike, strict=True)],
-        )
+        parts = torch.split(flat, [gradient.numel() for gradient in alike])
+        for gradient, part in zip(alike, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def clip_gradients(module: nn.Module, max_norm: float, layout: RankLayout) -> Tensor:

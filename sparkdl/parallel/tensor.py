@@ -28,7 +28,7 @@ import fnmatch
 import functools
 import re
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -125,7 +125,7 @@ def divide(
         module.get_submodule(name).register_forward_hook(inputs.forget, always_call=True)
         if blocks is not None and name.startswith(f"{blocks}."):
             module.get_submodule(name).register_forward_pre_hook(
-                _on_sequence(lambda x: _GatherSummed.apply(x, group, _POSITIONS)), with_kwargs=True
+                _on_sequence(lambda x: _apply(_GatherSummed, x, group, _POSITIONS)), with_kwargs=True
             )
     if blocks is not None:
         _divide_sequences(module.get_submodule(blocks), group)
@@ -134,6 +134,7 @@ def divide(
 
 def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
     names = dict(module.named_modules())
+    elsewhere = {name for name, layer in names.items() if getattr(layer, "is_elsewhere", False)}
     for pattern, given in plan.items():
         style = _SYNONYMS.get(given, given)
         expression = re.compile(
@@ -142,6 +143,8 @@ def _matches(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, 
             )
         )
         found = [name for name in names if expression.fullmatch(name)]
+        if any(pattern == name or pattern.startswith(f"{name}.") for name in elsewhere):
+            continue  # another pipeline stage has it
         if not found:
             last = pattern.rpartition(".")[2]
             like = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name.endswith(last)})[:3]
@@ -243,7 +246,7 @@ class _SharedInputs:
         """The tensor, with a gradient that is summed over the ranks."""
         if self._last is not None and self._last[0]() is tensor:
             return self._last[1]
-        copied: Tensor = _SumGradient.apply(tensor, self._group)
+        copied = _apply(_SumGradient, tensor, self._group)
         self._last = weakref.ref(tensor), copied
         return copied
 
@@ -286,7 +289,7 @@ class _Divided:
             if self._style == "embedding_rowwise":
                 first, outside = self._own_rows(first, parts["weight"])
             elif self._style == "rowwise_split_input":
-                first = _Split.apply(first, self._group, first.ndim - 1)
+                first = _apply(_Split, first, self._group, first.ndim - 1)
             elif self._style.startswith("colwise") and not self._in_parts:
                 first = self._inputs.copy_of(first)
             args = (first, *others)
@@ -296,14 +299,14 @@ class _Divided:
         finally:
             layer._parameters.update(kept)
         if outside is not None:
-            return _Sum.apply(output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
+            return _apply(_Sum, output.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
         if self._style == "colwise_gather_output":
-            return _Gather.apply(output, self._group, output.ndim - 1)
+            return _apply(_Gather, output, self._group, output.ndim - 1)
         if self._style.startswith("rowwise"):
             if self._in_parts:
-                output = _SumScattered.apply(output, self._group, _POSITIONS)
+                output = _apply(_SumScattered, output, self._group, _POSITIONS)
             else:
-                output = _Sum.apply(output, self._group)
+                output = _apply(_Sum, output, self._group)
             return output if bias is None else output + bias
         return output
 
@@ -313,7 +316,7 @@ class _Divided:
         # Of a layer that sees other positions or other heads on each rank, or a bias that is added to such.
         if local is None or not is_summed or (self._style.startswith("rowwise") and local.ndim > 1):
             return local
-        return _SumGradient.apply(local, self._group)  # type: ignore[no-any-return]  # untyped in torch
+        return _apply(_SumGradient, local, self._group)
 
     def _own_rows(self, tokens: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """The tokens' rows in this rank's part of an embedding, and which tokens have none there."""
@@ -342,13 +345,13 @@ def _divide_sequences(blocks: nn.Module, group: dist.ProcessGroup) -> None:
     """Have the blocks of a model pass sequences on by parts."""
     assert isinstance(blocks, nn.ModuleList)
     blocks[0].register_forward_pre_hook(
-        _on_sequence(lambda x: _Split.apply(x, group, _POSITIONS)), with_kwargs=True
+        _on_sequence(lambda x: _apply(_Split, x, group, _POSITIONS)), with_kwargs=True
     )
     blocks[-1].register_forward_hook(
         lambda _module, _args, output: (
-            (_Gather.apply(output[0], group, _POSITIONS), *output[1:])
+            (_apply(_Gather, output[0], group, _POSITIONS), *output[1:])
             if isinstance(output, tuple)
-            else _Gather.apply(output, group, _POSITIONS)
+            else _apply(_Gather, output, group, _POSITIONS)
         )
     )
 
@@ -495,8 +498,8 @@ def cross_entropy(
         A scalar of at least float32, the same on all ranks, with gradients; NaN if no position counts, as in torch.
     """
     flat = logits.reshape(-1, logits.shape[-1])
-    losses = _DividedCrossEntropy.apply(flat, labels.reshape(-1), group, ignore_index)
-    return losses.sum() / (labels != ignore_index).sum()  # type: ignore[no-any-return]  # untyped in torch
+    losses = _apply(_DividedCrossEntropy, flat, labels.reshape(-1), group, ignore_index)
+    return losses.sum() / (labels != ignore_index).sum()
 
 
 class _DividedCrossEntropy(torch.autograd.Function):
@@ -527,3 +530,9 @@ class _DividedCrossEntropy(torch.autograd.Function):
         gradient.scatter_add_(-1, own.unsqueeze(-1), -is_here.to(gradient.dtype).unsqueeze(-1))
         gradient.mul_((gradients[0] * counts).unsqueeze(-1))
         return gradient.to(ctx.dtype), None, None, None
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """``function.apply``, which torch leaves untyped."""
+    output: Tensor = cast("Any", function).apply(*args)
+    return output

@@ -21,7 +21,7 @@ def test_no_other_cut_has_a_cheaper_costliest_stage() -> None:
         costs = [draw.random() for _ in range(draw.randrange(3, 9))]
         stages = draw.randrange(1, len(costs) + 1)
         firsts = balance(costs, stages)
-        assert firsts[0] == 0 and firsts[-1] == len(costs) and len(firsts) == stages + 1
+        assert (firsts[0], firsts[-1], len(firsts)) == (0, len(costs), stages + 1)
         others = itertools.combinations(range(1, len(costs)), stages - 1)
         best = min(costliest(costs, [0, *cuts, len(costs)]) for cuts in others)
         assert costliest(costs, firsts) == pytest.approx(best)

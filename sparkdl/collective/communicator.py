@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
 
-from sparkdl.collective.opening import Splittable
+from sparkdl.collective.process_sets import Splittable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

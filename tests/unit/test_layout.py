@@ -27,20 +27,6 @@ SMALL_FOR_A_REASON = {
 CIRCLES = {
     frozenset(
         {
-            "sparkdl.collective.communicator",
-            "sparkdl.collective.mpi.communicator",
-            "sparkdl.collective.mpi.messages",
-            "sparkdl.collective.mpi.movements",
-            "sparkdl.collective.mpi.operations",
-            "sparkdl.collective.mpi.reductions",
-            "sparkdl.collective.native.communicator",
-            "sparkdl.collective.native.message_link",
-            "sparkdl.collective.native.point_to_point",
-            "sparkdl.collective.opening",
-        }
-    ),
-    frozenset(
-        {
             "sparkdl.data.dataset.dataset",
             "sparkdl.data.petastorm.fields",
             "sparkdl.data.petastorm.transform",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective.communicator import Array, MessageHandle
     from sparkdl.collective.mpi.operations import Plan, Steps
-    from sparkdl.collective.opening import Opening
+    from sparkdl.collective.process_sets import Opening
     from sparkdl.topology import Topology
 
 _SPIN_S = 0.05

@@ -33,7 +33,7 @@ from sparkdl.topology import Topology, number_hosts
 if TYPE_CHECKING:
     from sparkdl import _native
     from sparkdl.collective.communicator import MessageHandle
-    from sparkdl.collective.opening import Opening
+    from sparkdl.collective.process_sets import Opening
 
 
 class StallWatcher:

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective.messages import NEWS_S, Envelope, compare, explain
-from sparkdl.collective.opening import open_communicator
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S, Deadline
@@ -191,7 +190,7 @@ class MessageLink:
             (
                 speaker == parent.rank,
                 partial(
-                    open_communicator,
+                    parent.open_other,
                     rendezvous=watched,
                     # An opening happens once, so its part of the rendezvous is its own.
                     own_rendezvous=PrefixRendezvous(watched, f"{speaker} to {listener}"),

@@ -36,7 +36,7 @@ from sparkdl.collective import (
 from sparkdl.errors import RankError
 from sparkdl.rendezvous.addresses import LOOPBACK
 from tests.pickled_call import pickle_call
-from tests.rank_nursery import ForkedRank, Nursery, nurseries_for
+from tests.forkserver import ForkedRank, Forkserver, forkservers_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -153,7 +153,7 @@ def run_ranks(
     """
     call, modules = pickle_call(fn, args)
     inherited_variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(variables or {})}
-    nurseries = nurseries_for(world_size, inherited_variables, modules)
+    forkservers = forkservers_for(world_size, inherited_variables, modules)
     with ExitStack() as stack:
         secret = new_secret()
         with place.inside() if place else nullcontext():
@@ -173,7 +173,7 @@ def run_ranks(
             inherited = stack.enter_context(_mpi_end(environment)) if mpi or uses_mpi(transport) else None
             prefix = place.command(rank) if place else []
             connection = stack.enter_context(
-                _start(prefix, environment, inherited, nurseries[rank], rank in may_die)
+                _start(prefix, environment, inherited, forkservers[rank], rank in may_die)
             )
             connection.send_bytes(pickle.dumps((environment, call)))
             connections[rank] = connection
@@ -209,12 +209,12 @@ def _start(
     prefix: list[str],
     environment: RankEnvironment,
     inherited: socket.socket | None,
-    nursery: Nursery,
+    forkserver: Forkserver,
     may_die: bool,
 ) -> Iterator[Connection]:
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno()] + ([inherited.fileno()] if inherited is not None else [])
-    process = _start_process(prefix, environment, fds, nursery)
+    process = _start_process(prefix, environment, fds, forkserver)
     theirs.close()
     if inherited is not None:
         inherited.close()
@@ -233,10 +233,10 @@ def _start(
 
 
 def _start_process(
-    prefix: list[str], environment: RankEnvironment, fds: list[int], nursery: Nursery
+    prefix: list[str], environment: RankEnvironment, fds: list[int], forkserver: Forkserver
 ) -> subprocess.Popen[bytes] | ForkedRank:
     if not prefix:
-        return nursery.fork({**os.environ, **environment.process_variables}, fds)
+        return forkserver.fork({**os.environ, **environment.process_variables}, fds)
     return subprocess.Popen(
         [*prefix, sys.executable, "-m", "tests.run_ranks", str(fds[0])],
         pass_fds=fds,

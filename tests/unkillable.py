@@ -1,4 +1,4 @@
-"""Processes whose end after SIGKILL nobody sees, as that of one that waits in the kernel for a disk."""
+"""Processes whose end after SIGKILL is not seen, like that of one that waits in the kernel for a disk."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from contextlib import contextmanager
 import pytest
 
 HOLD = """
-import ctypes, sys, time
+import ctypes, sys
 PTRACE_SEIZE = 0x4206
 arguments = [ctypes.c_long(PTRACE_SEIZE), ctypes.c_long(int(sys.argv[1])), None, None]
 print(ctypes.CDLL(None).ptrace(*arguments), flush=True)
-time.sleep(float(sys.argv[2]))
+sys.stdin.read()
 """
-"""Traces a process: until it ends itself, the parent of that does not hear of the end."""
+"""Traces a process: as long as it does, the parent of that process does not see its end."""
 
 
 @contextmanager
 def unseen_end(pid: int) -> Iterator[None]:
-    """Have the end of a child of this process not be seen, for at most 20 s."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(pid), "20"], stdout=subprocess.PIPE) as holder:
+    """Inside the block, this process does not see the end of its child."""
+    command = [sys.executable, "-c", HOLD, str(pid)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout is not None
             if holder.stdout.readline() != b"0\n":

@@ -1,4 +1,4 @@
-"""Turns what the barrier stage left into the ranks' values, or into the one exception that names the culprit.
+"""Converts the rows of the barrier stage to the ranks' values, or to the one exception that names the failed rank.
 
 Runs on the driver.
 """
@@ -41,23 +41,23 @@ _SHUT_DOWN = "SparkContext was shut down"
 
 def collect(
     job: SparkJob,
-    heard: list[Failure],
+    received: list[Failure],
     num_ranks: int,
     on_log: Callable[[int, str], None],
     limits: HangLimits,
 ) -> list[Any]:
-    """Fetch what the ranks returned, by rank.
+    """Fetch the ranks' values, by rank.
 
     Args:
         job: a job that has ended, or was cancelled.
-        heard: failures that the driver heard of while the job ran.
+        received: failures that the driver received while the job ran.
         num_ranks: how many values there have to be.
-        on_log: gets rank and line of what could not reach the driver before.
-        limits: from when on a rank counts as hanging.
+        on_log: called with rank and line for lines that could not reach the driver before.
+        limits: after which times a rank counts as hanging.
 
     Raises:
         LaunchError: if the ranks could not be started, or were lost with their executors.
-        LaunchCancelledError: if somebody had Spark cancel the stage.
+        LaunchCancelledError: if the stage was cancelled in Spark.
         ClusterLostError: if Spark's application ended.
         RankError: if a rank failed; ``__cause__`` is its exception, with the causes of that.
         HangError: if the tasks found that a rank hangs.
@@ -76,7 +76,7 @@ def collect(
         missing = sorted(set(range(num_ranks)) - set(returned))
         if not missing:
             return [rows.load(rank) for rank in range(num_ranks)]
-        failures = heard + [
+        failures = received + [
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
@@ -88,7 +88,7 @@ def collect(
         raise
     except Exception as error:
         if _is_spark_error(error):
-            _raise_for(heard, error, job, limits, were_ranks_lost(heard, (), num_ranks))
+            _raise_for(received, error, job, limits, were_ranks_lost(received, (), num_ranks))
         raise
 
 
@@ -102,15 +102,15 @@ def _raise_for(
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None and culprit.is_consequence:
         raise_hang(failures, limits)
-    # Tasks that Spark ends on request are lost, too.
+    # Tasks that Spark cancels on request are reported as lost, too.
     if culprit is None or culprit.is_loss or culprit.is_consequence:
         if job.was_cancelled_elsewhere(spark_error):
             raise LaunchCancelledError(
-                f"Spark was told to cancel the ranks' stage, and all ranks were ended: {_first_line(spark_error)}"
+                f"The ranks' stage was cancelled in Spark, and all ranks were ended: {_first_line(spark_error)}"
             ) from spark_error
         if _SHUT_DOWN in str(spark_error):
             raise ClusterLostError(
-                "Spark's application ended while the ranks ran: its cluster went away, or somebody ended it. "
+                "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
                 f"{_first_line(spark_error)}"
             ) from spark_error
     if culprit is not None:
@@ -126,16 +126,16 @@ def _raise_for(
 
 
 def _first_line(error: Exception | None) -> str:
-    """What Spark said, without the stacks of its threads; py4j puts a line of its own before."""
+    """Spark's message, without the stacks of its threads and the line that py4j puts before."""
     lines = [line.strip(" :") for line in str(error).splitlines()]
     return next((line for line in lines if line and not line.startswith("An error occurred")), "")
 
 
 def _stuck(failures: list[Failure]) -> str:
-    """Where ranks were that did not heed that another one had failed, by their stacks."""
+    """Where ranks were that did not end after another one had failed, by their stacks."""
     stacks = {failure.rank: failure for failure in failures if failure.stack}
     return "".join(
-        f"\n\nRank {rank} on {stuck.host} did not come to its end, and was here:\n{stuck.stack}"
+        f"\n\nRank {rank} on {stuck.host} did not end by itself, and was here:\n{stuck.stack}"
         for rank, stuck in sorted(stacks.items())
     )
 
@@ -145,7 +145,7 @@ def _is_spark_error(error: Exception) -> bool:
 
 
 class _Rows:
-    """What the tasks yielded, by kind and rank."""
+    """The rows that the tasks yielded, by kind and rank."""
 
     def __init__(self, job: SparkJob) -> None:
         self._job = job
@@ -171,18 +171,18 @@ class _Rows:
 
 
 def _with_pickled(failures: list[Failure]) -> list[Failure]:
-    """Put the copy that came through Spark, with its exception, in the place of the one that was heard first."""
+    """Replace failures that came through the channel by those that came through Spark, which have the exception."""
     complete = {failure.rank: failure for failure in failures if failure.pickled}
     return [complete.get(failure.rank, failure) for failure in failures]
 
 
 def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
-    """The exception that names the culprit, whose own exception is to be its cause.
+    """Make the exception that names the failed rank.
 
     Args:
-        failure: the culprit's.
-        were_lost: whether a rank was lost where the failure is a consequence.
-        stuck: what others were at.
+        failure: the failure to report.
+        were_lost: whether a rank was lost, if the failure is a consequence.
+        stuck: where other ranks were that did not end by themselves.
     """
     detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     message = (

@@ -1,8 +1,8 @@
 """Runs a function or a program on ranks that are processes of this machine, without Spark.
 
 :func:`run_on_local_ranks` runs a function and returns the value of each rank. :class:`LocalRanks` starts a program
-once for each rank, and ends all of them together. Both run in the calling process, which takes the part of the driver
-and of the barrier tasks and runs the coordinator.
+once for each rank, and ends all of them together. Both run in the calling process, which replaces the driver and the
+barrier tasks, and runs the coordinator.
 
 The ranks of a program find each other by their environment variables, which no other user can read: those of
 :mod:`sparkdl.collective.job`, and those of ``torchrun`` for programs that read only these.
@@ -43,8 +43,8 @@ from sparkdl.collective import (
 from sparkdl.collective.job import FAILURE_KEY, Job
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.collect import rank_error
-from sparkdl.launch.forkserver.guard import GuardedProcess, how_it_ended
-from sparkdl.launch.forkserver.kept import end_idle_processes
+from sparkdl.launch.forkserver.guard import GuardedProcess, describe_exit
+from sparkdl.launch.forkserver.kept import end_idle_forkservers
 from sparkdl.launch.hangs.report import raise_hang
 from sparkdl.launch.hangs.watch import HangLimits, HangWatch, hang_limits
 from sparkdl.launch.rank.environment import ARROW_VARIABLES, rank_environment
@@ -52,19 +52,19 @@ from sparkdl.launch.run import Listener, OnEvent, OnLog
 from sparkdl.launch.task.supervisor import OutputRelay, RankSupervisor
 from sparkdl.launch.wire.channel import MAX_WAITING_MESSAGES, RankMessage
 from sparkdl.launch.wire.messages import pickle_call, unpack_error
-from sparkdl.launch.wire.outcome import Failure, StopReason, find_culprit, were_ranks_lost
+from sparkdl.launch.wire.outcome import Failure, HealthReport, StopReason, find_culprit, were_ranks_lost
 from sparkdl.topology import Topology, name_ranks
 
 _CONNECT_TIMEOUT_S = 10.0
 
-_LOOK_S = 0.5
-"""How often it is looked whether a rank hangs."""
+_POLL_S = 0.5
+"""How often the launcher checks whether a rank hangs."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 """Has a folder for each GPU of the machine, where NVIDIA's driver is."""
 
 _IDLE_S = 60.0
-"""How long processes that have imported what the ranks need stay for the next launch: as long as on a cluster."""
+"""How long forkservers are kept for the next launch: as long as on a cluster."""
 
 
 def run_on_local_ranks(
@@ -104,13 +104,13 @@ def run_on_local_ranks(
     check_timeout(operation_timeout_s, "operation_timeout_s")
     limits = hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s)
     payload = pickle_call(function, args, kwargs)
-    order = {
+    assignment = {
         "world_size": num_ranks,
         "transport": transport,
         "wire": wire,
         "operation_timeout_s": operation_timeout_s,
     }
-    with _LocalWorld(order, with_mpi=mpi or uses_mpi(transport)) as world:
+    with _LocalWorld(assignment, with_mpi=mpi or uses_mpi(transport)) as world:
         for rank in range(num_ranks):
             gpus = _gpus_of(rank, gpus_per_rank, os.environ)
             variables = _variables(environment or {}, gpus, num_ranks)
@@ -120,20 +120,20 @@ def run_on_local_ranks(
 
 @dataclass(frozen=True)
 class _Ended:
-    """That a rank has ended, after all that it said."""
+    """The end of a rank, which follows its messages."""
 
     rank: int
     failure: Failure | None
 
 
 class _LocalWorld:
-    """The coordinator of the ranks, their processes, and what they say; a context manager that ends all of them."""
+    """The coordinator of the ranks, their processes and messages; a context manager that ends all of them."""
 
-    def __init__(self, order: dict[str, Any], *, with_mpi: bool) -> None:
-        self._order, self._with_mpi = order, with_mpi
-        self._num_ranks: int = order["world_size"]
+    def __init__(self, assignment: dict[str, Any], *, with_mpi: bool) -> None:
+        self._assignment, self._with_mpi = assignment, with_mpi
+        self._num_ranks: int = assignment["world_size"]
         self._ranks: list[RankSupervisor] = []
-        self._heard: queue.Queue[RankMessage | _Ended] = queue.Queue(MAX_WAITING_MESSAGES)
+        self._inbox: queue.Queue[RankMessage | _Ended] = queue.Queue(MAX_WAITING_MESSAGES)
         self._is_over = False
         self._waiting: list[threading.Thread] = []
         self._host = socket.gethostname()
@@ -144,8 +144,8 @@ class _LocalWorld:
             coordinator = stack.enter_context(
                 Coordinator(secret=secret, world_size=self._num_ranks, host="127.0.0.1")
             )
-            self._order["secret"] = secret.hex()
-            self._order["coordinator"] = coordinator.address.to_bytes().decode()
+            self._assignment["secret"] = secret.hex()
+            self._assignment["coordinator"] = coordinator.address.to_bytes().decode()
             self._client = stack.enter_context(
                 RendezvousClient.connect(coordinator.address, secret, _CONNECT_TIMEOUT_S)
             )
@@ -155,13 +155,13 @@ class _LocalWorld:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_over = True  # what the ranks still say is not waited for
+        self._is_over = True  # further messages of the ranks are dropped
         for rank in self._ranks:
-            rank.stop(StopReason("whoever started the ranks has ended them"))
+            rank.stop(StopReason("the launcher has ended all ranks"))
         for thread in self._waiting:
             thread.join()
         self._stack.close()
-        end_idle_processes(_IDLE_S)
+        end_idle_forkservers(_IDLE_S)
 
     def start(
         self, rank: int, payload: bytes, environment: Mapping[str, str], modules: Sequence[str]
@@ -178,38 +178,38 @@ class _LocalWorld:
                 more_variables=of_launch,
                 modules=modules,
                 inherited=fds,
-                on_line=lambda line: self._hear(RankMessage(rank=rank, line=line)),
-                on_event=lambda event: self._hear(RankMessage(rank=rank, event=event)),
+                on_line=lambda line: self._put(RankMessage(rank=rank, line=line)),
+                on_event=lambda event: self._put(RankMessage(rank=rank, event=event)),
             )
             self._stack.enter_context(supervisor)
         self._ranks.append(supervisor)
-        supervisor.begin({**self._order, "rank": rank})
+        supervisor.begin({**self._assignment, "rank": rank})
         thread = threading.Thread(target=self._await, args=(rank,), name=f"sparkdl-rank-{rank}", daemon=True)
         self._waiting.append(thread)
         thread.start()
 
     def collect(self, listener: Listener, limits: HangLimits) -> list[Any]:
-        """Listen until all ranks have ended, the others soon after the first that failed; return their values."""
+        """Pass on messages until all ranks have ended, and return their values; end all ranks once one has failed."""
         failures: list[Failure] = []
         running = set(range(self._num_ranks))
-        watch, num_looks, looks_at = HangWatch(limits), 0, time.monotonic()
+        watch, num_polls, poll_at = HangWatch(limits), 0, time.monotonic()
         while running:
-            if time.monotonic() >= looks_at:
-                num_looks, looks_at = num_looks + 1, time.monotonic() + _LOOK_S
-                self._end_a_hang(watch, num_looks, running)
+            if time.monotonic() >= poll_at:
+                num_polls, poll_at = num_polls + 1, time.monotonic() + _POLL_S
+                self._end_if_hanging(watch, num_polls, running)
             try:
-                news = self._heard.get(timeout=_LOOK_S)
+                message = self._inbox.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
-            if isinstance(news, RankMessage):
-                listener.hear(news)
+            if isinstance(message, RankMessage):
+                listener.handle(message)
                 continue
-            running.remove(news.rank)
-            if news.failure is None:
+            running.remove(message.rank)
+            if message.failure is None:
                 continue
-            failures.append(replace(news.failure, host=self._host))
+            failures.append(replace(message.failure, host=self._host))
             for rank in self._ranks:
-                rank.stop(StopReason(f"rank {news.rank} on {self._host} failed: {news.failure.error}"))
+                rank.stop(StopReason(f"rank {message.rank} on {self._host} failed: {message.failure.error}"))
         culprit = find_culprit(failures)
         if culprit is not None:
             if culprit.is_consequence:
@@ -219,20 +219,22 @@ class _LocalWorld:
             raise rank_error(culprit, were_lost) from unpack_error(culprit.pickled)
         return [self._load(rank) for rank in self._ranks]
 
-    def _end_a_hang(self, watch: HangWatch, num_looks: int, running: Collection[int]) -> None:
+    def _end_if_hanging(self, watch: HangWatch, num_polls: int, running: Collection[int]) -> None:
         now = time.monotonic()
-        hang = watch.look(now, {rank: (now, num_looks, self._ranks[rank].signs()) for rank in running})
+        hang = watch.observe(
+            now, {rank: HealthReport(now, num_polls, self._ranks[rank].health()) for rank in running}
+        )
         if hang is not None:
             for rank in self._ranks:
                 rank.stop(StopReason(hang.why, is_hang=True))
 
     def _await(self, rank: int) -> None:
-        self._hear(_Ended(rank, self._ranks[rank].wait()))
+        self._put(_Ended(rank, self._ranks[rank].wait()))
 
-    def _hear(self, news: RankMessage | _Ended) -> None:
+    def _put(self, message: RankMessage | _Ended) -> None:
         while not self._is_over:
             try:
-                self._heard.put(news, timeout=1.0)
+                self._inbox.put(message, timeout=1.0)
             except queue.Full:
                 continue  # the caller's thread is busy; look whether it has left
             return
@@ -246,7 +248,7 @@ class _LocalWorld:
             rank,
             self._num_ranks,
             host_of_rank=[0] * self._num_ranks,
-            timeout_s=self._order["operation_timeout_s"],
+            timeout_s=self._assignment["operation_timeout_s"],
         )
         self._stack.enter_context(server)
         return theirs.fileno()
@@ -270,7 +272,7 @@ def _variables(environment: Mapping[str, str], gpus: Sequence[str] | None, num_r
 def _gpus_of(
     rank: int, gpus_per_rank: int, environ: Mapping[str, str], gpus: Path = _GPUS
 ) -> list[str] | None:
-    """Addresses of a rank's GPUs, of those that this process sees; None where the choice is the rank's."""
+    """Addresses of a rank's GPUs, among those that this process sees; None if the rank shall use any."""
     if gpus_per_rank == 0:
         return None
     wanted = range(rank * gpus_per_rank, (rank + 1) * gpus_per_rank)
@@ -299,13 +301,13 @@ _LOOPBACK = "lo"
 """What Linux calls the interface."""
 
 _ABORT_GRACE_S = 3.0
-"""How long the other ranks may take to notice that one failed, and say where they were, before they are ended."""
+"""How long the other ranks may take to notice that one failed, and to raise where they were, before they are ended."""
 
 _END_GRACE_S = 3.0
-"""How long ranks may take after a polite request."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 _LAST_LINES_S = 3.0
-"""How long the last lines of all ranks may take when these have ended."""
+"""How long to wait for the last lines of all ranks once these have ended."""
 
 OnLine = Callable[[int, int, bytes], None]
 """Called with a rank, 1 for its standard output or 2 for standard error, and one line with its end."""
@@ -318,7 +320,7 @@ class FailedRank:
     Attributes:
         rank: its number.
         status: its exit status, as of :class:`subprocess.Popen`.
-        reason: the error that it ended with, where it could tell; else how its process ended.
+        reason: the error that it ended with, if it could report that; else how its process ended.
     """
 
     rank: int
@@ -332,15 +334,14 @@ class LocalRanks:
     Args:
         command: the program that each rank runs, and its arguments.
         num_ranks: how many.
-        transport: of the communicator that they find; ``"mpi"`` and ``"hierarchical-mpi"`` put them into one MPI world,
-            too.
-        wire: how that sends sums and averages of float32 by TCP.
+        transport: of their communicator; with ``"mpi"`` and ``"hierarchical-mpi"`` they form an MPI world, too.
+        wire: data type in which that sends sums and averages of float32 by TCP.
         timeout_s: seconds for opening it, and the default deadline of its operations.
-        environment: what the ranks' environment begins with.
-        on_line: gets what they print, from a thread for each rank and stream.
+        environment: variables to which those of the ranks are added.
+        on_line: called with the lines that they print, from a thread for each rank and stream.
 
     Raises:
-        ParamError: if there is to be no rank, or no communicator can be opened with these choices.
+        ParamError: if ``num_ranks`` is less than 1, or no communicator can be opened with these choices.
         LaunchError: when entered, if there is no such program.
     """
 
@@ -367,7 +368,7 @@ class LocalRanks:
         self._processes: list[GuardedProcess] = []
         self._relays: list[tuple[int, OutputRelay]] = []
         self._pmi_servers: list[PmiServer] = []
-        self._news: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
         self._stack = ExitStack()
 
     def __enter__(self) -> LocalRanks:
@@ -400,39 +401,40 @@ class LocalRanks:
         self._stack.close()
 
     def wait(self) -> FailedRank | None:
-        """Wait until all ranks have ended well, and return None; or until one failed, and end the others.
+        """Wait until all ranks have ended with status 0, and return None; or until one failed, and end the others.
 
         Raises:
             OSError: what ``on_line`` raised; the ranks are ended when the context is left.
         """
         for _ in range(self._num_ranks):
-            rank = self._take_news()
+            rank = self._next_ended()
             if self._processes[rank].status != 0:
                 deadline = Deadline(_ABORT_GRACE_S)
                 for process in self._processes:
                     process.exited.wait(deadline.remaining_s())
                 self._end(is_patient=True)
                 return self._blame(rank)
-        self._end(is_patient=True)  # what they have left running
+        self._end(is_patient=True)  # ends processes that they have left running
         return None
 
     def have_met(self) -> bool:
         """Whether any rank has opened the communicator, begun to initialize torch.distributed, or initialized MPI.
 
-        Without it ranks can only know of each other by means of their own, as a ``TCPStore`` that they made.
+        Otherwise the ranks have worked independently, unless they have connected by other means, such as a ``TCPStore``
+        of their own.
         """
         # One of the connections is ours.
         return self._coordinator.num_admitted > 1 or any(server.has_begun for server in self._pmi_servers)
 
     def _start(self, job: Job, stack: ExitStack) -> None:
         variables = {
-            # A share of the cores each; what the user has set is the user's choice.
+            # An equal share of the cores, unless the user has set it.
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._num_ranks)),
             **ARROW_VARIABLES,
-            # Gloo would listen on the interface of the host's name, which need not have one.
+            # By default Gloo listens on the interface of the host's name, which may have none.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
             **self._environment,
-            # A line is passed on when it is printed, not when a buffer is full.
+            # Output is passed on line by line, not when a buffer is full.
             "PYTHONUNBUFFERED": "1",
             **job.to_variables(),
             **job.to_torchrun_variables(Topology(rank=job.rank, host_of_rank=(0,) * job.world_size)),
@@ -448,7 +450,7 @@ class LocalRanks:
                     environment=variables,
                     pass_fds=fds,
                     separate_errors=True,
-                    on_exit=partial(self._news.put, job.rank),
+                    on_exit=partial(self._ended.put, job.rank),
                 )
             except OSError as error:
                 raise LaunchError(f"{self._command[0]} cannot be started: {error.strerror}") from error
@@ -457,7 +459,7 @@ class LocalRanks:
             relay = OutputRelay(
                 output,
                 on_line=partial(self._on_line, job.rank, stream),
-                on_error=self._news.put,
+                on_error=self._ended.put,
                 name=f"sparkdl-rank-{job.rank}",
             )
             self._relays.append((job.rank, relay))
@@ -477,24 +479,24 @@ class LocalRanks:
         self._pmi_servers.append(server)
         return theirs.fileno()
 
-    def _take_news(self) -> int:
-        news = self._news.get()
-        if isinstance(news, OSError):
-            raise news
-        return news
+    def _next_ended(self) -> int:
+        ended = self._ended.get()
+        if isinstance(ended, OSError):
+            raise ended
+        return ended
 
     def _blame(self, first: int) -> FailedRank:
-        """The rank that failed by itself, which need not be the first that has ended."""
+        """The rank that failed by itself, which may not be the first that has ended."""
         if self._client.check([FAILURE_KEY]):
-            told = json.loads(self._client.get(FAILURE_KEY, _CONNECT_TIMEOUT_S))
-            status = self._processes[told["rank"]].status
-            if status is None:  # not even SIGKILL has ended it yet
+            failure = json.loads(self._client.get(FAILURE_KEY, _CONNECT_TIMEOUT_S))
+            status = self._processes[failure["rank"]].status
+            if status is None:  # SIGKILL has not ended it yet
                 status = -signal.SIGKILL
             if status:
-                return FailedRank(rank=told["rank"], status=status, reason=f"failed: {told['error']}")
+                return FailedRank(rank=failure["rank"], status=status, reason=f"failed: {failure['error']}")
         status = self._processes[first].status
-        assert status is not None, "the news was that it has ended"
-        return FailedRank(rank=first, status=status, reason=how_it_ended(status))
+        assert status is not None, "its end was reported"
+        return FailedRank(rank=first, status=status, reason=describe_exit(status))
 
     def _end(self, *, is_patient: bool) -> None:
         if self._processes:
@@ -503,8 +505,8 @@ class LocalRanks:
             stuck = [rank for rank, process in enumerate(self._processes) if not process.exited.is_set()]
             if stuck:
                 logger.warning(
-                    "%s could not be ended: what runs there waits in the kernel for a disk, a network or a GPU that "
-                    "does not answer, and still holds memory.",
+                    "%s could not be ended: the processes wait in the kernel for a disk, a network or a GPU that does "
+                    "not answer, and still hold memory.",
                     name_ranks(stuck),
                 )
         deadline, relays, self._relays = Deadline(_LAST_LINES_S), self._relays, []
@@ -512,6 +514,6 @@ class LocalRanks:
         held = sorted({rank for rank, is_finished in finished if not is_finished})
         if held:
             logger.warning(
-                "What %s left running, in a session of its own, still holds its output open; no more of it is shown.",
+                "A process that %s has started still holds its output open; no more is shown.",
                 name_ranks(held),
             )

@@ -1,7 +1,7 @@
-"""Checks on the driver, before anything is started, whether the cluster can hold the ranks at once.
+"""Checks on the driver, before anything is started, whether the cluster has slots for all ranks at once.
 
-Slots that are missing are waited for where executors are still to come: where Spark puts others in the place of lost
-ones, or starts those that its settings ask for. Which these are is :class:`_Executors`' to say.
+If slots are missing, the check waits for executors that Spark is still to start: replacements of lost executors, and
+those that its settings request. :class:`_Executors` knows their number.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 EXECUTOR_PATIENCE_S = 30.0
 """How long after the application's start executors may still be registering."""
 
-TELL_INTERVAL_S = 30.0
-"""How often it is told that slots are still waited for, where nothing changes."""
+LOG_INTERVAL_S = 30.0
+"""How often waiting for slots is logged again while nothing changes."""
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _EXECUTORS_S = 1.0
-"""How often the executors are looked at, which takes several calls to the JVM for each."""
+"""How often the executors are listed, which takes several calls to the JVM for each of them."""
 
 OnWait = Callable[[str], None]
 
@@ -36,8 +36,20 @@ _logger = logging.getLogger(__name__)
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session talks to a Spark Connect server."""
+    """Whether the session is of a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def setting(spark: SparkSession, name: str) -> str:
+    """Return a setting of the application; empty if it is not set, or the server does not tell it."""
+    if not is_connect(spark):
+        return str(spark.sparkContext.getConf().get(name, ""))
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.conf.get(name, "") or ""
+    except PySparkException:  # managed servers do not tell some settings
+        return ""
 
 
 def check_cluster(
@@ -49,23 +61,23 @@ def check_cluster(
     start_timeout_s: float | None = None,
     on_wait: OnWait | None = None,
 ) -> None:
-    """Refuse what Spark would refuse or wait for without an end, and name the setting to change.
+    """Refuse a launch that Spark would refuse, or wait for without end, and name the setting to change.
 
     Args:
         spark: classic or Connect session.
         num_ranks: how many tasks have to run at once.
         gpus_per_rank: GPUs that each rank sees.
         resources: what a task takes, where that differs from what all tasks of the application take.
-        start_timeout_s: how long to wait for slots of executors that are still to come, as in the place of lost ones;
-            None leaves that to a later check and refuses only slots that will not come.
-        on_wait: is told what is waited for, besides the log.
+        start_timeout_s: how long to wait for slots of executors that Spark is still to start, as replacements of lost
+            ones; None leaves that to a later check and refuses only if there will never be enough slots.
+        on_wait: called with a line that says what the check waits for; the line is logged, too.
 
     Raises:
         ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` ask for executors or for
             fewer GPUs than a rank is to have.
-        SlotsMissingError: if the cluster cannot run that many tasks at once, also after the wait.
-        LaunchError: if a single machine cannot ever, executors are allocated dynamically, or it is a Spark Connect
-            server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
+        SlotsMissingError: if the cluster cannot run that many tasks at once, even after the wait.
+        LaunchError: if a local master has too few slots, executors are allocated dynamically, or the session is of a
+            Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``).
     """
     if num_ranks < 1:
         raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
@@ -76,7 +88,7 @@ def check_cluster(
             f"Ranks on Spark Connect need Spark 4.0 or later, and the server is Spark {spark.version}. "
             "Use a classic session there, or a newer server."
         )
-    if _setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true":
+    if setting(spark, "spark.dynamicAllocation.enabled").lower() == "true":
         raise LaunchError(
             "Ranks start together in a barrier stage, which Spark does not run with dynamic allocation. "
             "Set spark.dynamicAllocation.enabled=false and spark.executor.instances for this application."
@@ -94,29 +106,29 @@ def wait_for_slots(
     resources: ResourceProfile | None = None,
     is_logged: bool = False,
 ) -> int | None:
-    """Return how many tasks the cluster runs at once, as soon as that is enough, or after so many seconds.
+    """Return how many tasks the cluster runs at once, as soon as that is enough or the time is over.
 
     Args:
         spark: classic or Connect session.
         wanted: how many are enough.
-        timeout_s: how long executors may take to come; one that stands on a single machine has no others.
+        timeout_s: how long to wait for executors; a local master has none to wait for.
         resources: what a task takes, where that differs from what all tasks of the application take.
-        is_logged: whether to log as a warning what is waited for.
+        is_logged: whether to log a warning that says what this waits for.
 
     Returns:
-        The number of slots, free or not; None where Spark does not say, as on most Connect servers.
+        The number of slots, free or not; None if Spark does not tell, as on most Connect servers.
     """
     cluster = _Cluster(spark, resources)
-    teller = _Teller(wanted, timeout_s, None) if is_logged else None
+    wait_log = _WaitLog(wanted, timeout_s, None) if is_logged else None
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while True:
         slots = cluster.slots()
         if slots is None or slots >= wanted or not cluster.may_grow or time.monotonic() > deadline:
             return slots
-        if teller is not None:
-            teller.tell(slots, cluster.executors())
-        pause.wait(_LOOK_S)
+        if wait_log is not None:
+            wait_log.update(slots, cluster.executors())
+        pause.wait(_POLL_S)
 
 
 def _require_slots(
@@ -127,7 +139,7 @@ def _require_slots(
     on_wait: OnWait | None,
 ) -> None:
     cluster, began, pause = _Cluster(spark, resources), time.monotonic(), threading.Event()
-    teller: _Teller | None = None
+    wait_log: _WaitLog | None = None
     while True:
         slots = cluster.slots()
         if slots is None or slots >= num_ranks:
@@ -144,9 +156,9 @@ def _require_slots(
             timeout_s += waited_s
         if waited_s >= timeout_s:
             raise _slots_missing(spark, num_ranks, slots, executors, waited_s)
-        teller = teller or _Teller(num_ranks, timeout_s, on_wait)
-        teller.tell(slots, executors)
-        pause.wait(_LOOK_S)
+        wait_log = wait_log or _WaitLog(num_ranks, timeout_s, on_wait)
+        wait_log.update(slots, executors)
+        pause.wait(_POLL_S)
 
 
 def _slots_missing(
@@ -171,19 +183,19 @@ def _slots_missing(
     )
 
 
-class _Teller:
-    """Tells what slots are waited for: at once, when that changes, and every half minute."""
+class _WaitLog:
+    """Logs which slots a launch waits for: at once, when that changes, and every half minute."""
 
     def __init__(self, wanted: int, timeout_s: float, on_wait: OnWait | None) -> None:
         self._wanted, self._timeout_s, self._on_wait = wanted, timeout_s, on_wait
-        self._told: tuple[int, int] | None = None
-        self._began = self._told_at = time.monotonic()
+        self._logged: tuple[int, int] | None = None
+        self._began = self._logged_at = time.monotonic()
 
-    def tell(self, slots: int, executors: _Executors) -> None:
+    def update(self, slots: int, executors: _Executors) -> None:
         now, state = time.monotonic(), (slots, executors.num_active)
-        if state == self._told and now - self._told_at < TELL_INTERVAL_S:
+        if state == self._logged and now - self._logged_at < LOG_INTERVAL_S:
             return
-        self._told, self._told_at = state, now
+        self._logged, self._logged_at = state, now
         of_expected = "" if executors.num_expected is None else f" of {executors.num_expected}"
         text = (
             f"Waiting for {self._wanted - slots} of {self._wanted} slots: Spark has "
@@ -201,10 +213,10 @@ class _Executors:
 
     Attributes:
         num_active: how many there are.
-        num_expected: how many there are when none is missing: as many as the settings ask for or, where these do not
-            say, the most that there were at once. None where nothing is known of that.
+        num_expected: how many there should be: as many as the settings request or, if they do not say, the most that
+            there were at once. None if neither is known.
         slots_of_each: of one executor, as far as known.
-        most_slots: that all can ever have by the settings; None where these do not say.
+        most_slots: that all can ever have by the settings; None if these do not say.
     """
 
     num_active: int
@@ -213,7 +225,7 @@ class _Executors:
     most_slots: int | None
 
     def can_give(self, wanted: int, slots: int) -> bool:
-        """Whether there are so many slots once no executor is missing any more, with those that there are now."""
+        """Whether there will be as many slots as wanted once all expected executors are there."""
         if self.num_expected is None or (self.most_slots is not None and wanted > self.most_slots):
             return False
         each = -(-slots // self.num_active) if self.num_active else self.slots_of_each
@@ -225,11 +237,11 @@ class _Cluster:
 
     def __init__(self, spark: SparkSession, resources: ResourceProfile | None) -> None:
         self._spark = spark
-        self._master = _setting(spark, "spark.master", "")
+        self._master = setting(spark, "spark.master")
         local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", self._master)
         self._local_slots: int | None = None
         if local is not None and local[1] != "*":
-            self._local_slots = int(local[1] or 1) // int(_setting(spark, "spark.task.cpus", "1"))
+            self._local_slots = int(local[1] or 1) // int(setting(spark, "spark.task.cpus") or 1)
         self.may_grow = local is None
         self._known: _Executors | None = None
         self._known_at = 0.0
@@ -249,23 +261,23 @@ class _Cluster:
         return time.time() - float(self._spark.sparkContext.startTime or 0) / 1000
 
     def slots(self) -> int | None:
-        """How many tasks run at once; None where Spark does not say, as on most Connect servers."""
+        """How many tasks run at once; None if Spark does not tell, as on most Connect servers."""
         if self._local_slots is not None:
             return self._local_slots
         return None if self._scheduler is None else int(self._scheduler.maxNumConcurrentTasks(self._profile))
 
     def executors(self) -> _Executors:
-        """The executors there are and those that should be, a second ago; of a session that tells its slots."""
+        """The executors that there are and that there should be, at most a second ago."""
         if not self.may_grow:
             return _Executors(num_active=1, num_expected=1, slots_of_each=0, most_slots=self.slots())
         now = time.monotonic()
         if self._known is None or now - self._known_at > _EXECUTORS_S:
-            self._known, self._known_at = self._look_at_executors(), now
+            self._known, self._known_at = self._list_executors(), now
         return self._known
 
-    def _look_at_executors(self) -> _Executors:
+    def _list_executors(self) -> _Executors:
         lives = self._lives()
-        asked = executors_by_settings(self._master, lambda name: _setting(self._spark, name, ""))
+        asked = executors_by_settings(self._master, lambda name: setting(self._spark, name))
         num_expected = asked.num_executors if asked.num_executors is not None else most_at_once(lives)
         slots_of_each = asked.slots_of_each or max((tasks for _, _, tasks in lives), default=1)
         return _Executors(
@@ -276,9 +288,9 @@ class _Cluster:
         )
 
     def _lives(self) -> list[tuple[float, float | None, int]]:
-        """When each executor that Spark remembers came and went, and how many tasks it ran at once."""
-        told = self._scheduler.statusStore().executorList(False)
-        executors = [told.apply(index) for index in range(told.size())]
+        """When each executor that Spark remembers was added and removed, and how many tasks it ran at once."""
+        found = self._scheduler.statusStore().executorList(False)
+        executors = [found.apply(index) for index in range(found.size())]
         return [
             (
                 float(each.addTime().getTime()),
@@ -292,59 +304,59 @@ class _Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedExecutors:
-    """What settings of Spark say of an application's executors; None for what they do not say."""
+    """The executors that Spark's settings request; None for what the settings do not say."""
 
     num_executors: int | None = None
     slots_of_each: int | None = None
     most_slots: int | None = None
 
 
-def executors_by_settings(master: str, setting: Callable[[str], str]) -> AskedExecutors:
-    """Read what Spark is asked for: by ``local-cluster[2,1,1024]``, ``spark.executor.instances``, ``spark.cores.max``.
+def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecutors:
+    """Read from ``local-cluster[2,1,1024]``, ``spark.executor.instances``, ``spark.cores.max`` which are requested.
 
     Args:
         master: of the application.
-        setting: gives the value of a setting, empty where it is not set.
+        get: returns the value of a setting, empty if it is not set.
     """
-    cpus = int(setting("spark.task.cpus") or 1)
+    cpus = int(get("spark.task.cpus") or 1)
     simulated = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master)
     if simulated is not None:
         number, each = int(simulated[1]), int(simulated[2]) // cpus
         return AskedExecutors(num_executors=number, slots_of_each=each, most_slots=number * each)
     if master.startswith("spark://"):
-        # Standalone: instances are not heeded, and workers may have fewer cores than an application may take.
-        cores = setting("spark.cores.max")
+        # A standalone master ignores instances, and workers may have fewer cores than an application may take.
+        cores = get("spark.cores.max")
         return AskedExecutors(most_slots=int(cores) // cpus if cores else None)
-    instances = setting("spark.executor.instances")
+    instances = get("spark.executor.instances")
     if not instances:
         return AskedExecutors()
-    each = int(setting("spark.executor.cores") or 1) // cpus
+    each = int(get("spark.executor.cores") or 1) // cpus
     return AskedExecutors(num_executors=int(instances), slots_of_each=each, most_slots=int(instances) * each)
 
 
 def most_at_once(lives: Iterable[tuple[float, float | None, int]]) -> int:
-    """Return how many executors there were at once at most, by when each came and went."""
+    """Return the most executors that there were at once, from when each was added and removed."""
     changes = []
     for added, removed, _ in lives:
         changes.append((added, 1))
         if removed is not None:
             changes.append((removed, -1))
     number = most = 0
-    for _, change in sorted(changes):  # at the same moment, one goes before another comes
+    for _, change in sorted(changes):  # at the same time, removals come first
         number += change
         most = max(most, number)
     return most
 
 
 def _is_local(spark: SparkSession) -> bool:
-    return re.fullmatch(r"local(\[.*\])?", _setting(spark, "spark.master", "")) is not None
+    return re.fullmatch(r"local(\[.*\])?", setting(spark, "spark.master")) is not None
 
 
 def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_rank: int) -> None:
     if int(spark.version.split(".")[0]) < 4:
         raise LaunchError(
-            f"A ResourceProfile for ranks needs Spark 4.0 or later, and this is Spark {spark.version}. Leave resources "
-            "away, and set spark.task.cpus and spark.task.resource.gpu.amount for the application."
+            f"A ResourceProfile for ranks needs Spark 4.0 or later, and this is Spark {spark.version}. Omit resources, "
+            "and set spark.task.cpus and spark.task.resource.gpu.amount for the application."
         )
     if resources.executorResources:
         named = ", ".join(sorted(resources.executorResources))
@@ -354,8 +366,8 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
         )
     if _is_local(spark):
         raise LaunchError(
-            f"The master {_setting(spark, 'spark.master', '')!r} is one machine, where Spark knows no resource "
-            "profiles. Leave resources away there."
+            f"The master {setting(spark, 'spark.master')!r} is one machine, where Spark has no resource "
+            "profiles. Omit resources there."
         )
     gpus = resources.taskResources.get("gpu")
     if gpus is not None and gpus.amount < gpus_per_rank:
@@ -366,7 +378,7 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
 
 
 def _java_profile(resources: ResourceProfile) -> Any:
-    """The profile in the JVM; one that was made before the session has only its requests."""
+    """The profile in the JVM; a profile that was made before the session has only its requests."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     found = resources._java_resource_profile
@@ -377,13 +389,7 @@ def _java_profile(resources: ResourceProfile) -> Any:
 
 
 def _what_to_raise(spark: SparkSession) -> str:
-    master = _setting(spark, "spark.master", "")
+    master = setting(spark, "spark.master")
     if master.startswith("local["):
         return f"N in the master {master!r}"
     return "spark.executor.instances or spark.executor.cores (spark.task.cpus and GPUs per task count too)"
-
-
-def _setting(spark: SparkSession, name: str, default: str) -> str:
-    if is_connect(spark):
-        return spark.conf.get(name, default) or default
-    return str(spark.sparkContext.getConf().get(name, default))

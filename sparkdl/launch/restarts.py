@@ -1,7 +1,7 @@
-"""Runs ranks again when some of them were lost, with fewer of them if slots are gone. Runs on the *driver*.
+"""Restarts ranks after some of them were lost, with fewer ranks if slots are gone. Runs on the *driver*.
 
-Only a loss is answered so: a process that was killed, an executor or a host that went away. What code raised on a rank
-it would raise again, and that is given to the user at once, unless retries of it were asked for.
+Only a loss leads to a restart: a process that was killed, an executor or a host that went away. Code that raised on a
+rank would raise again, so its exception is raised at once, unless retries were asked for.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 REPLACEMENT_TIMEOUT_S = 30.0
-"""How long to wait for all ranks' slots after a loss, before fewer ranks make do."""
+"""How long to wait for all ranks' slots after a loss, before fewer ranks are started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
-    """How often ranks are started again, and how that is told.
+    """How often ranks are restarted, and the words for it in messages.
 
     Attributes:
-        max_restarts: after a loss.
-        max_retries: after code on a rank raised.
-        min_ranks: with how many they make do after a loss.
-        start_timeout_s: how long to wait for so many slots after a loss.
-        what: that goes on.
-        advice: what to do when too few slots are left.
+        max_restarts: restarts after a loss.
+        max_retries: restarts after code on a rank raised.
+        min_ranks: the least number of ranks after a loss.
+        start_timeout_s: how long to wait for the slots of these after a loss.
+        what: what is restarted, in a word.
+        advice: what to do if too few slots are left.
     """
 
     max_restarts: int
@@ -61,18 +61,18 @@ def run_with_restarts(
     """Return ``run(num_ranks)``, called again when ranks were lost.
 
     Args:
-        run: runs so many ranks, from where they had come to.
-        restarts: how often.
-        spark: whose slots the ranks take; None where they are processes of this machine, which has always as many.
-        num_ranks: how many there shall be.
-        where: tells from where the ranks go on.
-        resources: what each rank takes of the cluster, where that is not what all tasks take.
+        run: runs this many ranks, from the last checkpoint or commit.
+        restarts: how often to restart.
+        spark: the session whose slots the ranks take; None for ranks on this machine, which needs no slots.
+        num_ranks: the wanted number of ranks.
+        where: returns from where the ranks continue, in words.
+        resources: what each rank takes of the cluster, if that is not what all tasks take.
 
     Raises:
-        LossError: that of the last call, when there were too many.
+        LossError: of the last call, after too many of them.
         RankError: likewise.
-        SlotsMissingError: if fewer than ``min_ranks`` slots are left. With more it is tried again with a rank less
-            after a loss, which counts as the same restart.
+        SlotsMissingError: if fewer than ``min_ranks`` slots are left. If there are more, the launch after a loss is
+            repeated with one rank less, which counts as the same restart.
     """
     ranks = num_ranks
     num_restarts = num_retries = 0
@@ -81,7 +81,7 @@ def run_with_restarts(
         try:
             return run(ranks)
         except ClusterLostError:
-            raise  # there is no application left that could start ranks
+            raise  # no application is left that could start ranks
         except LossError as error:
             if num_restarts == restarts.max_restarts:
                 raise
@@ -89,20 +89,20 @@ def run_with_restarts(
             lost = error
             ranks = _ranks_left(lost, restarts, spark, num_ranks, resources)
             count = f"restart {num_restarts} of {restarts.max_restarts}"
-            _tell(error, restarts, ranks, num_ranks, where(), count)
+            _log_restart(error, restarts, ranks, num_ranks, where(), count)
         except SlotsMissingError as error:
-            # Spark Connect tells no number of slots, and elsewhere more may be lost since they were counted.
+            # Spark Connect does not tell the number of slots, and more may have been lost since they were counted.
             if lost is None or ranks <= restarts.min_ranks:
                 raise
             ranks = _ranks_left(lost, restarts, spark, ranks - 1, resources)
             count = f"still restart {num_restarts} of {restarts.max_restarts}"
-            _tell(error, restarts, ranks, num_ranks, where(), count)
+            _log_restart(error, restarts, ranks, num_ranks, where(), count)
         except RankError as error:
             if num_retries == restarts.max_retries:
                 raise
             num_retries += 1
             count = f"retry {num_retries} of {restarts.max_retries}"
-            _tell(error, restarts, ranks, num_ranks, where(), count)
+            _log_restart(error, restarts, ranks, num_ranks, where(), count)
 
 
 def _ranks_left(
@@ -112,7 +112,7 @@ def _ranks_left(
     num_ranks: int,
     resources: ResourceProfile | None,
 ) -> int:
-    """With how many ranks to go on, ``num_ranks`` at most; so many where Spark does not say how many there can be."""
+    """How many ranks to start again: ``num_ranks`` at most, and if Spark does not tell the number of slots."""
     if spark is None:
         return num_ranks
     began, timeout_s = time.monotonic(), min(REPLACEMENT_TIMEOUT_S, restarts.start_timeout_s)
@@ -134,9 +134,11 @@ def _ranks_left(
     return ranks
 
 
-def _tell(error: Exception, restarts: Restarts, ranks: int, num_ranks: int, where: str, count: str) -> None:
+def _log_restart(
+    error: Exception, restarts: Restarts, ranks: int, num_ranks: int, where: str, count: str
+) -> None:
     logger.warning(
-        "%s The %s goes on with %d of %d ranks from %s: %s.",
+        "%s The %s continues with %d of %d ranks from %s: %s.",
         _line(error),
         restarts.what,
         ranks,

@@ -1,9 +1,9 @@
-"""Runs a function on ranks, ends them where one hangs, and returns the value of each. Runs on the driver.
+"""Runs a function on ranks, ends them if one hangs, and returns the value of each. Runs on the driver.
 
-:class:`SlotHolders` keeps which launches of this process have running ranks, and so occupy slots that other launches
-wait for. Spark starts a barrier stage when all of its slots are free, and keeps it waiting until then. A launch whose
-ranks do not start therefore looks there: it may wait for another launch of this process, as where ``CrossValidator``
-fits models in parallel, or for something else, for which the waiting time has to be limited.
+:class:`SlotHolders` holds which launches of this process have running ranks, and so occupy slots that other launches
+wait for. Spark starts a barrier stage when all of its slots are free, and queues it until then. A launch whose ranks
+do not start therefore looks there: it may wait for another launch of this process, as when ``CrossValidator`` fits
+models in parallel, or for something else, for which the waiting time has to be limited.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sparkdl.launch.collect import collect
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangLimits, HangWatch, hang_limits
 from sparkdl.launch.preflight import OnWait, check_cluster
-from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob
-from sparkdl.launch.task.meeting import FAREWELL_TIMEOUT_S
-from sparkdl.launch.wire.channel import DriverChannel, RankMessage, driver_hosts
+from sparkdl.launch.spark_job import STATUS_LAG_S, SparkJob, driver_hosts
+from sparkdl.launch.task.meeting import FINISH_TIMEOUT_S
+from sparkdl.launch.wire.channel import DriverChannel, RankMessage
 from sparkdl.launch.wire.messages import pickle_call
-from sparkdl.launch.wire.outcome import Failure, RankSigns, StopReason
+from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SlotHolders:
         self._lock = threading.Lock()
 
     def add(self, job: str) -> None:
-        """Note that all ranks of a launch run; doing so again does nothing."""
+        """Note that all ranks of a launch run."""
         with self._lock:
             self._jobs.add(job)
 
@@ -61,67 +61,67 @@ class SlotHolders:
 
 
 END_TIMEOUT_S = 15.0
-"""How long the tasks may take to tell where their ranks were and to end; one that stands still itself never does."""
+"""How long the tasks may take to report where their ranks were and to end; a task that hangs itself never does."""
 
-END_AFTER_FAILURE_TIMEOUT_S = FAREWELL_TIMEOUT_S + END_TIMEOUT_S
-"""How long the tasks may take to end once code on a rank has raised: that rank's may wait for the others first."""
+END_AFTER_FAILURE_TIMEOUT_S = FINISH_TIMEOUT_S + END_TIMEOUT_S
+"""How long the tasks may take to end once code on a rank has raised: rank 0's task may wait for the others first."""
 
 
 class HangGuard:
-    """One for each launch.
+    """Ends a launch in which a rank hangs, or in which a task does not end after a failure.
 
     Args:
-        channel: by which the tasks are heard, and told to end.
-        limits: from when on a rank counts as hanging.
+        channel: to the tasks.
+        limits: after which times a rank counts as hanging.
     """
 
     def __init__(self, channel: DriverChannel, limits: HangLimits) -> None:
         self._channel = channel
         self._watch = HangWatch(limits)
-        self._found: tuple[Hang, dict[int, RankSigns]] | None = None
+        self._found: tuple[Hang, dict[int, RankHealth]] | None = None
         self._end_by = math.inf
         self._has_failed = False
 
     @property
     def is_overdue(self) -> bool:
-        """Whether all tasks were to end, as a rank hangs or failed, and have not done so in time."""
+        """Whether the tasks have not ended in time after a rank hung or failed."""
         return time.monotonic() >= self._end_by
 
-    def look(self) -> None:
-        """Look whether a rank hangs, and have all tasks end if one does. To be called often."""
+    def poll(self) -> None:
+        """Check whether a rank hangs, and have all tasks end if one does. To be called often."""
         if self._found is not None:
             return
         if not self._has_failed and _are_explained(self._channel.failures):
             self._has_failed = True
             self._end_by = time.monotonic() + END_AFTER_FAILURE_TIMEOUT_S
-        now, heard = time.monotonic(), self._channel.signs
-        hang = self._watch.look(now, heard)
+        now, reports = time.monotonic(), self._channel.health
+        hang = self._watch.observe(now, reports)
         if hang is None:
             return
-        self._found = hang, {rank: signs for rank, (_, _, signs) in heard.items()}
+        self._found = hang, {rank: report.health for rank, report in reports.items()}
         self._end_by = min(self._end_by, now + END_TIMEOUT_S)
         self._channel.cancel(StopReason(hang.why, is_hang=True))
 
     def check(self) -> None:
-        """Raise what was found, once the tasks have ended or are overdue.
+        """Raise the hang that was found, once the tasks have ended or are overdue.
 
         Raises:
-            HangError: naming the rank; where all ranks were is logged, too.
+            HangError: naming the rank; the stacks of all ranks are logged, too.
         """
         failures = self._channel.failures
         if self._found is None or _are_explained(failures):
             return
-        hang, signs = self._found
-        raise hang_error(hang, failures, signs, self._channel.hosts)
+        hang, health = self._found
+        raise hang_error(hang, failures, health, self._channel.hosts)
 
 
 def _are_explained(failures: Sequence[Failure]) -> bool:
-    """Whether code on a rank raised, which is why the others end or wait."""
+    """Whether code on a rank raised, which explains why the others end or wait."""
     return any(not failure.is_consequence and not failure.is_loss for failure in failures)
 
 
 CANCEL_TIMEOUT_S = 10.0
-LAST_WORDS_TIMEOUT_S = 5.0
+LAST_LINES_TIMEOUT_S = 5.0
 
 _slot_holders = SlotHolders()
 _logger = logging.getLogger(__name__)
@@ -153,44 +153,45 @@ def run_on_ranks(
 ) -> list[Any]:
     """Run ``function(context, *args, **kwargs)`` in one process per rank, all at once, and return every rank's value.
 
-    The function, its arguments and its value travel by cloudpickle, in chunks of any number. A failing rank ends all
-    of them within seconds; Ctrl-C ends them too. ``on_log`` and ``on_event`` are called on the caller's thread.
+    The function, its arguments and its value are pickled with cloudpickle and sent in chunks, without a limit of size.
+    A failing rank ends all of them within seconds; Ctrl-C ends them too. ``on_log`` and ``on_event`` are called on the
+    caller's thread.
 
-    Several threads may launch at once: ranks that find no free slots wait for those of the other launches.
+    Several threads may launch at once: ranks without free slots wait for those of the other launches.
 
     Args:
-        function: gets a :class:`~sparkdl.launch.RankContext` first.
+        function: called with a :class:`~sparkdl.launch.RankContext` as its first argument.
         args: further positional arguments.
         num_ranks: how many ranks; each takes a slot of the cluster.
         spark: classic or Connect session; the active one when None.
         transport: of the communicator: ``auto`` or ``native`` (shared memory inside a host, TCP across), ``shm``,
-            ``tcp``, ``mpi``; ``hierarchical`` and ``hierarchical-mpi``, which are ``native`` and ``mpi`` but have CUDA
-            tensors of torch go by NCCL inside a host, and only then across hosts.
-        wire: how the communicator sends sums and averages of float32 between hosts: ``float32``, or in half the bytes
-            as ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
+            ``tcp``, ``mpi``; ``hierarchical`` and ``hierarchical-mpi``, which are ``native`` and ``mpi``, except that
+            CUDA tensors of torch are first reduced by NCCL inside each host.
+        wire: data type in which the communicator sends sums and averages of float32 between hosts: ``float32``, or, in
+            half the bytes, ``bfloat16`` or ``float16``; see :func:`~sparkdl.collective.open_communicator`.
         gpus_per_rank: GPUs that each rank sees.
-        mpi: whether mpi4py finds the ranks in one MPI world also where the transport is not MPI.
-        resources: what each task of the stage takes, where that differs from what all tasks of the application take;
-            a profile of task requests alone, as executors are not made for a stage. Needs Spark 4.0 and a cluster.
+        mpi: whether the ranks form an MPI world for mpi4py even if the transport is not MPI.
+        resources: what each task of the stage takes, if that differs from what all tasks of the application take; a
+            profile of task requests alone, as Spark starts no executors for a stage. Needs Spark 4.0 and a cluster.
         environment: variables for the rank processes.
-        modules: libraries that the function needs and that take long to import, ``("torch",)`` say. The next launch
-            finds them imported where Spark's Python workers still live, for a minute after their last task. Ranks with
-            GPUs import them themselves.
-        start_timeout_s: seconds to wait for slots of executors that Spark starts in the place of lost ones, or that its
-            settings ask for; and again until all ranks must have started, for which slots have to be free. The latter
-            begin anew as long as ranks of another launch of this process run. Tasks that have started wait so long for
-            one that does not come.
+        modules: libraries that the function needs and that take long to import, such as ``("torch",)``. The ranks of
+            the next launch are forked from a process that has imported them, if that launch begins within a minute
+            after the last task. Ranks with GPUs import them themselves.
+        start_timeout_s: seconds to wait for slots of executors that Spark is still to start, as replacements of lost
+            ones or as its settings request; and then again to wait for free slots, until all ranks have started. The
+            second wait is extended as long as ranks of another launch of this process run. Tasks that have started wait
+            as long for a task that has not.
         operation_timeout_s: default deadline of a collective in seconds.
-        hang_timeout_s: seconds after which a rank counts as hanging: one that others wait for in a collective, unless
-            that was given a longer deadline of its own; one whose process gives no sign of life, as it is stopped or
-            holds Python's lock; one that has called ``context.progress()`` and does not any more. Four fifths of
+        hang_timeout_s: seconds after which a rank counts as hanging: if others wait for it in a collective, unless that
+            has a longer deadline of its own; if its process sends no heartbeat, as it is stopped or holds Python's
+            lock; if it has called ``context.progress()`` before and does not any more. Four fifths of
             ``operation_timeout_s`` when None; ``math.inf`` for never; at least 2.
-        silence_timeout_s: the same for processes and tasks that give no sign of life, where that is to count sooner
-            than a wait; ``hang_timeout_s`` when None.
-        on_log: gets rank and line of everything the ranks print; prints ``[rank N] line`` when None.
-        on_event: gets rank and event of every ``context.report(event)``.
-        on_wait: gets a line whenever it changes what the launch waits for before ranks start, and every half minute;
-            that is logged as a warning, too.
+        silence_timeout_s: the same for processes and tasks that send no heartbeat, if that is to be shorter than for
+            waits; ``hang_timeout_s`` when None.
+        on_log: called with rank and line for everything the ranks print; prints ``[rank N] line`` when None.
+        on_event: called with rank and event for every ``context.report(event)``.
+        on_wait: called with a line that says what the launch waits for before ranks start, whenever that changes and
+            every half minute; the line is logged as a warning, too.
         kwargs: keyword arguments of the function.
 
     Returns:
@@ -200,7 +201,7 @@ def run_on_ranks(
         ParamError: if an argument has a value that cannot work.
         SerializationError: if function or arguments cannot be pickled.
         LaunchError: if the ranks cannot be started.
-        SlotsMissingError: if the cluster cannot have so many slots, or has not had them in time.
+        SlotsMissingError: if the cluster cannot have so many slots, or did not have them in time.
         RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
         HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
     """
@@ -246,7 +247,7 @@ def run_on_ranks(
             _watch(job, channel, guard, spec, start_timeout_s, Listener(on_log, on_event))
             guard.check()
             if job.running:
-                # A rank failed, and the task of another one stands still: what was heard tells enough.
+                # A rank failed, and the task of another one hangs: the failures that were received are enough.
                 channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
                 job.cancel(timeout_s=CANCEL_TIMEOUT_S)
         except BaseException as error:
@@ -256,7 +257,7 @@ def run_on_ranks(
         finally:
             _slot_holders.remove(spec.job)
             if job.running:
-                _leave_behind(job, channel, stack.pop_all())
+                _cancel_in_background(job, channel, stack.pop_all())
         try:
             with named_jobs(session, f"fetching results of {ranks}"):
                 return collect(job, channel.failures, num_ranks, on_log or _print_line, limits)
@@ -265,14 +266,14 @@ def run_on_ranks(
 
 
 class Listener:
-    """Hands what a rank said to the caller's callbacks."""
+    """Passes log lines and events of the ranks to the caller's callbacks."""
 
     def __init__(self, on_log: OnLog | None, on_event: OnEvent | None) -> None:
         self._on_log = on_log or _print_line
         self._on_event = on_event
 
-    def hear(self, message: RankMessage) -> None:
-        """Hand over one thing that a rank said."""
+    def handle(self, message: RankMessage) -> None:
+        """Pass on a log line or an event."""
         if message.line is not None:
             self._on_log(message.rank, message.line)
         elif message.event is not None and self._on_event is not None:
@@ -291,8 +292,8 @@ def _watch(
     while job.running and not guard.is_overdue:
         message = channel.next_message(0.1)
         if message is not None:
-            listener.hear(message)
-        guard.look()
+            listener.handle(message)
+        guard.poll()
         started = channel.started
         if len(started) == spec.num_ranks:
             _slot_holders.add(spec.job)
@@ -303,7 +304,7 @@ def _watch(
             _logger.info("%d ranks wait for slots that another launch of this process holds.", spec.num_ranks)
             start_deadline = time.monotonic() + start_timeout_s
             continue
-        # Tasks may run where they cannot reach the driver; Spark knows of them.
+        # Tasks may run and not reach the driver; Spark reports them.
         if job.tasks_run:
             start_deadline = math.inf
         elif job.running and time.monotonic() > start_deadline + STATUS_LAG_S:
@@ -312,23 +313,23 @@ def _watch(
                 "Other jobs hold the free slots, or executors are missing: wait for them or start fewer ranks."
             )
     # A rank's last lines may still be on their way when its task has ended.
-    deadline = time.monotonic() + (0.0 if guard.is_overdue else LAST_WORDS_TIMEOUT_S)
+    deadline = time.monotonic() + (0.0 if guard.is_overdue else LAST_LINES_TIMEOUT_S)
     while True:
-        channel.wait_until_silent(max(0.0, deadline - time.monotonic()))
+        channel.wait_until_disconnected(max(0.0, deadline - time.monotonic()))
         message = channel.next_message(0.0)
         if message is None:
             return
-        listener.hear(message)
+        listener.handle(message)
 
 
-def _leave_behind(job: SparkJob, channel: DriverChannel, stack: ExitStack) -> None:
-    """Go on cancelling a job that Spark has not ended, and have tasks that it starts yet end at once."""
+def _cancel_in_background(job: SparkJob, channel: DriverChannel, stack: ExitStack) -> None:
+    """Continue to cancel a job that Spark has not ended, and have tasks that it still starts end at once."""
     _logger.warning(
-        "Spark has not ended the job of this launch although it was cancelled; it is cancelled again each second, and "
-        "what it starts until then ends without running the function."
+        "Spark has not ended the job of this launch although it was cancelled. It is cancelled again every second, and "
+        "ranks that start until then end without running the function."
     )
     channel.ignore_messages()
-    job.leave_behind(stack.close)
+    job.cancel_in_background(stack.close)
 
 
 def active_session() -> SparkSession:

@@ -3,7 +3,8 @@
 Runs on the driver, with classic Spark and Spark Connect: ``mapInArrow(barrier=True)`` is the one barrier call that
 both have. :class:`TaggedCall` runs a call that starts Spark jobs in a thread of its own and under a tag, so that the
 jobs can be cancelled. :func:`collect_within` limits the time of a Spark job: when the time is over, the job is
-cancelled, and the caller waits for it only briefly.
+cancelled, and the caller waits for it only briefly. :func:`driver_hosts` finds the addresses at which the tasks reach
+this process.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError
-from sparkdl.launch.preflight import is_connect
+from sparkdl.launch.preflight import is_connect, setting
 from sparkdl.launch.task.barrier_task import run_barrier_task
 from sparkdl.launch.wire.spec import LaunchSpec
+from sparkdl.rendezvous.addresses import (
+    LISTEN,
+    LOOPBACK,
+    hosts_of_name,
+    is_local,
+    reachable_hosts,
+    resolve,
+    route_host,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,11 +40,11 @@ if TYPE_CHECKING:
 
 
 CANCEL_INTERVAL_S = 1.0
-"""How often the order to cancel is given again: Spark applies it to jobs that are active, and one that it has not been
-given yet, or that waits for executors as its barrier stage has more tasks than there are slots, is none."""
+"""How often cancelling is repeated: Spark cancels only active jobs. Jobs that were not submitted yet are not
+active, nor those whose barrier stage waits for executors as it has more tasks than there are slots."""
 
-LEFT_BEHIND_TIMEOUT_S = 900.0
-"""For how long a call that nobody waits for is cancelled: more than Spark by default looks for slots, 40 times 15 s."""
+BACKGROUND_CANCEL_TIMEOUT_S = 900.0
+"""For how long a call is cancelled in the background: longer than Spark by default checks for slots, 40 times 15 s."""
 
 _logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -45,14 +55,14 @@ class TaggedCall(Generic[Value]):
 
     Args:
         spark: classic or Connect session.
-        tag: of all jobs that the function runs; nobody else's.
+        tag: of all jobs that the function runs, and of no others.
         function: what to call.
 
     Attributes:
         tag: the tag.
         value: what the function returned; None before that, and if it raised.
-        error: what it raised, or Spark as it was to tag its jobs.
-        was_given_up: whether it was cancelled by :meth:`cancel`, and not, say, in Spark's UI.
+        error: what the function raised, or Spark while its jobs were tagged.
+        was_cancelled_here: whether it was cancelled by :meth:`cancel`, and not in Spark's UI, for example.
     """
 
     def __init__(self, spark: SparkSession, tag: str, function: Callable[[], Value]) -> None:
@@ -61,10 +71,10 @@ class TaggedCall(Generic[Value]):
         self._function: Callable[[], Value] | None = function
         self.value: Value | None = None
         self.error: Exception | None = None
-        self.was_given_up = False
-        # Of this thread, by which the caller may cancel what it runs; classic Spark's threads inherit theirs.
+        self.was_cancelled_here = False
+        # The caller may cancel by the tags of this thread; with classic Spark threads inherit them.
         self._callers_tags = spark.getTags() if is_connect(spark) else set()
-        # Waited for in the thread's place: Python 3.11 takes a thread for ended when Ctrl-C comes out of its join().
+        # Waited for instead of the thread: Python 3.11 takes a thread for ended when Ctrl-C interrupts its join().
         self._ended = threading.Event()
         _inheriting_thread(spark, self._call).start()
 
@@ -74,46 +84,44 @@ class TaggedCall(Generic[Value]):
         return not self._ended.is_set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, for so long."""
+        """Wait for its end, for at most this long."""
         self._ended.wait(timeout_s)
 
     def cancel(self, *, timeout_s: float) -> None:
-        """Cancel its jobs, those that it has yet to run too, until it has ended; for so long."""
-        self.was_given_up = True
-        deadline, is_told = Deadline(timeout_s), False
+        """Cancel its jobs, also those that it submits later, until it has ended or the time is over."""
+        self.was_cancelled_here = True
+        deadline, is_logged = Deadline(timeout_s), False
         while self.running:
             try:
-                self._order_cancellation()
+                self._request_cancellation()
             except Exception as error:
-                # Of py4j or gRPC, and not raised: whoever cancels has something of more interest to raise.
-                if not is_told:
-                    _logger.warning(
-                        "Spark did not take the order to cancel the jobs of %s: %s", self.tag, error
-                    )
-                is_told = True
+                # An error of py4j or gRPC. It is not raised: the caller that cancels raises its own reason.
+                if not is_logged:
+                    _logger.warning("Cancelling the Spark jobs tagged %s failed: %s", self.tag, error)
+                is_logged = True
             self._ended.wait(min(CANCEL_INTERVAL_S, deadline.remaining_s()))
             if deadline.expired:
                 return
 
-    def leave_behind(self, finish: Callable[[], None] = lambda: None) -> None:
-        """Go on cancelling it from a thread, without waiting for that; then call ``finish`` there."""
+    def cancel_in_background(self, finish: Callable[[], None] = lambda: None) -> None:
+        """Continue to cancel it from a thread, without waiting; then call ``finish`` there."""
 
         def cancel() -> None:
             try:
-                self.cancel(timeout_s=LEFT_BEHIND_TIMEOUT_S)
+                self.cancel(timeout_s=BACKGROUND_CANCEL_TIMEOUT_S)
                 if self.running:
                     _logger.warning(
-                        "Spark has not cancelled the jobs tagged %s within %g s. End them in Spark's UI, or stop the "
+                        "Spark has not cancelled the jobs tagged %s within %g s. Kill them in Spark's UI, or stop the "
                         "session.",
                         self.tag,
-                        LEFT_BEHIND_TIMEOUT_S,
+                        BACKGROUND_CANCEL_TIMEOUT_S,
                     )
             finally:
                 finish()
 
-        threading.Thread(target=cancel, name="sparkdl-left-behind", daemon=True).start()
+        threading.Thread(target=cancel, name="sparkdl-cancel", daemon=True).start()
 
-    def _order_cancellation(self) -> None:
+    def _request_cancellation(self) -> None:
         if is_connect(self._spark):
             self._spark.interruptTag(self.tag)
         else:
@@ -130,7 +138,7 @@ class TaggedCall(Generic[Value]):
         except Exception as error:
             self.error = error
         finally:
-            # It may hold who holds this call: with it, the value would live until the garbage collector comes by.
+            # It may be part of a reference cycle with this call, which would keep the value until the next collection.
             self._function = None
             try:
                 getattr(tagging, remove)(self.tag)
@@ -149,7 +157,7 @@ def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threa
 
 ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
 STATUS_LAG_S = 12.0
-"""How late Spark's status tracker may be: it can keep a task's start to itself until an executor's next heartbeat."""
+"""How late Spark's status tracker may be: it may learn of a task's start with the executor's next heartbeat."""
 
 # gRPC says CANCELLED of a connection that somebody in between has ended.
 _CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
@@ -178,14 +186,14 @@ def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], I
 
 
 class SparkJob:
-    """One barrier stage, run by a thread so that the caller can watch over it and be interrupted."""
+    """One barrier stage, run by a thread so that the caller can watch it and be interrupted."""
 
     def __init__(
         self, spark: SparkSession, spec: LaunchSpec, resources: ResourceProfile | None = None
     ) -> None:
         self._spark = spark
         self._spec = spec
-        # Only named where there is one: Spark before 4.0 has no such argument.
+        # Passed only if there is one: Spark before 4.0 has no such argument.
         self._profile = {} if resources is None else {"profile": resources}
         self._is_small = False
         self._fetched: list[Row] | None = None
@@ -199,12 +207,12 @@ class SparkJob:
 
     @property
     def running(self) -> bool:
-        """Whether the stage is still under way."""
+        """Whether the stage is still running."""
         return self._call.running
 
     @property
     def tasks_run(self) -> bool:
-        """Whether the tasks of the stage run or have run, as Spark told at most :data:`STATUS_LAG_S` ago."""
+        """Whether the tasks of the stage run or have run, as of at most :data:`STATUS_LAG_S` ago."""
         if not self._tasks_seen.is_set() and not is_connect(self._spark):
             tracker = self._spark.sparkContext.statusTracker()
             jobs = [tracker.getJobInfo(job) for job in self._job_ids()]
@@ -219,7 +227,7 @@ class SparkJob:
 
     @property
     def error(self) -> Exception | None:
-        """What Spark raised, once the job has ended."""
+        """The exception of Spark, once the job has ended."""
         return self._call.error
 
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
@@ -227,28 +235,28 @@ class SparkJob:
 
         Not so where that was done by :meth:`cancel`.
         """
-        return not self._call.was_given_up and bool(_CANCELLED.search(str(error or "")))
+        return not self._call.was_cancelled_here and bool(_CANCELLED.search(str(error or "")))
 
     def cancel(self, *, timeout_s: float) -> None:
-        """Cancel the stage in Spark until it has ended, for so long."""
+        """Cancel the stage in Spark until it has ended or the time is over."""
         self._call.cancel(timeout_s=timeout_s)
 
-    def leave_behind(self, finish: Callable[[], None]) -> None:
-        """Go on cancelling the stage, without waiting for that; then call ``finish``, from a thread."""
-        self._call.leave_behind(finish)
+    def cancel_in_background(self, finish: Callable[[], None]) -> None:
+        """Continue to cancel the stage without waiting for it; then call ``finish``, from a thread."""
+        self._call.cancel_in_background(finish)
 
     def outcomes(self) -> list[tuple[int, str, int]]:
         """Rank, kind and number of chunks of everything that the tasks yielded."""
         rows = self._call.value
         if rows is None:
             return []
-        # Counted here: for Spark it would be a shuffle, which takes longer than bringing some thousand names.
+        # Counted here: in Spark it would be a shuffle, which takes longer than fetching some thousand names.
         found = Counter((row["rank"], row["kind"]) for row in rows.select("rank", "kind", "chunk").collect())
         self._is_small = found.total() <= FETCH_CHUNKS
         return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in found.items())
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
-        """Write the body of one outcome into a file, a few chunks at a time; little is fetched as a whole, once."""
+        """Write the body of one outcome into a file, a few chunks at a time; small results are fetched at once."""
         rows = self._call.value
         assert rows is not None
         if self._is_small:
@@ -265,17 +273,17 @@ class SparkJob:
                 into.write(row["body"])
 
     def close(self) -> None:
-        """Let go of the rows, which Spark keeps for as long as somebody has their DataFrame.
+        """Release the rows, which Spark keeps as long as their DataFrame is referenced.
 
-        On Spark Connect the last one to let go tells the server so, which waits for ever where the interpreter is
-        ending, as when an exception that nobody caught holds this job.
+        On Spark Connect releasing the last reference sends a request to the server, which blocks for ever if the
+        interpreter is exiting, as when an uncaught exception references this job.
         """
         self._fetched = None
         self._call.value = None
 
     def _job_ids(self) -> list[int]:
         context: Any = self._spark.sparkContext
-        # The tracker of pyspark finds jobs by their group alone, and that is the caller's.
+        # pyspark's tracker finds jobs by their group only, and that is the caller's.
         return list(context._jsc.sc().statusTracker().getJobIdsForTag(self._spec.job))
 
     def _run(self) -> DataFrame:
@@ -287,8 +295,8 @@ class SparkJob:
         try:
             tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
             rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=True, **self._profile)
-            # Runs the stage once and keeps its rows on the executors, from where they are fetched in pieces: no limit
-            # on the size of a result applies to all of them together, and no fetch can run the ranks again.
+            # Runs the stage once and keeps its rows on the executors, from where they are fetched in parts: no limit on
+            # the size of a result applies to all of them together, and no fetch can run the ranks again.
             return rows.localCheckpoint(eager=True)
         finally:
             if is_connect(spark):
@@ -318,7 +326,7 @@ def _in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 CANCEL_TIMEOUT_S = 5.0
-"""How long the job may take to end once it is cancelled, before that is left to a thread."""
+"""How long the caller waits for a cancelled job to end; after that, cancelling continues in the background."""
 
 
 def collect_within(spark: SparkSession, frame: DataFrame, timeout_s: float) -> list[Row]:
@@ -351,4 +359,45 @@ def _cancel(call: TaggedCall[list[Row]]) -> None:
         call.cancel(timeout_s=CANCEL_TIMEOUT_S)
     finally:
         if call.running:
-            call.leave_behind()
+            call.cancel_in_background()
+
+
+def driver_hosts(spark: SparkSession) -> Sequence[str]:
+    """The addresses of this machine at which the tasks of a session are to reach this process.
+
+    Loopback where Spark runs on this machine alone; else the address that Spark's own driver listens on, or, for a
+    client of Spark Connect, the one by which it reaches the server.
+    """
+    master, driver = setting(spark, "spark.master"), setting(spark, "spark.driver.host")
+    if is_connect(spark):
+        server = resolve(_server_host(spark))
+        if not any(map(is_local, server)):
+            return reachable_hosts(host for there in server if (host := route_host(there)) is not None)
+        # The server may be reached through a tunnel, and run elsewhere.
+        is_spark_here = any(map(is_local, resolve(driver)))
+    else:
+        is_spark_here = True
+    if is_spark_here and re.match(r"local(-cluster)?(\[|$)", master):
+        return [LOOPBACK]
+    found = hosts_of_name(driver) or hosts_of_name(setting(spark, "spark.driver.bindAddress"))
+    hosts = reachable_hosts(found)
+    if not found:
+        _note_once(
+            f"spark.driver.host={driver!r} is no address of this machine, so tasks are listened for on"
+            f" {', '.join(hosts)}. If the executors cannot reach that, say where they can in {LISTEN}."
+        )
+    return hosts
+
+
+def _server_host(spark: SparkSession) -> str:
+    from pyspark.errors import PySparkException
+
+    try:
+        return str(spark.client.host)
+    except PySparkException:  # a channel that a service's own client has made has none
+        return ""
+
+
+@cache
+def _note_once(text: str) -> None:
+    _logger.warning("%s", text)

@@ -23,7 +23,7 @@ def test_a_training_whose_rank_was_killed_goes_on_from_its_last_commit_to_the_sa
     assert (tmp_path / "killed").exists()
     assert restarted["began_with"] == 3
     torch.testing.assert_close(restarted["weight"], undisturbed["weight"], rtol=0, atol=0)
-    assert "goes on with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
+    assert "continues with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
 
 
 def test_the_commits_of_a_sharded_training_are_taken_up_by_ranks_that_are_sharded_alike_alone(tmp_path):

@@ -100,7 +100,7 @@ def test_a_killed_rank_is_a_loss_that_restarts_answer_and_retries_do_not(tmp_pat
         assert make_runner(max_restarts=1).run(functions.kill_once, str(tmp_path / "once")) == "done"
     assert "Rank 1 on" in caplog.text
     assert (
-        "The run goes on with 2 of 2 ranks from the beginning, as nothing was committed: restart 1 of 1."
+        "The run continues with 2 of 2 ranks from the beginning, as nothing was committed: restart 1 of 1."
         in caplog.text
     )
     with pytest.raises(RankDiedError, match="SIGKILL"):

@@ -63,9 +63,9 @@ def test_launch_that_is_given_up_before_its_job_is_active_runs_no_rank(
     ran = tmp_path / "ran"
     with pytest.raises(KeyboardInterrupt):
         run_on_ranks(lambda context: ran.touch(), num_ranks=1, spark=spark)
-    (keeper,) = threads("sparkdl-left-behind")
-    keeper.join(60)
-    assert not keeper.is_alive()
+    (canceller,) = threads("sparkdl-cancel")
+    canceller.join(60)
+    assert not canceller.is_alive()
     assert eventually(lambda: not threads("sparkdl-job"), timeout_s=20)
     assert not ran.exists()
     ((channel, secret),) = channels

@@ -75,7 +75,7 @@ def test_python_worker_that_is_stopped_is_named_and_ended(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang_guard, "END_TIMEOUT_S", 0.5)
-    with pytest.raises(HangError, match="nothing has been heard of the task of rank 1 for") as caught:
+    with pytest.raises(HangError, match="no message from the task of rank 1 for") as caught:
         run_on_ranks(
             functions.stop_own_worker_on, 1, str(tmp_path), num_ranks=2, spark=spark, hang_timeout_s=HANG_S
         )
@@ -100,7 +100,7 @@ def test_failure_is_raised_and_the_stage_ended_also_where_the_task_of_another_ra
 
 @pytest.mark.any_spark_will_do
 def test_function_that_tells_of_progress_is_held_to_it(spark: SparkSession) -> None:
-    with pytest.raises(HangError, match="rank 0 told of no progress for") as caught:
+    with pytest.raises(HangError, match="rank 0 has reported no progress for") as caught:
         run_on_ranks(functions.tell_and_sleep, num_ranks=1, spark=spark, hang_timeout_s=HANG_S)
     assert "in tell_and_sleep" in caught.value.traceback_text
 

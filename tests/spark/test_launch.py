@@ -86,10 +86,10 @@ print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
 
 
 def test_ranks_of_one_executor_are_forked_from_one_process(spark: SparkSession) -> None:
-    nurseries, executors = zip(
+    forkservers, executors = zip(
         *run_on_ranks(functions.tell_where_it_comes_from, num_ranks=2, spark=spark), strict=True
     )
-    assert len(set(nurseries)) == len(set(executors))
+    assert len(set(forkservers)) == len(set(executors))
 
 
 def test_on_one_machine_nothing_listens_but_on_loopback(spark: SparkSession) -> None:

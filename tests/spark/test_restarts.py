@@ -77,7 +77,7 @@ def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
     (said,) = [record.getMessage() for record in caplog.records if "restart 1 of 1" in record.getMessage()]
     assert "Rank 1" in said
     assert "SIGKILL" in said
-    assert "goes on with 2 of 2 ranks from its checkpoint at " in said
+    assert "continues with 2 of 2 ranks from its checkpoint at " in said
     assert store_is_empty(tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_a_fit_whose_rank_hangs_goes_on_from_its_checkpoint_and_ends_with_the_sa
     (said,) = [record.getMessage() for record in caplog.records if "restart 1 of 1" in record.getMessage()]
     assert "Rank 1" in said
     assert "hangs, and all ranks were ended: rank 0 has waited" in said
-    assert "goes on with 2 of 2 ranks from its checkpoint at " in said
+    assert "continues with 2 of 2 ranks from its checkpoint at " in said
     (report,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "in forward" in report
     with pytest.raises(HangError, match="Rank 1 on .* hangs"):
@@ -131,7 +131,7 @@ def test_a_fit_whose_executor_was_killed_goes_on_and_ends_with_the_same_weights(
     assert (tmp_path / "killed").exists()
     assert_equal_weights(model, undisturbed[0])
     (said,) = [record.getMessage() for record in caplog.records if "restart 1 of 1" in record.getMessage()]
-    assert "goes on with 2 of 2 ranks from its checkpoint at " in said
+    assert "continues with 2 of 2 ranks from its checkpoint at " in said
     assert store_is_empty(tmp_path)
 
 
@@ -238,7 +238,7 @@ def test_a_restart_takes_the_slots_that_are_left_but_no_fewer_than_min_workers(s
 
     assert restart(min_ranks=1) == "trained"
     assert tried == [3, 2]
-    assert "Rank 2 on there was lost. The fit goes on with 2 of 3 ranks from its checkpoint" in caplog.text
+    assert "Rank 2 on there was lost. The fit continues with 2 of 3 ranks from its checkpoint" in caplog.text
     with pytest.raises(
         LaunchError, match="2 slots are left after ranks were lost, and the fit needs 3. Lower"
     ):

@@ -100,7 +100,7 @@ def test_resources_are_those_of_a_task_and_need_a_cluster(spark: SparkSession, s
     with pytest.raises(ParamError, match="resources asks for executors with cores"):
         Runner(num_workers=2, resources=executors).run(functions.see_everything, 1, second=2)
     if spark_mode != "cluster":
-        with pytest.raises(LaunchError, match="is one machine, where Spark knows no resource profiles"):
+        with pytest.raises(LaunchError, match="is one machine, where Spark has no resource profiles"):
             Runner(num_workers=2, resources=one_core).run(functions.see_everything, 1, second=2)
         return
     assert Runner(num_workers=2, resources=one_core).run(functions.keywords_of_the_launch, a=1) == {"a": 1}
@@ -117,7 +117,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_the_last_commit_in_the_store(
         value = Runner(num_workers=2, max_restarts=1).run(elastic.train, str(tmp_path / "killed"))
     assert value["began_with"] == 3
     assert value["losses"] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert "goes on with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
+    assert "continues with 2 of 2 ranks from commit 3 of its state: restart 1 of 1." in caplog.text
     assert not list(Store.default().location.filesystem.glob(f"{Store.default().location.path}/commits*"))
 
 

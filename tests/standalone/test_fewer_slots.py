@@ -155,7 +155,7 @@ def run_and_lose_a_machine(program, folder):
 def test_a_run_whose_machine_was_lost_goes_on_with_fewer_ranks_from_its_last_commit(tmp_path):
     value, said = run_and_lose_a_machine(RUN, tmp_path)
     assert value == {"began_with": 3, "sizes": [2, 2, 2, 1, 1]}
-    assert "The run goes on with 1 of 2 ranks from commit 3 of its state: restart 1 of 1." in said
+    assert "The run continues with 1 of 2 ranks from commit 3 of its state: restart 1 of 1." in said
 
 
 def test_a_fit_whose_machine_was_lost_goes_on_with_fewer_ranks_to_the_same_weights(tmp_path):
@@ -163,4 +163,4 @@ def test_a_fit_whose_machine_was_lost_goes_on_with_fewer_ranks_to_the_same_weigh
     whole, broken = value["whole"], value["broken"]
     assert broken["epochs"] == whole["epochs"] == 5
     assert broken["weights"] == pytest.approx(whole["weights"], abs=1e-5)
-    assert "goes on with 1 of 2 ranks" in said
+    assert "continues with 1 of 2 ranks" in said

@@ -1,5 +1,6 @@
-"""A process per executor that has imported what ranks need, and from which ranks are forked. Runs on *executors*.
+"""The forkserver: a process per executor that has imported what ranks need, and from which ranks are forked.
 
-Begin with :mod:`~sparkdl.launch.forkserver.kept`; ``client`` asks the process that ``start`` has started and that runs
-``process``, and ``guard`` ends it with those who use it.
+Begin with :mod:`~sparkdl.launch.forkserver.kept`; ``client`` holds both ends of a connection to the forkserver,
+``start`` finds or starts it, ``process`` is its program, ``forked_rank`` a rank of it, and ``guard`` ends ranks whose
+starter was killed.
 """

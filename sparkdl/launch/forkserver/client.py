@@ -1,8 +1,8 @@
-"""The connections of a barrier task's Python worker to a process that ranks are forked from, from both ends.
+"""Connections between the Python workers of an executor and their forkserver, at both ends.
 
-The Python workers of one executor share the process. Each holds a :class:`RankNursery`, its own connection to the
-process; the process itself holds a :class:`NurseryClient` for each connection. The process runs as long as at least
-one of them is connected, no matter which of them started it.
+The workers of one executor share the forkserver. Each holds a :class:`ForkserverConnection`; the forkserver holds a
+:class:`ForkserverClient` for each connection, and runs as long as one of them is connected, no matter which worker
+started it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from dataclasses import dataclass
 from typing import IO, Any
 from weakref import WeakSet
 
-from sparkdl.launch.forkserver.guard import how_it_ended
+from sparkdl.launch.forkserver.guard import describe_exit
 from sparkdl.launch.rank.pulse import STACK_SIGNAL, await_dump
 
 _END_TIMEOUT_S = 2.0
-"""How long the process may take to part with this one, or to be reaped once it has ended."""
+"""How long the forkserver may take to close a connection, or to be reaped once it has ended."""
 
 _LAST_BYTES = 4096
-"""How much of what it printed is told when it dies before it has forked a rank."""
+"""How much of its output is reported if it dies before it has forked a rank."""
 
-_all: WeakSet[RankNursery] = WeakSet()
+_all: WeakSet[ForkserverConnection] = WeakSet()
 
 
-class RankNursery:
-    """A process that ranks are forked from, as one of those who share it sees it: it has one rank at a time for each.
+class ForkserverConnection:
+    """A worker's connection to the forkserver, which forks one rank at a time for each connection.
 
     Args:
-        connection: to it.
-        pid: its process id.
-        said: the file that it prints to, opened for this connection alone; None where that cannot be read. Who shares
-            the process holds a lock on it (flock(2)), which is how the last one knows that it is.
-        process: itself, where this process has started it.
+        connection: the socket.
+        pid: process id of the forkserver.
+        output: the file that it prints to, opened for this connection alone; None if that cannot be read. Every
+            connection holds a shared lock on it (flock(2)), by which the last one knows that it is the last.
+        process: the forkserver, if this process has started it.
 
     Attributes:
-        pid: its process id.
+        pid: process id of the forkserver.
     """
 
     def __init__(
@@ -53,109 +53,109 @@ class RankNursery:
         connection: socket.socket,
         pid: int,
         *,
-        said: IO[bytes] | None,
+        output: IO[bytes] | None,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.pid = pid
-        self._connection, self._said, self._process = connection, said, process
-        self._parting = threading.RLock()
-        if said is not None:
+        self._connection, self._output, self._process = connection, output, process
+        self._lock = threading.RLock()
+        if output is not None:
             with suppress(BlockingIOError):  # the last one is killing it
-                fcntl.flock(said, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(output, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _all.add(self)
 
-    def ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a request, with file descriptors.
 
         Raises:
-            OSError: if the process has ended.
+            OSError: if the forkserver has ended.
         """
         socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
 
-    def hear(self) -> dict[str, Any] | None:
-        """Wait for what the process tells; None when it has ended."""
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the next message; None when the forkserver has ended."""
         try:
-            answer = self._connection.recv(1 << 16)
+            message = self._connection.recv(1 << 16)
         except OSError:
             return None
-        return json.loads(answer) if answer else None
+        return json.loads(message) if message else None
 
-    def where(self) -> str:
-        """Have it write down where it is, which does not end it, and return the end of what it has printed."""
-        if self._said is None:
+    def dump_stacks(self) -> str:
+        """Have the forkserver print the stacks of its threads, which does not end it; return its last output."""
+        if self._output is None:
             return ""
-        size = os.fstat(self._said.fileno()).st_size
+        size = os.fstat(self._output.fileno()).st_size
         if self._signal(STACK_SIGNAL):
-            await_dump(self._said.fileno(), size)
-        return self.last_words()
+            await_dump(self._output.fileno(), size)
+        return self.last_output()
 
-    def how_it_ended(self) -> str:
-        """Once :meth:`hear` has told that it has ended, how, in words."""
+    def describe_exit(self) -> str:
+        """How the forkserver ended, in words, once :meth:`receive` has returned None."""
         if self._process is None:
-            # Only who started it is told how. What dies by its own fault says so, by faulthandler at least.
-            return "ended" if self.last_words() else "ended without a word (out of memory?)"
+            # Only its parent gets the exit status. A crash at least prints something, by faulthandler.
+            return "ended" if self.last_output() else "ended without output (out of memory?)"
         try:
-            return how_it_ended(self._process.wait(_END_TIMEOUT_S))
+            return describe_exit(self._process.wait(_END_TIMEOUT_S))
         except subprocess.TimeoutExpired:
             return "ended"
 
-    def last_words(self) -> str:
-        """Return the end of what it has printed."""
-        if self._said is None:
+    def last_output(self) -> str:
+        """Return the end of what the forkserver has printed."""
+        if self._output is None:
             return ""
-        size = os.fstat(self._said.fileno()).st_size
-        return os.pread(self._said.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(
             "utf-8", "replace"
         )
 
-    def leave(self) -> None:
-        """Part with it: it ends a rank that this process has of it, and itself if nobody else shares it.
+    def disconnect(self) -> None:
+        """Close the connection: the forkserver ends this worker's rank, and itself with the last connection.
 
-        One that does not heed this in time, as it is stopped or imports a library that holds the interpreter, is killed
-        by the last one who parts with it. To the others it may still be of use.
+        If it does not respond in time, as it is stopped or imports a library that holds the interpreter, the last one
+        to disconnect kills it. Before, others may still use it.
         """
-        with self._parting:
+        with self._lock:
             if self._connection.fileno() < 0:
                 return
             with suppress(OSError):  # it has ended
                 self._connection.shutdown(socket.SHUT_WR)
             poller = select.poll()
-            poller.register(self._connection, 0)  # the end of the connection is always told
+            poller.register(self._connection, 0)  # a closed connection is always reported
             if not poller.poll(_END_TIMEOUT_S * 1000) and self._is_last():
                 self._signal(signal.SIGKILL)
             with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)  # a thread that hears hears the end
+                self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that receives
             self._connection.close()
-            if self._said is not None:
-                fcntl.flock(self._said, fcntl.LOCK_UN)
+            if self._output is not None:
+                fcntl.flock(self._output, fcntl.LOCK_UN)
         if self._process is not None:
-            # It may serve others for days, and is this one's to reap.
+            # It may serve other workers for days; its parent has to reap it.
             reaping = threading.Thread(
                 target=self._process.wait, name=f"sparkdl-reap-{self.pid}", daemon=True
             )
-            with suppress(RuntimeError):  # at the end of the interpreter, since Python 3.12
+            with suppress(RuntimeError):  # while the interpreter exits, since Python 3.12
                 reaping.start()
 
-    def abandon(self) -> None:
-        """In a fork of this process: leave it to that."""
+    def close_in_fork(self) -> None:
+        """In a fork of this process, close the inherited socket."""
         self._connection.close()
 
     def _is_last(self) -> bool:
-        if self._said is None:
+        if self._output is None:
             return False
         try:
-            # Where another one has a lock, this gives ours up: of two who part at the same time the second is the last.
-            fcntl.flock(self._said, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # If another one has a lock, this releases ours: of two that disconnect at once the second is the last.
+            fcntl.flock(self._output, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
 
     def _signal(self, number: int) -> bool:
-        """Send it a signal; return whether it was there."""
-        with self._parting:
+        """Send the forkserver a signal; return whether it was running."""
+        with self._lock:
             if self._connection.fileno() < 0:
                 return False
-            # While the connection is there, so is the process, and its number is no other's.
+            # While it is connected it runs, and no other process has its number.
             poller = select.poll()
             poller.register(self._connection, 0)
             if poller.poll(0):
@@ -165,120 +165,120 @@ class RankNursery:
         return True
 
 
-def _abandon_all() -> None:
-    for nursery in list(_all):
-        nursery.abandon()
+def _close_all_in_fork() -> None:
+    for connection in list(_all):
+        connection.close_in_fork()
 
 
-# Or a process that was forked from this one, by a library say, would keep them alive, or end them.
-os.register_at_fork(after_in_child=_abandon_all)
+# Otherwise a fork of this process, made by a library for example, would keep the forkservers running, or end them.
+os.register_at_fork(after_in_child=_close_all_in_fork)
 
 
 _BACKLOG = 1024
-"""More than there are slots on a host: nobody is let in while something holds the interpreter as it is imported."""
+"""More than a host has slots: no connection is accepted while an import holds the interpreter."""
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of who connected or listened, as ``SO_PEERCRED`` gives them (unix(7))."""
+"""Process, user and group of the peer, as ``SO_PEERCRED`` returns them (unix(7))."""
 
 
 def peer_process(connection: socket.socket) -> int | None:
-    """The process at the other end of a Unix socket: who connected, or who listened; None if it is not this user's."""
+    """The process at the other end of a Unix socket; None if it is not of this user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(raw)
-    # A process that is not to be seen from here has number 0.
+    # A process in another PID namespace has number 0.
     return process if process > 0 and user == os.geteuid() else None
 
 
 @dataclass(eq=False)
-class NurseryClient:
-    """One who may want ranks, one at a time.
+class ForkserverClient:
+    """A worker that may request ranks, one at a time.
 
     Attributes:
         connection: to it.
-        rank: process id of the rank that it has; 0 if it has none.
-        exit_told: whether it knows that this has ended.
+        rank: process id of its rank; 0 if it has none.
+        is_exit_reported: whether it was told that this rank has ended.
     """
 
     connection: socket.socket
     rank: int = 0
-    exit_told: bool = False
+    is_exit_reported: bool = False
 
 
-class NurseryClients:
-    """All who may want ranks.
+class ForkserverClients:
+    """All connected workers.
 
     Args:
-        first: connection to who started this process.
-        door: a bound socket by which others connect; None if nobody may.
+        first: connection to the worker that started this process.
+        listener: a bound socket by which other workers connect; None if they cannot.
     """
 
-    def __init__(self, first: socket.socket, door: socket.socket | None) -> None:
-        self._clients = [NurseryClient(first)]
-        self._door = door
-        if door is not None:
-            door.setblocking(False)
-            door.listen(_BACKLOG)
+    def __init__(self, first: socket.socket, listener: socket.socket | None) -> None:
+        self._clients = [ForkserverClient(first)]
+        self._listener = listener
+        if listener is not None:
+            listener.setblocking(False)
+            listener.listen(_BACKLOG)
 
-    def __iter__(self) -> Iterator[NurseryClient]:
+    def __iter__(self) -> Iterator[ForkserverClient]:
         return iter(list(self._clients))
 
-    def await_any(
-        self, events: int, *, woken: int | None = None, timeout_ms: int | None = None
-    ) -> list[NurseryClient]:
-        """Wait until something happens to one of them or until ``woken`` can be read; let in who knocks.
+    def poll(
+        self, events: int, *, wakeup_fd: int | None = None, timeout_ms: int | None = None
+    ) -> list[ForkserverClient]:
+        """Wait for an event on a connection, a new connection, or ``wakeup_fd`` to be readable.
 
         Args:
-            events: of :func:`select.poll`, that concern them.
-            woken: another descriptor to wait for.
+            events: of :func:`select.poll`, on the connections.
+            wakeup_fd: another descriptor to wait for.
             timeout_ms: how long to wait; for ever when None.
 
         Returns:
-            Those to whom something happened.
+            The clients with an event.
         """
-        poller = select.poll()  # which takes descriptors of any number
+        poller = select.poll()  # takes descriptors of any number
         for client in self._clients:
             poller.register(client.connection, events)
-        for other in (self._door, woken):
+        for other in (self._listener, wakeup_fd):
             if other is not None:
                 poller.register(other, select.POLLIN)
         ready = {number for number, _ in poller.poll(timeout_ms)}
-        happened = [client for client in self._clients if client.connection.fileno() in ready]
-        if self._door is not None and self._door.fileno() in ready:
-            self._let_in()
-        return happened
+        found = [client for client in self._clients if client.connection.fileno() in ready]
+        if self._listener is not None and self._listener.fileno() in ready:
+            self._accept()
+        return found
 
-    def drop(self, client: NurseryClient) -> None:
-        """Part with one of them."""
+    def drop(self, client: ForkserverClient) -> None:
+        """Close the connection of a client."""
         client.connection.close()
         self._clients.remove(client)
 
-    def are_gone(self) -> bool:
-        """Whether nobody is there; then nobody is let in any more either."""
+    def all_left(self) -> bool:
+        """Whether no client is left; from then on none can connect any more."""
         if self._clients:
             return False
-        if self._door is not None:
-            self._door.shutdown(socket.SHUT_RDWR)  # who knocks from now on is refused at once,
-            self._let_in()  # and who has knocked before is not left outside
-            self._door.close()
-            self._door = None
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)  # refuses new connections at once,
+            self._accept()  # and those that were already waiting are accepted
+            self._listener.close()
+            self._listener = None
         return not self._clients
 
-    def forget(self) -> None:
-        """In a rank: leave them to the process that it was forked from."""
+    def close_in_rank(self) -> None:
+        """In a forked rank, close the inherited sockets."""
         for client in self._clients:
             client.connection.close()
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
 
-    def _let_in(self) -> None:
-        assert self._door is not None
-        for _ in range(_BACKLOG + 1):  # and not for ever, should strangers knock all the time
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(_BACKLOG + 1):  # not for ever, even if processes of others keep connecting
             try:
-                connection, _ = self._door.accept()
-            except OSError:  # nobody knocks
+                connection, _ = self._listener.accept()
+            except OSError:  # no connection is waiting
                 return
             if peer_process(connection) is None:
                 connection.close()
             else:
                 connection.setblocking(True)
-                self._clients.append(NurseryClient(connection))
+                self._clients.append(ForkserverClient(connection))

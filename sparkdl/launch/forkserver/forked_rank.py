@@ -1,4 +1,4 @@
-"""A rank process, forked from the one that has imported for it: started, watched, ended. In the barrier task."""
+"""A rank process that is forked from the forkserver: started, watched and ended by the barrier task."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import IO
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver.guard import KILL_TIMEOUT_S, end_process_group
-from sparkdl.launch.forkserver.kept import Kind, ask_nursery, give_back
+from sparkdl.launch.forkserver.kept import Kind, keep, request_rank
 from sparkdl.launch.rank.pulse import process_state
 
 
 class ForkedRank:
-    """A rank process, in a group of its own, with its output in a pipe.
+    """A rank process, in a process group of its own, with its output in a pipe.
 
     Args:
-        environment: its variables.
-        more_variables: that it has besides; libraries that are imported already do not see them.
-        modules: what it need not import any more.
-        name: by which ``ps`` calls it, of at most 15 characters.
+        environment: its variables, with which its forkserver is started.
+        more_variables: further variables, set after the fork; libraries that are already imported do not see them.
+        modules: what the forkserver has imported.
+        name: name of the process in ``ps``, of at most 15 characters.
         task: file descriptor of its connection to the task.
-        stacks: file descriptor that it writes the stacks of its threads to when it is asked to.
-        inherited: further descriptors, by the variables that tell it their numbers.
-        on_start: called from a thread once the process is there.
-        on_exit: called from a thread once it has ended by itself or was ended, or could not be started.
+        stacks: file descriptor that it writes the stacks of its threads to on request.
+        inherited: further descriptors, by the variables that hold their numbers.
+        on_start: called from a thread once the process runs.
+        on_exit: called from a thread once the process has ended, or could not be started.
 
     Attributes:
         output: our end of its pipe.
         exited: set once it has ended.
         status: its exit status then, as of :class:`subprocess.Popen`; None before.
-        refusal: why it could not be started, and what was printed meanwhile; None if it could.
+        refusal: why it could not be started, and the output of the forkserver; None if it could.
 
     Raises:
         LaunchError: if it cannot be started.
@@ -62,7 +62,7 @@ class ForkedRank:
         self.output: IO[bytes] = os.fdopen(reading, "rb")
         try:
             self._kind = Kind(dict(environment), tuple(modules))
-            self._nursery = ask_nursery(self._kind, request, [writing, task, stacks, *inherited.values()])
+            self._forkserver = request_rank(self._kind, request, [writing, task, stacks, *inherited.values()])
         except BaseException:
             self.output.close()
             raise
@@ -73,90 +73,90 @@ class ForkedRank:
         self._is_settled = threading.Event()
         self.refusal: tuple[str, str] | None = None
         self._is_reaped = False
-        self._is_given_up = False
-        self._is_unborn = False
-        self._nursery_has_ended = False
+        self._is_abandoned = False
+        self._was_ended_before_start = False
+        self._forkserver_has_ended = False
         self.exited = threading.Event()
         self.status: int | None = None
         threading.Thread(target=self._await_exit, name=f"sparkdl-exit-{name}", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """Its process id, waiting until it has one.
+        """Its process id; waits until it has one.
 
         Raises:
             LaunchError: if it could not be started.
         """
         self._is_settled.wait()
         if self._pid is None:
-            raise LaunchError(self.refusal[0] if self.refusal else "it was ended before it was there")
+            raise LaunchError(self.refusal[0] if self.refusal else "it was ended before it had started")
         return self._pid
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is there, or is known not to come any more."""
+        """Whether it has started, or is known not to start any more."""
         return self._is_settled.is_set()
 
     @property
-    def was_there(self) -> bool:
+    def has_started(self) -> bool:
         """Whether there is or was a process."""
         return self._pid is not None
 
-    def locate_nursery(self) -> tuple[str, str]:
-        """Return why what it is forked from cannot go on, in words, nothing if it can, and where it is."""
-        state = process_state(self._nursery.pid)
-        return state, self._nursery.last_words() if state else self._nursery.where()
+    def examine_forkserver(self) -> tuple[str, str]:
+        """Return why the forkserver cannot continue, in words, or nothing; and its last output, with its stacks."""
+        state = process_state(self._forkserver.pid)
+        return state, self._forkserver.last_output() if state else self._forkserver.dump_stacks()
 
     def end(self, *, grace_s: float) -> None:
-        """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.
+        """End the rank and all processes that it has started, ``grace_s`` after SIGTERM. May be called again.
 
-        What SIGKILL does not end in time, as ``exited`` then tells, is left to itself, with what it was forked from.
+        If SIGKILL does not end it in time, which ``exited`` shows, it is abandoned together with its forkserver.
 
-        Its output is the caller's to read to its end and to close.
+        The caller has to read its output to the end and close it.
         """
         if self._is_reaped:
             return
         if not self._is_settled.is_set():
-            self._is_unborn = True
-            self._nursery.leave()  # and be rid of the rank, should it be there by now
+            self._was_ended_before_start = True
+            self._forkserver.disconnect()  # ends the rank, too, if it has started meanwhile
         if self._pid is not None:
             end_process_group(self._pid, self.exited, grace_s=grace_s)
         self._is_reaped = True
         if not self.exited.wait(KILL_TIMEOUT_S):
-            self._is_given_up = True
+            self._is_abandoned = True
             return
-        if self._nursery_has_ended:
+        if self._forkserver_has_ended:
             return
         try:
             if self._pid is not None:
-                self._nursery.ask({"kind": "reap"})
-        except OSError:  # somebody ended it after the rank
-            self._nursery.leave()
+                self._forkserver.send({"kind": "reap"})
+        except OSError:  # it was ended after the rank
+            self._forkserver.disconnect()
             return
-        give_back(self._kind, self._nursery)
+        keep(self._kind, self._forkserver)
 
     def _await_exit(self) -> None:
-        while (news := self._nursery.hear()) is not None:
-            if "pid" in news:
-                self._pid = news["pid"]
+        while (message := self._forkserver.receive()) is not None:
+            if "pid" in message:
+                self._pid = message["pid"]
                 self._is_settled.set()
                 self._on_start()
                 continue
-            self.status = news.get("exited")
-            if "failure" in news:
-                self.refusal = news["failure"], ""
+            self.status = message.get("exited")
+            if "failure" in message:
+                self.refusal = message["failure"], ""
             break
         else:
-            self._nursery_has_ended = True
+            self._forkserver_has_ended = True
             self.status = -signal.SIGKILL
             if self._pid is not None:
                 end_process_group(self._pid, self.exited, grace_s=0.0)
-            elif not self._is_unborn:
-                how = f"the process that imports for it {self._nursery.how_it_ended()}"
-                self.refusal = how, self._nursery.last_words()
-            self._nursery.leave()
+            elif not self._was_ended_before_start:
+                how = f"the forkserver {self._forkserver.describe_exit()}"
+                self.refusal = how, self._forkserver.last_output()
+            self._forkserver.disconnect()
         self._is_settled.set()
         self.exited.set()
         self._on_exit()
-        if self._is_given_up:
-            self._nursery.leave()
+        if self._is_abandoned:
+            self._forkserver.disconnect()

@@ -1,7 +1,7 @@
-"""Ends rank processes, and everything that they started, when the process that started them ends.
+"""Guards that end a rank, and all processes that it started, when the process that started the rank dies.
 
-A guard is a small process that waits for the end of the process that started it, by SIGKILL too, and then kills the
-process group of the rank. Runs in the process that starts ranks: a barrier task, or ``sparkdl run``.
+A guard is a small process that waits until its parent ends, even by SIGKILL, and then kills the process group of the
+rank. Runs in the process that starts ranks: a barrier task, or ``sparkdl run``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import IO
 from sparkdl.errors import LaunchError
 
 KILL_TIMEOUT_S = 30.0
-"""How long a process may take to be gone after SIGKILL; one that waits in the kernel for a disk may never be."""
+"""How long a process may take to end after SIGKILL; one that waits in the kernel for a disk may never end."""
 
 _SHELL = "/bin/sh"
 
-# Waits for the end of its input, which is the end of whoever started the rank, however that came about.
+# Its input ends when the process that started the rank ends, whatever ends that.
 _WATCH = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 
 class ProcessGuard:
-    """A small process that kills a rank's process group when this process dies, by SIGKILL too.
+    """A small process that kills a rank's process group when this process dies, even by SIGKILL.
 
-    The kernel's own parent-death signal would reach the rank alone and orphan what it has started.
+    The kernel's own parent-death signal would reach only the rank, not the processes that it has started.
 
     Args:
         group: number of the process group.
@@ -52,7 +52,7 @@ class ProcessGuard:
             ) from error
 
     def release(self) -> None:
-        """Stop watching; the group is left alone."""
+        """Stop watching, without ending the group."""
         self._process.kill()
         reap_killed(self._process)
         assert self._process.stdin is not None
@@ -60,7 +60,7 @@ class ProcessGuard:
 
 
 def reap_killed(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process that was sent SIGKILL, and return its exit status; what is not gone in time is left."""
+    """Wait for a process that was sent SIGKILL, and return its exit status; after a timeout it is left unreaped."""
     try:
         return process.wait(KILL_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -71,14 +71,14 @@ def end_process_group(group: int, exited: threading.Event, *, grace_s: float) ->
     """Ask a rank process to end, then kill its whole process group.
 
     Args:
-        group: the rank's process id; it leads a group of its own and is not reaped yet, so the number is still its.
-        exited: is set when the rank has ended.
-        grace_s: how long it may take after SIGTERM before SIGKILL.
+        group: the rank's process id; it leads a group of its own and is not reaped yet, so the number is still valid.
+        exited: set when the rank has ended.
+        grace_s: seconds between SIGTERM and SIGKILL.
     """
     if not exited.is_set():
         _signal_group(group, signal.SIGTERM)
         exited.wait(grace_s)
-    # The leader may be gone while processes that it started still run.
+    # The leader may have ended while processes that it started still run.
     _signal_group(group, signal.SIGKILL)
 
 
@@ -96,8 +96,8 @@ class GuardedProcess:
         command: the program and its arguments.
         environment: its variables.
         pass_fds: file descriptors that it inherits.
-        separate_errors: it has a pipe for standard error, too; otherwise that goes where its output goes.
-        on_exit: called once it has ended by itself or was ended, from a thread.
+        separate_errors: whether standard error has a pipe of its own; otherwise it shares that of standard output.
+        on_exit: called once the process has ended, from a thread.
 
     Attributes:
         exited: set once it has ended.
@@ -105,7 +105,7 @@ class GuardedProcess:
 
     Raises:
         OSError: if there is no such program.
-        LaunchError: if it cannot be guarded; it was ended then.
+        LaunchError: if it cannot be guarded; the process is ended then.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GuardedProcess:
             stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
             env=dict(environment),
             pass_fds=pass_fds,
-            # A group of its own, so that whatever it starts can be ended with it.
+            # A group of its own, so that all processes that it starts can be ended with it.
             start_new_session=True,
         )
         try:
@@ -137,7 +137,7 @@ class GuardedProcess:
             raise
         self._on_exit = on_exit
         self._is_reaped = False
-        self._is_given_up = False
+        self._is_abandoned = False
         self.exited = threading.Event()
         self.status: int | None = None
         threading.Thread(target=self._await_exit, name=f"sparkdl-exit-{self.pid}", daemon=True).start()
@@ -153,20 +153,20 @@ class GuardedProcess:
         return [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe is not None]
 
     def end(self, *, grace_s: float) -> None:
-        """End it and all that it has started; it may take ``grace_s`` after a polite request. May be called again.
+        """End it and all processes that it has started, ``grace_s`` after SIGTERM. May be called again.
 
-        What SIGKILL does not end in time, as ``exited`` then tells, is left to itself.
+        If SIGKILL does not end it in time, which ``exited`` shows, it is abandoned.
 
-        Its outputs are the caller's to read to their end and to close.
+        The caller has to read its outputs to the end and close them.
         """
-        if self._is_reaped or self._is_given_up:
+        if self._is_reaped or self._is_abandoned:
             return
         end_process_group(self.pid, self.exited, grace_s=grace_s)
-        # Reaping it earlier would leave the waiting thread without a child.
+        # If it were reaped earlier, the waiting thread would have no child to wait for.
         if not self.exited.wait(KILL_TIMEOUT_S):
-            self._is_given_up = True
+            self._is_abandoned = True
             if not self.exited.is_set():
-                return  # the waiting thread reaps it, should it ever end
+                return  # the waiting thread reaps it if it ever ends
         self._reap()
 
     def _reap(self) -> None:
@@ -181,11 +181,11 @@ class GuardedProcess:
         self.status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
         self.exited.set()
         self._on_exit()
-        if self._is_given_up:
+        if self._is_abandoned:
             self._reap()
 
 
-def how_it_ended(status: int) -> str:
+def describe_exit(status: int) -> str:
     """An exit status in words: ``exited with status 3``, ``was ended by SIGSEGV``."""
     if status >= 0:
         return f"exited with status {status}"

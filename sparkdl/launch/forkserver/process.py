@@ -1,9 +1,9 @@
-"""The process that ranks are forked from: it has imported what they need and waits until the next one is wanted.
+"""The program of the forkserver: imports what ranks need, then forks a rank for each request.
 
-Started by a Python worker of Spark as ``python -m sparkdl.launch.forkserver.process FD DOOR MODULE...``, where FD is
-one end of a socket pair whose other end :mod:`sparkdl.launch.forkserver.client` holds, and DOOR a bound socket by which
-other workers connect, or ``-``. It ends with the last of them, also when that is killed, and a rank ends with the one
-that wanted it. It runs nothing of the user's: a rank finds itself as if it had just been started.
+Started by a Python worker of Spark as ``python -m sparkdl.launch.forkserver.process FD LISTENER MODULE...``. FD is one
+end of a socket pair whose other end :mod:`sparkdl.launch.forkserver.client` holds, and LISTENER a bound socket by which
+other workers connect, or ``-``. The forkserver ends when its last worker disconnects or is killed, and a rank ends with
+the worker that requested it. It runs no user code: a rank finds itself as if it had just been started.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from sparkdl.launch.forkserver.client import NurseryClient, NurseryClients
+from sparkdl.launch.forkserver.client import ForkserverClient, ForkserverClients
 from sparkdl.launch.rank import process
 from sparkdl.launch.rank.pulse import STACK_SIGNAL
 
 MAX_REQUEST_BYTES = 1 << 16
 MAX_FDS = 8
-_LOOK_MS = 100
+_POLL_MS = 100
 
 
 def main() -> int:
-    """Serve until the workers are gone; in a forked rank, run that. Returns the exit status."""
+    """Serve until no worker is left; in a forked rank, run the rank. Returns the exit status."""
     faulthandler.enable()
-    faulthandler.register(STACK_SIGNAL, all_threads=True)  # for who waits for its rank in vain
-    first, door = (None if number == "-" else _received(int(number)) for number in sys.argv[1:3])
+    faulthandler.register(STACK_SIGNAL, all_threads=True)  # for a worker that waits too long for its rank
+    first, listener = (None if number == "-" else _inherited_socket(int(number)) for number in sys.argv[1:3])
     assert first is not None
-    clients = NurseryClients(first, door)
-    with _ending_with(clients):
+    clients = ForkserverClients(first, listener)
+    with _exiting_with(clients):
         import_all(sys.argv[3:])
     fds = _serve(clients)
     return 0 if fds is None else process.main(*fds)
 
 
-def _received(number: int) -> socket.socket:
+def _inherited_socket(number: int) -> socket.socket:
     os.set_inheritable(number, False)
     return socket.socket(fileno=number)
 
 
 @contextmanager
-def _ending_with(clients: NurseryClients) -> Iterator[None]:
-    """Inside, the process ends as soon as nobody is there any more who could want a rank."""
+def _exiting_with(clients: ForkserverClients) -> Iterator[None]:
+    """Inside the block, the process exits as soon as no worker is connected any more."""
     is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.is_set():
-            for client in clients.await_any(select.POLLRDHUP, timeout_ms=_LOOK_MS):
+            for client in clients.poll(select.POLLRDHUP, timeout_ms=_POLL_MS):
                 clients.drop(client)
-            if clients.are_gone():
+            if clients.all_left():
                 os._exit(0)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -68,13 +68,13 @@ def _ending_with(clients: NurseryClients) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join()  # a fork has no threads but its own
+        thread.join()  # a fork has only the thread that forks
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """Import modules; a rank that needs one which cannot be imported will fail by itself, and be heard."""
-    # Imports make hundreds of thousands of objects and next to no garbage. What is frozen is never looked at by the
-    # collectors of the ranks, and so stays in memory that they share.
+    """Import modules. If one cannot be imported, a rank that needs it fails by itself and reports that."""
+    # Imports make hundreds of thousands of objects and next to no garbage. The collectors of the ranks skip frozen
+    # objects, which so stay in memory that the ranks share.
     gc.disable()
     for module in modules:
         with suppress(Exception):
@@ -83,16 +83,18 @@ def import_all(modules: Sequence[str]) -> None:
     gc.enable()
 
 
-def _serve(clients: NurseryClients) -> tuple[int, int] | None:
-    """Fork ranks as they are wanted; return None when nobody is left, and in a rank its descriptors."""
-    woken, waking = socket.socketpair()
-    for end in (woken, waking):
+def _serve(clients: ForkserverClients) -> tuple[int, int] | None:
+    """Fork ranks on request; return None when no worker is left, and in a rank its descriptors."""
+    wakeup, wakeup_writer = socket.socketpair()
+    for end in (wakeup, wakeup_writer):
         end.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # it has to have a handler to write to the pair
-    signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    signal.signal(
+        signal.SIGCHLD, lambda *_: None
+    )  # without a handler nothing is written to the wakeup socket
+    signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
     orphans: list[int] = []
-    while not clients.are_gone():
-        for client in clients.await_any(select.POLLIN, woken=woken.fileno()):
+    while not clients.all_left():
+        for client in clients.poll(select.POLLIN, wakeup_fd=wakeup.fileno()):
             message, fds = _receive(client)
             if not message:
                 if client.rank:
@@ -103,32 +105,32 @@ def _serve(clients: NurseryClients) -> tuple[int, int] | None:
             request = json.loads(message)
             if request["kind"] == "reap":
                 os.waitpid(client.rank, 0)
-                client.rank, client.exit_told = 0, False
+                client.rank, client.is_exit_reported = 0, False
             elif _fork_for(client, fds):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                clients.forget()
-                for end in (woken, waking):
+                clients.close_in_rank()
+                for end in (wakeup, wakeup_writer):
                     end.close()
-                return _settle_in(request, fds)
+                return _become_rank(request, fds)
         with suppress(BlockingIOError):
-            woken.recv(64)
+            wakeup.recv(64)
         for client in clients:
-            _tell_of_exit(client)
+            _report_exit(client)
         orphans = [rank for rank in orphans if not os.waitpid(rank, os.WNOHANG)[0]]
     return None
 
 
-def _receive(client: NurseryClient) -> tuple[bytes, list[int]]:
+def _receive(client: ForkserverClient) -> tuple[bytes, list[int]]:
     try:
         message, fds, _, _ = socket.recv_fds(client.connection, MAX_REQUEST_BYTES, MAX_FDS)
-    except OSError:  # it ended without having read all that it was told
+    except OSError:  # the worker ended without reading all messages to it
         return b"", []
     return message, fds
 
 
-def _fork_for(client: NurseryClient, fds: Sequence[int]) -> bool:
-    """Fork a rank and tell who wanted it; return whether this is the rank."""
+def _fork_for(client: ForkserverClient, fds: Sequence[int]) -> bool:
+    """Fork a rank and report it to its worker; return whether this process is the rank."""
     try:
         rank = _fork()
     except OSError as error:
@@ -145,19 +147,19 @@ def _fork_for(client: NurseryClient, fds: Sequence[int]) -> bool:
 
 
 def _fork() -> int:
-    """Fork; return when the child leads a process group of its own, by whose number it can be ended."""
+    """Fork; returns when the child leads a process group of its own, whose number is used to end it."""
     with warnings.catch_warnings():
-        # Since Python 3.12 of threads, which those of memory allocators and of BLAS are: they know what to do.
+        # Python 3.12 warns of threads. Those of memory allocators and of BLAS are prepared for a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    # Both do it, whoever is first: the child could be stuck in what libraries do at a fork, and the others wait.
-    with suppress(PermissionError):  # the child is so far that it has called exec
+    # Both processes do it: the child could be blocked in a library's fork handler, and the other workers wait.
+    with suppress(PermissionError):  # the child has already called exec
         os.setpgid(pid, pid)
     return pid
 
 
-def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
-    """Make of a fork what a new process would be; return its end of the task's pair, and the file for its stacks."""
+def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+    """Set up a fork like a new process; return its end of the task's socket pair, and the file for its stacks."""
     output, task, stacks, *inherited = fds
     for standard in (1, 2):
         os.dup2(output, standard)
@@ -165,29 +167,29 @@ def _settle_in(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
     numbers = zip(request["inherited"], map(str, inherited), strict=True)
     os.environ.update({**request["variables"], **dict(numbers)})
     os.chdir(request["folder"])
-    with suppress(OSError), open("/proc/self/comm", "w") as name:  # by which ps tells it from its siblings
+    with suppress(OSError), open("/proc/self/comm", "w") as name:  # the name that ps shows
         name.write(request["name"])
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # Python's own generator does it by itself
+        sys.modules["numpy"].random.seed()  # Python seeds its own generator after a fork
     return task, stacks
 
 
-def _tell_of_exit(client: NurseryClient) -> None:
-    if not client.rank or client.exit_told:
+def _report_exit(client: ForkserverClient) -> None:
+    if not client.rank or client.is_exit_reported:
         return
     # Not reaped yet: its number must stay taken until its process group has been ended.
     ending = os.waitid(os.P_PID, client.rank, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ending is not None:
         status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
         _send(client, {"exited": status})
-        client.exit_told = True
+        client.is_exit_reported = True
 
 
-def _send(client: NurseryClient, answer: dict[str, Any]) -> None:
+def _send(client: ForkserverClient, message: dict[str, Any]) -> None:
     try:
-        client.connection.send(json.dumps(answer).encode())
+        client.connection.send(json.dumps(message).encode())
     except OSError:
-        pass  # the worker is gone, which the next request tells
+        pass  # the worker is gone, which the next receive reports
 
 
 def _kill_group(rank: int) -> None:

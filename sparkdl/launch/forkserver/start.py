@@ -1,8 +1,8 @@
-"""How a Python worker comes to a process that ranks are forked from: one for all workers of an executor.
+"""Finds or starts the forkserver of an executor, which all its Python workers share.
 
-Importing torch takes two seconds of a core and hundreds of megabytes. So the first worker that wants a rank starts the
-process, and the others connect to it, by a name in Linux's abstract namespace (unix(7)): whoever binds a socket to it
-is the first, and it is free again when that socket is no longer there. Both sides see to it that the other one runs as
+Importing torch takes two seconds of a core and hundreds of megabytes. So the first worker that needs a rank starts the
+forkserver, and the others connect to it by a name in Linux's abstract socket namespace (unix(7)). The worker that binds
+the name is the first, and the name is free again when its socket is closed. Both sides check that the other one runs as
 the same user.
 """
 
@@ -22,21 +22,21 @@ from typing import IO, Literal
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError
-from sparkdl.launch.forkserver.client import RankNursery, peer_process
+from sparkdl.launch.forkserver.client import ForkserverConnection, peer_process
 
 _JOIN_TIMEOUT_S = 5.0
-"""How long a process that another worker has started may take to let this one in: it does before it imports."""
+"""How long a forkserver of another worker may take to accept a connection; it listens before it imports."""
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
-def reach_nursery(environment: Mapping[str, str], modules: Sequence[str]) -> RankNursery:
-    """Connect to the process that suits, or start it if there is none.
+def connect_or_start(environment: Mapping[str, str], modules: Sequence[str]) -> ForkserverConnection:
+    """Connect to the matching forkserver, or start it if there is none.
 
-    One of its own is started for this worker where the other ones' has other variables, or is not to be seen from here.
+    If that of the other workers has other variables, or cannot be seen from here, this worker starts one of its own.
 
     Args:
-        environment: its variables, and those of its ranks.
+        environment: variables of the forkserver and its ranks.
         modules: what it imports.
 
     Raises:
@@ -44,43 +44,46 @@ def reach_nursery(environment: Mapping[str, str], modules: Sequence[str]) -> Ran
     """
     name, deadline, pause = _name(environment, modules), Deadline(_JOIN_TIMEOUT_S), threading.Event()
     while not deadline.expired:
-        if (door := _bind(name)) != "taken":
-            return _start(environment, modules, door)
-        if (connection := _knock(name)) is not None:
+        if (listener := _bind(name)) != "taken":
+            return _start(environment, modules, listener)
+        if (connection := _connect(name)) is not None:
             pid = peer_process(connection)
             if pid is not None and _variables_of(pid) == dict(environment):
-                return RankNursery(connection, pid, said=_open_output(pid))
+                return ForkserverConnection(connection, pid, output=_open_output(pid))
             connection.close()
             break
-        pause.wait(_LOOK_S)
+        pause.wait(_POLL_S)
     return _start(environment, modules, None)
 
 
-def begin_nursery(environment: Mapping[str, str], modules: Sequence[str]) -> RankNursery | None:
-    """Start the process that suits; None if another worker has done so.
+def start_if_first(environment: Mapping[str, str], modules: Sequence[str]) -> ForkserverConnection | None:
+    """Start the matching forkserver; None if another worker has already started it.
 
     Raises:
         LaunchError: if it cannot be started.
     """
-    door = _bind(_name(environment, modules))
-    return None if door == "taken" else _start(environment, modules, door)
+    listener = _bind(_name(environment, modules))
+    return None if listener == "taken" else _start(environment, modules, listener)
 
 
-def _start(environment: Mapping[str, str], modules: Sequence[str], door: socket.socket | None) -> RankNursery:
-    # What it says while it imports belongs to no rank, and is of interest if it dies of it.
-    said = os.fdopen(os.memfd_create("sparkdl-nursery", os.MFD_CLOEXEC), "wb")
-    heard = open(f"/proc/self/fd/{said.fileno()}", "rb")  # noqa: SIM115 - read after its end, with a place of its own
+def _start(
+    environment: Mapping[str, str], modules: Sequence[str], listener: socket.socket | None
+) -> ForkserverConnection:
+    # Its output while it imports belongs to no rank, and explains why it died, if it does.
+    written = os.fdopen(os.memfd_create("sparkdl-forkserver", os.MFD_CLOEXEC), "wb")
+    # Opened anew, for a file position of its own.
+    output = open(f"/proc/self/fd/{written.fileno()}", "rb")  # noqa: SIM115 - read after the process has ended
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    passed = [end.fileno() for end in (theirs, door) if end is not None]
+    passed = [end.fileno() for end in (theirs, listener) if end is not None]
     try:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "sparkdl.launch.forkserver.process"),
-                *(str(theirs.fileno()), "-" if door is None else str(door.fileno())),
+                *(str(theirs.fileno()), "-" if listener is None else str(listener.fileno())),
                 *modules,
             ],
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=written,
             stderr=subprocess.STDOUT,
             env=dict(environment),
             pass_fds=passed,
@@ -88,54 +91,54 @@ def _start(environment: Mapping[str, str], modules: Sequence[str], door: socket.
         )
     except OSError as error:
         ours.close()
-        heard.close()
+        output.close()
         raise LaunchError(
-            f"the process that a rank is forked from cannot be started: {sys.executable}: {error.strerror}. "
+            f"the forkserver cannot be started: {sys.executable}: {error.strerror}. "
             "Look at the limits of processes and descriptors on this machine."
         ) from error
     finally:
         theirs.close()
-        said.close()
-        if door is not None:
-            door.close()
-    return RankNursery(ours, process.pid, said=heard, process=process)
+        written.close()
+        if listener is not None:
+            listener.close()
+    return ForkserverConnection(ours, process.pid, output=output, process=process)
 
 
 def _name(environment: Mapping[str, str], modules: Sequence[str]) -> str:
-    """What those who can share a process find each other by. Every user of the machine can read it: no values.
+    """The socket name for workers that can share a forkserver. Every user can read it: it has no values of variables.
 
-    But for that of the GPUs, in which ranks always differ: they need not wait for each other to find that out.
+    The one exception is the variable of the GPUs, in which ranks always differ: they need not connect to find out.
     """
     gpus = environment.get("CUDA_VISIBLE_DEVICES")
     kind = hashlib.sha256(json.dumps([sys.executable, list(modules), sorted(environment), gpus]).encode())
-    return f"\0sparkdl-nursery-{_sharing_process()}-{kind.hexdigest()}"
+    return f"\0sparkdl-forkserver-{_sharing_process()}-{kind.hexdigest()}"
 
 
 def _sharing_process() -> int:
-    """The process whose children share what they inherit: limits, priority, cores. Ours, outside of a Spark task."""
-    # By the module itself, which a client of Spark Connect alone does not have.
+    """The process whose children inherit the same limits, priority and cores; this process outside of a Spark task."""
+    # Looked up without an import, as a pure client of Spark Connect does not have the module.
     tasks = sys.modules.get("pyspark.taskcontext")
     is_in_task = tasks is not None and tasks.TaskContext.get() is not None
     return os.getppid() if is_in_task else os.getpid()
 
 
 def _bind(name: str) -> socket.socket | Literal["taken"] | None:
-    """Take the name; None where a sandbox does not let this process have any."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """Bind the name; None if a sandbox refuses all names."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        door.bind(name)
+        listener.bind(name)
     except OSError as error:
-        door.close()
+        listener.close()
         return "taken" if error.errno == errno.EADDRINUSE else None
-    return door
+    return listener
 
 
-def _knock(name: str) -> socket.socket | None:
+def _connect(name: str) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.setblocking(False)  # whoever has the name may let nobody in
+    connection.setblocking(False)  # the owner of the name may not accept connections
     try:
         connection.connect(name)
-    except OSError:  # nobody listens yet, or any more
+    except OSError:  # nothing listens yet, or any more
         connection.close()
         return None
     connection.setblocking(True)

@@ -1,1 +1,1 @@
-"""Finds ranks that stand still and says where: :mod:`~sparkdl.launch.hangs.watch` on the *driver*, with its report."""
+"""Detection of hanging ranks: ``watch`` decides which rank hangs, ``report`` shows the stacks of all ranks."""

@@ -1,4 +1,4 @@
-"""What is told of ranks of which one stood still: the stack of each, and what it waited in. Runs on the driver."""
+"""The report on hanging ranks: the Python stack of every rank, and what it waited in. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkdl.errors import HangError
 from sparkdl.launch.hangs.watch import Hang, HangLimits, find_hang
-from sparkdl.launch.wire.outcome import Failure, RankSigns
+from sparkdl.launch.wire.outcome import Failure, RankHealth
 from sparkdl.topology import name_ranks
 
 logger = logging.getLogger(__name__)
@@ -16,7 +16,9 @@ _NO_STACK = "  (no stack: its process or its task did not answer)"
 
 
 def raise_hang(failures: Sequence[Failure], limits: HangLimits) -> None:
-    """Raise that a rank hung, if that is why all were ended: whoever ended them may not have known of all of them.
+    """Raise that a rank hung, if the ranks were ended because of that.
+
+    A task that ended its rank for a hang may not have known of the other ranks, so the hang is determined again.
 
     Raises:
         HangError: naming the rank.
@@ -24,29 +26,32 @@ def raise_hang(failures: Sequence[Failure], limits: HangLimits) -> None:
     first = next((failure for failure in failures if failure.is_hang), None)
     if first is None:
         return
-    signs = {failure.rank: failure.signs for failure in failures if failure.signs is not None}
-    hang = find_hang(signs, limits) or Hang(culprits=(first.rank,), why=first.error)
+    health = {failure.rank: failure.health for failure in failures if failure.health is not None}
+    hang = find_hang(health, limits) or Hang(culprits=(first.rank,), why=first.error)
     raise hang_error(hang, failures, {}, {})
 
 
 def hang_error(
-    hang: Hang, failures: Sequence[Failure], signs: Mapping[int, RankSigns], hosts: Mapping[int, str]
+    hang: Hang, failures: Sequence[Failure], health: Mapping[int, RankHealth], hosts: Mapping[int, str]
 ) -> HangError:
-    """Make the exception that names who stood still, and log where every rank was.
+    """Make the exception that names the hanging ranks, and log where every rank was.
 
     Args:
         hang: what was found.
-        failures: how the ranks were ended, as far as they told.
-        signs: what was known of the ranks before; of those that told nothing.
+        failures: how the ranks ended, as far as they reported it.
+        health: the last known health of the ranks, used for those that reported no end.
         hosts: of the ranks.
     """
-    ended = {failure.rank: failure for failure in reversed(failures) if failure.signs is not None}
-    known = {**signs, **{rank: failure.signs for rank, failure in ended.items() if failure.signs is not None}}
+    ended = {failure.rank: failure for failure in reversed(failures) if failure.health is not None}
+    known = {
+        **health,
+        **{rank: failure.health for rank, failure in ended.items() if failure.health is not None},
+    }
     stacks = {rank: ended[rank].stack if rank in ended else "" for rank in sorted({*known, *hang.culprits})}
-    places = {**hosts, **{failure.rank: failure.host for failure in failures if failure.host}}
+    known_hosts = {**hosts, **{failure.rank: failure.host for failure in failures if failure.host}}
     rank = hang.culprits[0]
-    host = places.get(rank, "a host that is not known")
-    report = _report(stacks, known, places)
+    host = known_hosts.get(rank, "a host that is not known")
+    report = _report(stacks, known, known_hosts)
     logger.error("%s", report)
     who = f"Rank {rank} on {host} hangs"
     if len(hang.culprits) > 1:
@@ -64,21 +69,20 @@ def hang_error(
     )
 
 
-def _report(stacks: Mapping[int, str], signs: Mapping[int, RankSigns], hosts: Mapping[int, str]) -> str:
-    """Where every rank was; ranks that were at the same place together."""
+def _report(stacks: Mapping[int, str], health: Mapping[int, RankHealth], hosts: Mapping[int, str]) -> str:
+    """Describe where every rank was; ranks with the same stack and state are described together."""
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, stack in stacks.items():
-        what = _what(signs.get(rank))
-        alike.setdefault((what, stack), []).append(rank)
+        alike.setdefault((_describe(health.get(rank)), stack), []).append(rank)
     parts = []
-    for (what, stack), ranks in alike.items():
+    for (state, stack), ranks in alike.items():
         there = f" on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))}"
-        parts.append(f"{name_ranks(ranks).capitalize()}{there}, {what}:\n{stack or _NO_STACK}")
+        parts.append(f"{name_ranks(ranks).capitalize()}{there}, {state}:\n{stack or _NO_STACK}")
     return "\n".join(parts)
 
 
-def _what(signs: RankSigns | None) -> str:
-    if signs is None:
-        return "of which nothing was heard"
-    silent = f", silent for {signs.silent_s:.0f} s" if signs.silent_s >= 2 else ""
-    return f"{signs.in_words()}{silent}"
+def _describe(health: RankHealth | None) -> str:
+    if health is None:
+        return "whose state is not known"
+    silent = f", silent for {health.silent_s:.0f} s" if health.silent_s >= 2 else ""
+    return f"{health.describe()}{silent}"

@@ -1,4 +1,4 @@
-"""What the function that runs on the ranks learns about its place, and how it speaks to the driver. Runs on a rank."""
+"""The context of the function on a rank: its rank, communicator and topology, and its reports to the driver."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RankContext:
 
     @property
     def topology(self) -> Topology:
-        """Which ranks share a host; found out on first use, which every rank has to reach."""
+        """Which ranks share a host; determined on first use, which every rank has to reach."""
         if self._topology is None:
             timeout_s = self.job.timeout_s
             with NotedWait("world", tuple(range(self.world_size)), "opening", timeout_s):
@@ -76,17 +76,18 @@ class RankContext:
         return self._topology
 
     def report(self, event: dict[str, Any]) -> None:
-        """Send an event to the driver's ``on_event``; its values are those that JSON has."""
+        """Send an event to the driver's ``on_event``; its values must be of JSON's types."""
         self._task.send({"kind": "event", "event": event})
 
     def progress(self, *, done: bool = False) -> None:
-        """Say that the function has come a step further. Costs next to nothing; call it as often as you like.
+        """Report progress. Costs next to nothing; call it as often as you like.
 
         From the first call on, a rank that does not call this for ``hang_timeout_s``, and waits for no other rank
-        meanwhile, counts as hanging. A function that never calls it may compute as long as it keeps nobody waiting.
+        meanwhile, counts as hanging. A function that never calls it may compute for as long as no other rank waits
+        for it.
 
         Args:
-            done: that was the last step, and what follows may take as long as it keeps nobody waiting.
+            done: this was the last step; the rest of the function may take as long as no other rank waits for it.
         """
         if done:
             self._pulse.expect_no_progress()
@@ -94,9 +95,9 @@ class RankContext:
             self._pulse.note_progress()
 
     def note_place(self, place: str) -> None:
-        """Say what the function is at, such as ``epoch 2, step 5``, for the error if the process dies there.
+        """Note the position of the function, such as ``epoch 2, step 5``, for the error if the process dies there.
 
-        Costs next to nothing. It holds until something else is said; an empty text takes it back.
+        Costs next to nothing. The position is kept until the next call; an empty text removes it.
         """
         self._pulse.note_place(place)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ARROW_VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
-"""Environment variables to begin with; what the user has set wins.
+"""Defaults of environment variables; those that the user has set win.
 
 Arrow's default, mimalloc, keeps what one thread decoded and another has freed: reading lists of 784 floats within a
 bound of 128 MiB took 290 to 410 MiB with it, and 220 to 300 with jemalloc, at the same speed; Arrow itself never held
@@ -35,15 +35,15 @@ _SPARK_WORKER_ONLY = (
 )
 
 _LEFT_BY_LAUNCHERS = (*JOB_VARIABLES, *TORCHRUN_VARIABLES, "NODE_RANK", "PYSPARK_TORCH_DISTRIBUTOR_RDZV_ID")
-"""The place of another launcher's rank: what pyspark's TorchDistributor sets in a Python worker and leaves there for
-the tasks that follow, and what a driver has that is a rank itself."""
+"""Rank and addresses of another launcher: pyspark's TorchDistributor sets them in a Python worker and leaves them there
+for later tasks, and a driver has them that is a rank itself."""
 
 _OF_DRIVER_ONLY = ("MLFLOW_TRACKING_", "MLFLOW_AUTH_", "MLFLOW_FLASK_SERVER_SECRET_KEY", "DATABRICKS_")
-"""Beginnings of the names of what the driver alone needs: ranks say to the driver what there is to say, and train code
-of many origins."""
+"""Prefixes of variables that only the driver needs, with credentials: ranks run code of many origins, and report to the
+driver."""
 
 _NO_SECRET = ("MLFLOW_TRACKING_URI", "DATABRICKS_RUNTIME_VERSION")
-"""Exceptions, by which libraries tell where they are; a URI with a user or a password in it is none."""
+"""Exceptions, by which libraries detect their platform; a URI with a user or a password is removed all the same."""
 
 
 def rank_environment(
@@ -68,7 +68,7 @@ def rank_environment(
     variables = {**ARROW_VARIABLES, **kept}
     # Spark adds the files of --py-files to sys.path alone.
     variables["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-    # A line is on the driver when it is printed, not when a buffer is full.
+    # Output reaches the driver line by line, not when a buffer is full.
     variables["PYTHONUNBUFFERED"] = "1"
     if gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -83,7 +83,7 @@ def _may_be_secret(name: str, value: str) -> bool:
 
 
 def are_gpus_assigned(context: BarrierTaskContext) -> bool:
-    """Whether Spark says which GPUs belong to this task, so that its place on the host does not matter."""
+    """Whether Spark assigns GPUs to this task, so that its position on the host does not matter."""
     return "gpu" in context.resources()
 
 

@@ -1,9 +1,9 @@
-"""The rank process: takes the function from its barrier task, runs it, sends back its value or its failure.
+"""The rank process: receives the function from its barrier task, runs it, sends back its value or its failure.
 
-Forked from :mod:`sparkdl.launch.forkserver.process`, with one end of a socket pair that its barrier task holds.
-Function, secret and result travel over that pair alone: never as arguments, variables or files. The function comes
-first and is unpickled at once, which imports what it needs; when the barrier tasks have met, the rank learns its
-place.
+Forked from :mod:`sparkdl.launch.forkserver.process`, with one end of a socket pair whose other end its barrier task
+holds. Function, secret and result travel only over that pair: never as arguments, variables or files. The function
+comes first and is unpickled at once, which imports what it needs. Its assignment, with rank and world size, follows
+when the barrier tasks have met.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def main(task_fd: int, stacks_fd: int) -> int:
 
     Args:
         task_fd: its end of the pair.
-        stacks_fd: where it writes the stacks of its threads when it is asked to.
+        stacks_fd: where it writes the stacks of its threads on request.
     """
     task = MessageConnection(socket.socket(fileno=task_fd))
     faulthandler.enable()
     pulse = RankPulse(task, stacks_fd)
     call = _receive_call(task)
-    order = _next_header(task)
+    assignment = _next_header(task)
     try:
-        _send_result(task, _run(task, order, call, pulse))
+        _send_result(task, _run(task, assignment, call, pulse))
     except BaseException as error:
         _send_failure(task, error)
         return 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # The collections at the end of the process would look at all objects of all libraries, for half a second with
-        # torch, to free what is freed with the process.
+        # The collections at the end of the process would visit all objects of all libraries, for half a second with
+        # torch, to free memory that is freed with the process.
         gc.freeze()
     return 0
 
@@ -65,18 +65,18 @@ def main(task_fd: int, stacks_fd: int) -> int:
 def _next_header(task: MessageConnection) -> dict[str, Any]:
     message = task.receive()
     if message is None:
-        sys.exit("the barrier task ended before it had said what to run")
+        sys.exit("the barrier task ended before it had sent the function and the assignment")
     return message[0]
 
 
 def _receive_call(task: MessageConnection) -> Call:
-    """Return what makes the call, or raises why it cannot be made: that is told when the others can be told, too."""
+    """Return the call, or one that raises why it cannot be unpickled: that is reported once the other ranks run."""
     payload = bytearray()
     while (message := task.receive()) is not None:
         header, body = message
         if header["kind"] == "unpickle":
-            # Imports make hundreds of thousands of objects and next to no garbage: looking for it time and again would
-            # take a quarter of the time that torch takes, and what has been imported need never be looked at.
+            # Imports make hundreds of thousands of objects and next to no garbage: collections would take a quarter of
+            # the time that importing torch takes. Frozen objects are never visited again.
             gc.disable()
             try:
                 function, args, kwargs = cloudpickle.loads(payload)
@@ -87,7 +87,7 @@ def _receive_call(task: MessageConnection) -> Call:
                 gc.enable()
             return partial(_call, function, args, kwargs)
         payload += body
-    sys.exit("the barrier task ended before it had said what to run")
+    sys.exit("the barrier task ended before it had sent the function and the assignment")
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any, context: RankContext) -> Any:
@@ -99,15 +99,15 @@ def _raise(error: BaseException, context: RankContext) -> NoReturn:
     raise error
 
 
-def _run(task: MessageConnection, order: dict[str, Any], call: Call, pulse: RankPulse) -> Any:
+def _run(task: MessageConnection, assignment: dict[str, Any], call: Call, pulse: RankPulse) -> Any:
     job = Job(
-        rank=order["rank"],
-        world_size=order["world_size"],
-        coordinator=Address.from_bytes(order["coordinator"]),
-        secret=bytes.fromhex(order["secret"]),
-        transport=order["transport"],
-        wire=order["wire"],
-        timeout_s=order["operation_timeout_s"],
+        rank=assignment["rank"],
+        world_size=assignment["world_size"],
+        coordinator=Address.from_bytes(assignment["coordinator"]),
+        secret=bytes.fromhex(assignment["secret"]),
+        transport=assignment["transport"],
+        wire=assignment["wire"],
+        timeout_s=assignment["operation_timeout_s"],
     )
     with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
         context = RankContext(job=job, rendezvous=client.prefix("ranks"), task=task, pulse=pulse)
@@ -116,7 +116,7 @@ def _run(task: MessageConnection, order: dict[str, Any], call: Call, pulse: Rank
         try:
             value = call(context)
         except BaseException as error:
-            # Told before the others can fail because of it, and this rank be ended because of them.
+            # Reported before other ranks can fail because of it, and this rank be ended because of those.
             task.send({"kind": "raised", "failure": _describe(error)})
             with contextlib.suppress(CommunicatorError):  # it would hide the first error
                 context.close(failed=True, reason=f"rank {context.rank} failed: {error_text(error)}")
@@ -126,7 +126,7 @@ def _run(task: MessageConnection, order: dict[str, Any], call: Call, pulse: Rank
 
 
 class _ChunkWriter(io.RawIOBase):
-    """File that a pickler writes to; what it holds is sent on in chunks, so no second copy of a large value exists."""
+    """A file that a pickler writes to; data is sent in chunks, so that a large value is not copied."""
 
     def __init__(self, task: MessageConnection, kind: str) -> None:
         self._task = task

@@ -1,9 +1,9 @@
-"""Signs of life of a rank, sent from one of its threads, and its Python stacks, taken from outside in a hang.
+"""Heartbeats of a rank, sent from one of its threads, and its Python stacks, taken from outside in a hang.
 
-:class:`RankPulse` runs on the rank and reports periodically that the rank lives and what it waits in. The pulse is
-sent by Python code, so it also stops when a library holds Python's lock and does not return. The stacks do not depend
-on the lock: the barrier task sends a signal on which :mod:`faulthandler` writes them, without taking a lock, to a
-:class:`StackFile` that the task reads.
+:class:`RankPulse` runs on the rank and reports periodically that the rank runs and what it waits in. Python code sends
+it, so it also stops when a library holds Python's lock and does not return. The stacks do not depend on the lock: the
+barrier task sends a signal on which :mod:`faulthandler` writes them, without taking a lock, to a :class:`StackFile`
+that the task reads.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from sparkdl.collective.telemetry.stalls import pending_waits
 from sparkdl.launch.wire.messages import MessageConnection
 
 PULSE_S = 0.5
-"""How often a rank gives its sign of life to its task."""
+"""How often a rank sends a heartbeat to its task."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
-"""Has a rank write the Python stacks of all its threads; one of the signals that no library is known to use."""
+"""On this signal a rank writes the Python stacks of all its threads; no library is known to use it."""
 
 PLACE_BYTES = 4096
-"""The first page of the file for the stacks holds what the rank is at, in UTF-8, up to a zero."""
+"""The first page of the file for the stacks holds the rank's position, in UTF-8, terminated by a zero."""
 
 _MAX_WAITS = 8
 _MAX_THREADS = 200
 
 
 class RankPulse:
-    """Begins with its creation, and ends with the process.
+    """Starts when it is created, and ends with the process.
 
     Args:
         task: the connection to the barrier task.
-        stacks_fd: file that the stacks are written to, behind a page for what the rank is at.
+        stacks_fd: file that the stacks are written to, after a page for the rank's position.
     """
 
     def __init__(self, task: MessageConnection, stacks_fd: int) -> None:
@@ -54,15 +54,15 @@ class RankPulse:
         threading.Thread(target=self._run, name="sparkdl-pulse", daemon=True).start()
 
     def note_progress(self) -> None:
-        """Something has been done; from the first time on, it is told how long ago that was."""
+        """Note progress; from the first call on, the heartbeats report the time since the last one."""
         self._progressed_at = time.monotonic()
 
     def expect_no_progress(self) -> None:
-        """Nothing need be done any more; until the next progress is noted, it is told of none."""
+        """Report no such time until progress is noted again."""
         self._progressed_at = None
 
     def note_place(self, place: str) -> None:
-        """Note what the rank is at, for its task to read when the rank has died. In memory that both share."""
+        """Note the rank's position in shared memory, where its task reads it if the rank dies."""
         text = place.encode()[: PLACE_BYTES - 1] + b"\0"
         self._place[: len(text)] = text
 
@@ -70,12 +70,12 @@ class RankPulse:
         pause = threading.Event()
         while True:
             try:
-                self._task.send(self._tell())
+                self._task.send(self._report())
             except OSError:
-                return  # the task is gone, and ends this process
+                return  # the task has ended, and ends this process
             pause.wait(PULSE_S)
 
-    def _tell(self) -> dict[str, object]:
+    def _report(self) -> dict[str, object]:
         progressed_at = self._progressed_at
         return {
             "kind": "pulse",
@@ -86,12 +86,12 @@ class RankPulse:
 
 
 MAX_STACK_CHARS = 20_000
-"""No rank tells more of its stacks than this."""
+"""The stacks of a rank are cut to this length."""
 
 _TAKE_TIMEOUT_S = 3.0
-_LOOK_S = 0.03
-_NUM_QUIET_LOOKS = 4
-"""Nobody says when a stack is complete: it is when nothing was added for so many looks."""
+_POLL_S = 0.03
+_NUM_QUIET_POLLS = 4
+"""faulthandler does not mark the end of a dump: it is complete when nothing was added for so many polls."""
 
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
 
@@ -108,7 +108,7 @@ _STATES = {
 
 
 def process_state(pid: int) -> str:
-    """What the kernel says of a process that cannot go on, in words; nothing of one that could."""
+    """Why a process cannot continue, as the kernel says, in words; empty if it can."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -117,7 +117,7 @@ def process_state(pid: int) -> str:
 
 
 class StackFile:
-    """The file in memory that a rank writes its stacks to, behind a page that says what it is at.
+    """The file in memory that a rank writes its stacks to, after a page with its position.
 
     Attributes:
         fd: its descriptor, for the rank to inherit.
@@ -129,17 +129,17 @@ class StackFile:
         os.lseek(self.fd, PLACE_BYTES, os.SEEK_SET)
 
     def close(self) -> None:
-        """Give it back."""
+        """Close the descriptor."""
         os.close(self.fd)
 
     def place(self) -> str:
-        """Return what the rank noted last of where it is, also after its death; empty if it noted nothing."""
+        """Return the position that the rank noted last, also after its death; empty if it noted none."""
         return os.pread(self.fd, PLACE_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
 
     def take(self, pid: int, threads: Mapping[str, str]) -> str:
-        """Have the rank write the stacks of its threads, and return them; nothing if it does not do so in time.
+        """Have the rank write the stacks of its threads, and return them; empty if it does not do so in time.
 
-        A process that is stopped goes on over it. It must have registered for the signal, which would end it else.
+        A stopped process is continued. The process must handle the signal, which would end it otherwise.
 
         Args:
             pid: the rank's process.
@@ -156,20 +156,20 @@ class StackFile:
 
 
 def await_dump(fd: int, start: int) -> int:
-    """Wait until a file has grown beyond ``start`` and grows no more, or in vain for too long; return its size."""
+    """Wait until a file has grown beyond ``start`` and grows no more, or a timeout; return its size."""
     deadline, pause = Deadline(_TAKE_TIMEOUT_S), threading.Event()
     size, num_quiet = start, 0
-    while not deadline.expired and num_quiet < _NUM_QUIET_LOOKS:
-        pause.wait(_LOOK_S)
+    while not deadline.expired and num_quiet < _NUM_QUIET_POLLS:
+        pause.wait(_POLL_S)
         before, size = size, os.fstat(fd).st_size
         num_quiet = num_quiet + 1 if size == before > start else 0
     return size
 
 
 def name_threads(dump: str, threads: Mapping[str, str]) -> str:
-    """Name the threads of a dump of faulthandler, the main thread first, and leave out what is sparkdl's alone.
+    """Name the threads of a dump of faulthandler, the main thread first, without those of sparkdl.
 
-    That is its threads, and of the main thread the frames by which the user's function was called.
+    The frames of sparkdl that called the user's function are left out of the main thread.
 
     Args:
         dump: as faulthandler wrote it.

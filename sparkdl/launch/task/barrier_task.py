@@ -1,9 +1,9 @@
-"""What a barrier task does: start its rank, meet the others, relay and watch the rank, yield how it ended.
+"""The function of a barrier task: start its rank, meet the other tasks, relay and watch the rank, yield how it ended.
 
 Runs on an executor. The rank imports what it needs while the tasks meet.
 
-A failing rank does not fail its Spark task: its failure is a row, which brings the driver more than Spark's exception
-would, and from every rank.
+A failing rank does not fail its Spark task: its failure is a row. The driver so gets a row from every rank, with more
+than Spark's exception would hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
 from sparkdl.launch.task.supervisor import RankSupervisor
 from sparkdl.launch.wire.channel import DriverLink
 from sparkdl.launch.wire.messages import CHUNK_BYTES
-from sparkdl.launch.wire.outcome import RankSigns, StopReason
+from sparkdl.launch.wire.outcome import RankHealth, StopReason
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import (
     LISTEN,
@@ -44,23 +44,23 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 60.0
 LEAST_MEETING_S = 30.0
-"""How long the tasks may take to meet where the start is given less: without the driver Spark looks once a second."""
+"""Least time for the meeting, if the start timeout is shorter: Spark's ``allGather`` polls once a second."""
 
 Row = tuple[str, int, bytes]
 """Kind (``result``, ``failure``, ``error``, ``refused``, ``log``), number of the chunk, body."""
 
 
 def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[Row]:
-    """Run the rank that this task stands for, and yield how it ended."""
+    """Run the rank of this task, and yield how it ended."""
     rank, host = context.partitionId(), socket.gethostname()
     with ExitStack() as stack:
-        places = task_hosts(context)
-        coordinator = _coordinator(spec, hosts_for_tasks(places), stack) if rank == 0 else None
+        task_addresses = task_hosts(context)
+        coordinator = _coordinator(spec, hosts_for_tasks(task_addresses), stack) if rank == 0 else None
         mark = stack.enter_context(Mark())
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
         pmi_sockets = _socket_pair(stack) if spec.mpi or uses_mpi(spec.transport) else None
         supervisor: RankSupervisor | None = None
-        # From now on, as a task that stands still while it meets the others would have them wait for ever.
+        # From the beginning: if a task hung during the meeting, the others would wait for ever.
         stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
         if spec.gpus_per_rank == 0 or are_gpus_assigned(context):
             supervisor = _start_rank(spec, context, 0, link, pmi_sockets, stack)
@@ -76,9 +76,9 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
         if any(peer.conflicts for peer in peers):
             yield "refused", 0, "; ".join(_conflicts(peers)).encode()
             return
-        if are_on_one_host(places) and not all(is_marked(peer.mark) for peer in peers):
-            # Containers to which Spark gives one address have a loopback each. All tasks find that out, as those that
-            # see each other's marks are the same for all of them.
+        if are_on_one_host(task_addresses) and not all(is_marked(peer.mark) for peer in peers):
+            # Containers that have one address in Spark have a loopback each. All tasks come to the same result here: if
+            # one task does not see a mark of another, the latter does not see that of the former.
             coordinator = _coordinator(spec, reachable_hosts(), stack) if rank == 0 else None
             peers = meeting.meet_again(replace(mine, coordinator=_text_of(coordinator)))
         address = Address.from_bytes(peers[0].coordinator)
@@ -97,7 +97,7 @@ def run_barrier_task(spec: LaunchSpec, context: BarrierTaskContext) -> Iterator[
             supervisor = _start_rank(spec, context, position, link, pmi_sockets, stack)
         link.watch(supervisor.stop)
         board.watch(supervisor.stop)
-        supervisor.begin(_order(spec, rank, address))
+        supervisor.begin(_assignment(spec, rank, address))
         failure = supervisor.wait()
         if failure is None:
             yield from _chunks("result", supervisor.result)
@@ -127,15 +127,15 @@ def are_on_one_host(hosts: Sequence[str]) -> bool:
 
 
 def hosts_for_tasks(hosts: Sequence[str]) -> Sequence[str]:
-    """The addresses of this machine at which tasks on these hosts, of which the first is this one, are to reach it."""
+    """The addresses of this machine at which tasks on these hosts reach it; the first host is this one."""
     if are_on_one_host(hosts):
         return [LOOPBACK]
     found = hosts_of_name(hosts[0])
     chosen = reachable_hosts(found)
     if not found:
         logger.warning(
-            "Spark knows this executor as %r, which is no address of this machine; the other ranks are told %s. If they"
-            " cannot reach that, say where they can in %s.",
+            "Spark knows this executor as %r, which is no address of this machine; the other ranks connect to %s. If "
+            "that fails, set an address that they can reach in %s.",
             hosts[0],
             ", ".join(chosen),
             LISTEN,
@@ -154,28 +154,28 @@ def _text_of(coordinator: Coordinator | None) -> str:
 def _heartbeat(
     spec: LaunchSpec, rank: int, link: DriverLink, supervisor: Callable[[], RankSupervisor | None]
 ) -> Heartbeat:
-    def signs() -> RankSigns:
-        supervises = supervisor()
-        return RankSigns() if supervises is None else supervises.signs()
+    def health() -> RankHealth:
+        started = supervisor()
+        return RankHealth() if started is None else started.health()
 
     def end(why: str) -> None:
-        supervises = supervisor()
-        assert supervises is not None, "nothing hangs that was not started"
-        supervises.stop(StopReason(why, is_hang=True))
+        started = supervisor()
+        assert started is not None, "only a started rank can hang"
+        started.stop(StopReason(why, is_hang=True))
 
     limits = HangLimits(
         hang_timeout_s=spec.hang_timeout_s,
         operation_timeout_s=spec.operation_timeout_s,
         silence_timeout_s=spec.silence_timeout_s,
     )
-    return Heartbeat(link, rank=rank, signs=signs, limits=limits, on_hang=end)
+    return Heartbeat(link, rank=rank, health=health, limits=limits, on_hang=end)
 
 
 def _conflicts(peers: list[Peer]) -> list[str]:
     return sorted({f"on {peer.host}, {conflict}" for peer in peers for conflict in peer.conflicts})
 
 
-def _order(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
+def _assignment(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
     return {
         "rank": rank,
         "world_size": spec.num_ranks,
@@ -200,7 +200,7 @@ def _start_rank(
     pmi_sockets: tuple[socket.socket, socket.socket] | None,
     stack: ExitStack,
 ) -> RankSupervisor:
-    """Start this task's rank, which inherits its end of MPICH's bootstrap; it waits for its order."""
+    """Start this task's rank, with its end of MPICH's bootstrap connection; it waits for its assignment."""
     rank = context.partitionId()
     gpus = assigned_gpus(context, spec.gpus_per_rank, position_on_host)
     environment = rank_environment(dict(spec.environment), gpus=gpus)
@@ -214,7 +214,7 @@ def _start_rank(
         payload=spec.payload,
         environment=environment,
         more_variables=of_launch,
-        # A process that had touched CUDA could not be forked; what is not imported cannot do that.
+        # A process that has initialized CUDA cannot be forked, and an import could initialize it.
         modules=() if spec.gpus_per_rank else spec.modules,
         inherited=inherited,
         on_start=link.started,

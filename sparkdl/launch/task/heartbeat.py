@@ -1,6 +1,6 @@
-"""What a barrier task tells the driver of its rank again and again, so that silence means something. Runs in the task.
+"""Heartbeat of a barrier task: reports periodically to the driver that the task runs, and the health of its rank.
 
-Where the driver is out of reach, as on many Spark Connect servers, the task itself looks at whether its rank hangs.
+If the driver is out of reach, as on many Spark Connect servers, the task itself checks whether its rank hangs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import TracebackType
 
 from sparkdl.launch.hangs.watch import HangLimits, HangWatch
 from sparkdl.launch.wire.channel import DriverLink
-from sparkdl.launch.wire.outcome import RankSigns
+from sparkdl.launch.wire.outcome import HealthReport, RankHealth
 
 _LONGEST_S = 5.0
 _SHORTEST_S = 0.1
@@ -20,14 +20,14 @@ _BEATS_PER_TIMEOUT = 8
 
 
 class Heartbeat:
-    """Begins when entered and ends when left.
+    """A context manager: begins when entered and ends when left.
 
     Args:
         link: to the driver.
         rank: the task's.
-        signs: tells the rank's signs.
-        limits: from when on it counts as hanging.
-        on_hang: called with the reason, once at most, from a thread.
+        health: returns the rank's health.
+        limits: after which times the rank counts as hanging.
+        on_hang: called with the reason, at most once, from a thread.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Heartbeat:
         link: DriverLink,
         *,
         rank: int,
-        signs: Callable[[], RankSigns],
+        health: Callable[[], RankHealth],
         limits: HangLimits,
         on_hang: Callable[[str], None],
     ) -> None:
-        self._link, self._rank, self._signs = link, rank, signs
+        self._link, self._rank, self._health = link, rank, health
         self._on_hang = on_hang
         self._watch = HangWatch(limits)
         shortest_s = min(limits.hang_timeout_s, limits.silence_timeout_s)
@@ -60,11 +60,11 @@ class Heartbeat:
         number = 0
         while not self._is_over.wait(self._interval_s):
             number += 1
-            signs = self._signs()
-            if self._link.beat(number, signs):
+            health = self._health()
+            if self._link.heartbeat(number, health):
                 continue
             now = time.monotonic()
-            hang = self._watch.look(now, {self._rank: (now, number, signs)})
+            hang = self._watch.observe(now, {self._rank: HealthReport(now, number, health)})
             if hang is not None:
                 self._on_hang(hang.why)
                 return

@@ -1,8 +1,8 @@
 """Starts one rank process, passes on its output line by line, and ends it on request.
 
-Runs in the barrier task; :class:`OutputRelay` runs wherever ranks are started. The process is started with its
-function before the tasks have met, so that it imports what the function needs meanwhile, unless the process that it
-is forked from has already imported it. The rank's place among the ranks is sent afterwards.
+Runs in the barrier task; :class:`OutputRelay` also runs in ``sparkdl run``. The process gets its function before the
+tasks have met, so that it meanwhile imports what the function needs and the forkserver has not imported. Its
+assignment, with rank and world size, follows after the meeting.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import IO, Any
 
 from sparkdl.collective import Deadline
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
-from sparkdl.launch.forkserver.guard import how_it_ended
+from sparkdl.launch.forkserver.guard import describe_exit
 from sparkdl.launch.rank.pulse import StackFile, process_state
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, split_mark
-from sparkdl.launch.wire.outcome import Failure, RankSigns, StopReason
+from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 
-_LOOK_S = 0.05
-"""Between two looks at whether a reader still takes a line, which lengthens the wait for the last one."""
+_POLL_S = 0.05
+"""How often the relay checks whether ``on_line`` still takes a line, which extends the wait for the last one."""
 
 
 class OutputRelay:
@@ -37,9 +37,9 @@ class OutputRelay:
     Args:
         output: our end of the stream's pipe; closed at its end.
         on_line: called with each line.
-        on_error: called with what ``on_line`` raised, after which nothing is passed on any more.
+        on_error: called with what ``on_line`` raised, after which no more lines are passed on.
         name: of the thread.
-        max_bytes: of a line; a longer one is passed on in pieces. Any, when negative.
+        max_bytes: of a line; a longer one is passed on in parts. Unlimited when negative.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class OutputRelay:
         self._thread.start()
 
     def finish(self, deadline: Deadline, *, is_patient: bool) -> bool:
-        """Wait for the last line of a rank that has ended; False if somebody still holds its stream open.
+        """Wait for the last line of a rank that has ended; False if another process still holds its stream open.
 
         Args:
-            deadline: until when that is waited for.
-            is_patient: wait longer while ``on_line`` takes a line: whoever reads may have stopped for a while.
+            deadline: of the wait.
+            is_patient: wait longer while ``on_line`` takes a line: the reader of the output may pause.
         """
         while self._thread.is_alive():
             if deadline.expired and (self._awaits_line or not is_patient):
                 self._is_over = True
                 return not self._awaits_line
-            self._thread.join(_LOOK_S)
+            self._thread.join(_POLL_S)
         return True
 
     def _run(self) -> None:
@@ -82,48 +82,46 @@ class OutputRelay:
                     self._on_line(line)
                     self._awaits_line = True
             except OSError as error:
-                # Nobody takes what the rank says any more, so it would block, and the others with it.
+                # The output is not read any more, so the rank would block, and the others with it.
                 self._on_error(error)
 
 
 LAST_LINES = 40
-"""How many of a rank's last log lines stand in for a traceback when it died without one."""
+"""How many of a rank's last log lines replace a traceback if it died without one."""
 
 START_TIMEOUT_S = 600.0
-"""How long what a rank is forked from may import: minutes from a slow network drive, but not for ever."""
+"""How long the forkserver may import: it takes minutes from a slow network drive."""
 
 EXIT_GRACE_S = 10.0
-"""How long a rank that has returned may take to end by itself: it may have started threads that never do.
-
-And one that has raised an exception to pickle it.
-"""
+"""How long a rank may take to exit after its function has returned, as its threads may never end, and to pickle an
+exception that its function has raised."""
 
 ABORT_GRACE_S = 3.0
-"""How long a rank may take to notice that another one failed, and say where it was, before it is ended."""
+"""How long a rank may take to notice that another one failed, and to raise where it was, before it is ended."""
 
 RELAY_TIMEOUT_S = 30.0
-"""How long the result of a rank that has ended may take to be written down."""
+"""How long the result of a rank that has ended may take to be stored."""
 
 LAST_LINES_TIMEOUT_S = 2.0
-"""How long nothing may come of a rank that has ended before it is taken that somebody else holds its output open."""
+"""After this time without output, a stream of an ended rank counts as held open by another process."""
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size stay in the task's memory; larger ones wait in a temporary file."""
 
 
 class RankSupervisor:
-    """One rank process and the threads that listen to it; a context manager that starts and ends them.
+    """One rank process and the threads that receive from it; a context manager that starts and ends them.
 
     The function is called after :meth:`begin`.
 
     Args:
         rank: number of the rank.
         payload: the pickled function with its arguments.
-        environment: variables of the process.
-        more_variables: variables that are those of this launch alone.
-        modules: what the process has imported before it is this rank.
-        inherited: file descriptors that it inherits, by the variables that tell it their numbers.
-        on_start: called once the process is there, from a thread.
+        environment: variables of the process, and of its forkserver.
+        more_variables: variables of this launch alone.
+        modules: what the forkserver imports.
+        inherited: file descriptors that it inherits, by the variables that hold their numbers.
+        on_start: called once the process runs, from a thread.
         on_line: called with each line that it prints, from one thread.
         on_event: called with each event that it reports, from one thread.
     """
@@ -150,16 +148,15 @@ class RankSupervisor:
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._error_chunks: list[bytes] = []
         self._failure: Failure | None = None
-        self._is_telling = False
-        """Whether the rank has told what it raised, but not yet the exception itself."""
+        self._awaits_exception = False
+        """Whether the rank has described its exception, but not yet sent it."""
         self._returned = threading.Event()
         self._stop_reason: StopReason | None = None
         self._pulse: dict[str, Any] | None = None
-        self._heard_at = math.inf
-        self._news = threading.Event()
+        self._received_at = math.inf
+        self._changed = threading.Event()
         self._has_begun = self._is_ended = False
-        self._start = Deadline(START_TIMEOUT_S)
-        self._orders: queue.SimpleQueue[tuple[dict[str, Any], bytes | memoryview] | None] = (
+        self._outbox: queue.SimpleQueue[tuple[dict[str, Any], bytes | memoryview] | None] = (
             queue.SimpleQueue()
         )
 
@@ -179,34 +176,34 @@ class RankSupervisor:
                 stacks=self._stacks.fd,
                 inherited=self._inherited,
                 on_start=self._note_start,
-                on_exit=self._news.set,
+                on_exit=self._changed.set,
             )
             stack.callback(self._process.end, grace_s=0.0)
             name = f"sparkdl-rank-{self._rank}"
             self._lines = OutputRelay(
                 self._process.output,
                 on_line=self._take_line,
-                on_error=self._give_up,
+                on_error=self._fail,
                 name=name,
                 max_bytes=CHUNK_BYTES,
             )
             self._threads = [
                 threading.Thread(target=target, name=name, daemon=True)
-                for target in (self._relay_messages, self._send_orders)
+                for target in (self._relay_messages, self._send_outbox)
             ]
             for thread in self._threads:
                 thread.start()
             stack.pop_all()
         view = memoryview(self._payload)
         for start in range(0, len(view), CHUNK_BYTES):
-            self._orders.put(({"kind": "payload"}, view[start : start + CHUNK_BYTES]))
-        self._orders.put(({"kind": "unpickle"}, b""))
+            self._outbox.put(({"kind": "payload"}, view[start : start + CHUNK_BYTES]))
+        self._outbox.put(({"kind": "unpickle"}, b""))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whatever ends the task, a Spark kill among it, ends the rank.
+        # The rank ends with the task, also when Spark kills that.
         self._end(grace_s=0.0)
         self.result.close()
         self._stacks.close()
@@ -216,44 +213,47 @@ class RankSupervisor:
         """Process id of the rank."""
         return self._process.pid
 
-    def begin(self, order: Mapping[str, Any]) -> None:
-        """Have the rank call its function, unless it was stopped; the order is what it has to know apart from that."""
+    def begin(self, assignment: Mapping[str, Any]) -> None:
+        """Have the rank call its function, unless it was stopped.
+
+        Args:
+            assignment: rank, world size and the options of the communicator.
+        """
         if self._stop_reason is not None:
             return
         self._has_begun = True
-        self._orders.put(({"kind": "start", **order}, b""))
+        self._outbox.put(({"kind": "start", **assignment}, b""))
 
-    def signs(self) -> RankSigns:
-        """What is known of the rank from outside; nothing once it has returned or ended. Safe from any thread."""
+    def health(self) -> RankHealth:
+        """The rank's health; the default once its function has returned or it has ended. Safe from any thread."""
         if self._returned.is_set() or self._process.exited.is_set():
-            return RankSigns()
+            return RankHealth()
         pulse = self._pulse or {"waits": (), "idle_s": None}
-        silent_s = max(0.0, time.monotonic() - self._heard_at)
-        has_place = self._heard_at < math.inf
-        state = process_state(self.pid) if has_place else ""
+        silent_s = max(0.0, time.monotonic() - self._received_at)
+        state = process_state(self.pid) if self._received_at < math.inf else ""
         fields = {"silent_s": silent_s, "state": state, "waits": pulse["waits"], "idle_s": pulse["idle_s"]}
-        return RankSigns.from_fields(fields)
+        return RankHealth.from_fields(fields)
 
     def stop(self, reason: StopReason) -> None:
-        """Have :meth:`wait` end the rank, because ``reason``. Safe from any thread."""
+        """Have :meth:`wait` end the rank, for this reason. Safe from any thread."""
         if self._stop_reason is None:
             self._stop_reason = reason
-        self._news.set()
+        self._changed.set()
 
     def wait(self) -> Failure | None:
-        """Wait until the rank has ended by itself or was stopped; None when its function returned.
+        """Wait until the rank has ended or was stopped; None if its function returned.
 
-        The value is then in ``result``, pickled.
+        The pickled value is then in ``result``.
         """
-        if not self._news.wait(self._start.remaining_s()) and not self._process.is_settled:
-            return self._end_unborn()
-        self._news.wait()
+        if not self._changed.wait(START_TIMEOUT_S) and not self._process.is_settled:
+            return self._end_unstarted()
+        self._changed.wait()
         reason = self._stop_reason
         if reason is not None and reason.is_hang and not self._returned.is_set() and self._failure is None:
             return self._end_hanging(reason)
-        signs, stack = self.signs(), ""
+        health, stack = self.health(), ""
         if self._has_begun:
-            is_patient = self._returned.is_set() or self._is_telling
+            is_patient = self._returned.is_set() or self._awaits_exception
             self._process.exited.wait(EXIT_GRACE_S if is_patient else ABORT_GRACE_S)
         if self._stop_reason is not None and not self._returned.is_set():
             stack = self._take_stack()
@@ -263,48 +263,50 @@ class RankSupervisor:
         if self._returned.is_set():
             return None
         if self._stop_reason is not None:
-            return self._stopped(self._stop_reason, signs, stack)
+            return self._stopped(self._stop_reason, health, stack)
         if self._process.refusal is not None:
-            why, said = self._process.refusal
-            return Failure(rank=self._rank, error=f"its process could not be started: {why}", traceback=said)
+            why, output = self._process.refusal
+            return Failure(
+                rank=self._rank, error=f"its process could not be started: {why}", traceback=output
+            )
         status = self._process.status
         assert status is not None, "it has just been ended"
-        unasked = " before its function returned" if status >= 0 else ""
+        early = " before its function returned" if status >= 0 else ""
         place = self._stacks.place()
         return Failure(
             rank=self._rank,
-            error=f"its process {how_it_ended(status)}{unasked}{f' in {place}' if place else ''}",
+            error=f"its process {describe_exit(status)}{early}{f' in {place}' if place else ''}",
             traceback="".join(f"{line}\n" for line in self._last_lines),
-            # It left by itself otherwise, which it would do again.
+            # A process that exits by itself would do so again.
             is_loss=status < 0,
         )
 
-    def _end_unborn(self) -> Failure:
-        """Part with what should have forked the rank and has not."""
-        state, said = self._process.locate_nursery()
+    def _end_unstarted(self) -> Failure:
+        """Stop waiting for the forkserver, which has not forked the rank in time."""
+        state, output = self._process.examine_forkserver()
         self._end(grace_s=0.0)
         return Failure(
             rank=self._rank,
-            error=f"its process was not there after {self._start.timeout_s:g} s, as what it is forked from "
+            error=f"its process had not started after {START_TIMEOUT_S:g} s, as its forkserver "
             f"{state or 'still imports'}: look at the disk that Python's packages are on",
-            traceback=said,
+            traceback=output,
         )
 
     def _end_hanging(self, reason: StopReason) -> Failure:
-        """End the rank where it is. That the signal for its stack may wake it does not count any more."""
-        signs = self.signs()
-        stack = self._take_stack() if self._process.is_settled else self._process.locate_nursery()[1]
+        """End the rank where it is, even if the signal for its stack wakes it."""
+        health = self.health()
+        stack = self._take_stack() if self._process.is_settled else self._process.examine_forkserver()[1]
         self._end(grace_s=0.0)
-        return self._stopped(reason, signs, stack)
+        return self._stopped(reason, health, stack)
 
-    def _stopped(self, reason: StopReason, signs: RankSigns, stack: str) -> Failure:
+    def _stopped(self, reason: StopReason, health: RankHealth, stack: str) -> Failure:
         return Failure(
             rank=self._rank,
             error=str(reason),
             traceback="",
             is_consequence=True,
             is_hang=reason.is_hang,
-            signs=signs,
+            health=health,
             stack=stack,
         )
 
@@ -314,11 +316,11 @@ class RankSupervisor:
         self._process.end(grace_s=grace_s)
         self._is_ended = True
         is_complete = self._lines.finish(Deadline(LAST_LINES_TIMEOUT_S), is_patient=True)
-        if not is_complete and self._process.was_there:
+        if not is_complete and self._process.has_started:
             self._on_line(
-                "What this rank left running, in a session of its own, still holds its output open; no more is shown."
+                "A process that this rank has started still holds its output open; no more is shown."
             )
-        self._orders.put(None)
+        self._outbox.put(None)
         has_ended = self._process.exited.is_set()
         if not has_ended:
             self._on_line(
@@ -332,35 +334,35 @@ class RankSupervisor:
         sending.join(timeout_s)
 
     def _note_start(self) -> None:
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._on_start()
 
     def _take_stack(self) -> str:
-        """Where the rank is at the moment; nothing if it has ended, or never gave a sign of life."""
+        """Where the rank is at the moment; empty if it has ended, or never sent a heartbeat."""
         pulse = self._pulse
         if pulse is None or self._process.exited.is_set():
             return ""
         return self._stacks.take(self.pid, pulse["threads"])
 
-    def _send_orders(self) -> None:
-        # From a thread, as a process that imports yet takes nothing, while the task has more to do.
-        while (order := self._orders.get()) is not None:
+    def _send_outbox(self) -> None:
+        # From a thread: a process that still imports does not receive, while the task has more to do.
+        while (message := self._outbox.get()) is not None:
             try:
-                self._connection.send(*order)
+                self._connection.send(*message)
             except OSError:
-                return  # it died at its start; wait() tells how
+                return  # it died at its start, which wait() reports
 
-    def _give_up(self, error: Exception) -> None:
-        # Nobody takes what the rank says any more, so it would block, and the others with it.
+    def _fail(self, error: Exception) -> None:
+        # The rank's messages are not received any more, so it would block, and the others with it.
         self._failure = Failure(
             rank=self._rank,
-            error=f"its task could not take what it said: {type(error).__name__}: {error}",
+            error=f"its task could not process its output: {type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
         )
-        self._news.set()
+        self._changed.set()
 
     def _take_line(self, raw: bytes) -> None:
-        # A line without an end arrives in pieces.
+        # A line without an end arrives in parts.
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         self._last_lines.append(split_mark(line)[1])
         self._on_line(line)
@@ -369,11 +371,11 @@ class RankSupervisor:
         try:
             self._take_messages()
         except Exception as error:
-            self._give_up(error)
+            self._fail(error)
 
     def _take_messages(self) -> None:
         while (message := self._connection.receive()) is not None:
-            self._heard_at = math.inf  # as long as it takes to pass on what it said, it cannot say any more
+            self._received_at = math.inf  # no heartbeat is received while this message is passed on
             header, body = message
             if header["kind"] == "pulse":
                 self._pulse = header
@@ -383,14 +385,14 @@ class RankSupervisor:
                 self.result.write(body)
             elif header["kind"] == "returned":
                 self._returned.set()
-                self._news.set()
+                self._changed.set()
             elif header["kind"] == "error":
                 self._error_chunks.append(bytes(body))
             elif header["kind"] == "raised":
                 self._failure = Failure(rank=self._rank, **header["failure"])
-                self._is_telling = True
+                self._awaits_exception = True
             elif header["kind"] == "failure":
                 pickled = b"".join(self._error_chunks)
                 self._failure = Failure(rank=self._rank, pickled=pickled, **header["failure"])
-                self._is_telling = False
-            self._heard_at = time.monotonic()
+                self._awaits_exception = False
+            self._received_at = time.monotonic()

@@ -1,49 +1,32 @@
 """The connections between the barrier tasks and the driver, at both ends.
 
-:class:`DriverLink` is the end of a barrier task. It sends log lines, events and failures, and receives what the other
-tasks report and the order to stop. On Spark Connect the executors may not reach the driver's machine. Lines are then
-kept and travel with the result.
+:class:`DriverLink` is the end of a barrier task. It sends log lines, events and failures, and receives the addresses
+of the other tasks and the request to stop. On Spark Connect the executors may not reach the driver's machine. The log
+lines are then kept and returned with the result.
 
-:class:`DriverChannel` is the end of the driver. It receives log lines, events and failures, introduces the tasks to
-each other, and cancels. It accepts only tasks that prove the job's secret. Messages are handed to the caller's own
+:class:`DriverChannel` is the end of the driver. It receives log lines, events and failures, exchanges the addresses of
+the tasks, and cancels. It accepts only tasks that prove the job's secret. Messages are handed to the caller's own
 thread, in order per rank; when that thread is slow the tasks wait, so that nothing is dropped and no backlog builds
 up.
 """
 
 from __future__ import annotations
 
-import logging
 import queue
-import re
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from sparkdl.launch.preflight import is_connect
 from sparkdl.launch.wire.messages import MessageConnection
-from sparkdl.launch.wire.outcome import Failure, OnStop, RankSigns, StopReason
-from sparkdl.rendezvous.addresses import (
-    LISTEN,
-    LOOPBACK,
-    Address,
-    hosts_of_name,
-    is_local,
-    reachable_hosts,
-    resolve,
-    route_host,
-)
+from sparkdl.launch.wire.outcome import Failure, HealthReport, OnStop, RankHealth, StopReason
+from sparkdl.rendezvous.addresses import Address
 from sparkdl.rendezvous.dialing import connect_authenticated
 from sparkdl.rendezvous.listener import AuthenticatedListener
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 PURPOSE = b"sparkdl driver"
 REACH_TIMEOUT_S = 10.0
@@ -72,23 +55,24 @@ class DriverLink:
                 self._address, self._secret, purpose=PURPOSE, timeout_s=REACH_TIMEOUT_S
             )
         except OSError:
-            return self  # out of reach, or another machine has that address here: the lines are kept
+            return self  # out of reach, or another machine has that address here: log lines are kept
         self._connection = MessageConnection(sock)
         self._send(self._hello)
         threading.Thread(
             target=self._listen, args=(self._connection,), name="sparkdl-driver-watch", daemon=True
         ).start()
-        # What was cancelled before this task came is known from here on, and so never begins.
+        # If the launch was cancelled before, that is known from here on, and the rank never begins.
         self._is_answered.wait(REACH_TIMEOUT_S)
         return self
 
     def meet(self, mine: dict[str, Any], on_peers: OnPeers) -> None:
-        """Tell the other tasks something by the driver.
+        """Exchange data with the other tasks through the driver.
 
         Args:
-            mine: what JSON can hold.
-            on_peers: gets what all told, by rank, from a thread; or None where the driver is out of reach of any task,
-                so that all have to tell each other by Spark. Where it is out of reach of this one, that is at once.
+            mine: data of this task, as JSON can hold it.
+            on_peers: called with the data of all tasks, by rank, from a thread; or with None if a task cannot reach the
+                driver, so that all tasks have to exchange their data by Spark. If it is this task that cannot, it is
+                called at once.
         """
         with self._lock:
             self._on_peers = on_peers
@@ -100,7 +84,7 @@ class DriverLink:
     def watch(self, on_stop: OnStop) -> None:
         """Call ``on_stop`` with the reason when the driver cancels or is gone; from a thread, or at once if it has.
 
-        It takes the place of one that was given before.
+        Replaces the callback of an earlier call.
         """
         with self._lock:
             self._on_stop, reason = on_stop, self._stop_reason
@@ -117,15 +101,15 @@ class DriverLink:
         self._send({"kind": "event", "event": event})
 
     def started(self) -> None:
-        """Say that the rank process runs."""
+        """Report that the rank process runs."""
         self._send({"kind": "started"})
 
-    def beat(self, number: int, signs: RankSigns) -> bool:
-        """Tell that this task lives, and how its rank does; False if the driver is out of reach."""
-        return self._send({"kind": "signs", "number": number, "signs": signs.to_fields()})
+    def heartbeat(self, number: int, health: RankHealth) -> bool:
+        """Report that this task runs, and the health of its rank; False if the driver is out of reach."""
+        return self._send({"kind": "health", "number": number, "health": health.to_fields()})
 
     def failure(self, failure: Failure) -> None:
-        """Tell of a failure at once, in case this task does not live to yield it."""
+        """Report a failure at once, in case this task is killed before it can yield it."""
         self._send({"kind": "failure", "failure": failure.to_fields()})
 
     def __exit__(
@@ -167,16 +151,14 @@ class DriverLink:
             on_stop(reason)
 
 
-logger = logging.getLogger(__name__)
-
 MAX_WAITING_MESSAGES = 10_000
-MEETING_PATIENCE_S = REACH_TIMEOUT_S + 5.0
-"""How long to wait for the other tasks once one has come: more than they take to find the driver out of reach."""
+MEETING_TIMEOUT_S = REACH_TIMEOUT_S + 5.0
+"""How long to wait for the other tasks once one has connected: longer than a task tries to reach the driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMessage:
-    """One thing that a rank said."""
+    """A log line or an event of a rank."""
 
     rank: int
     line: str | None = None
@@ -184,28 +166,27 @@ class RankMessage:
 
 
 @dataclass
-class _Heard:
-    """What has become known of the ranks; guarded by the channel's lock."""
+class _State:
+    """What the tasks have reported; guarded by the channel's lock."""
 
     started: set[int] = field(default_factory=set)
     hosts: dict[int, str] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
-    signs: dict[int, tuple[float, int, RankSigns]] = field(default_factory=dict)
-    """When each rank's task was last heard of, the number of the signs that it told, and these."""
+    health: dict[int, HealthReport] = field(default_factory=dict)
+    """The latest report of each task that is connected."""
     peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
-    """What tasks tell each other, by rank."""
-    introduces: bool = True
-    """Whether tasks may be introduced to each other: none has gone, none has come in another one's place, and none is
-    long overdue, as where it cannot reach the driver. Else they meet by Spark, all of them."""
+    """The data that tasks exchange, by rank."""
+    meets_here: bool = True
+    """Whether the tasks can meet through the driver: none has left, none was restarted, and none is overdue, as a task
+    that cannot reach the driver. Otherwise all of them meet by Spark."""
     meeting: list[MessageConnection] = field(default_factory=list)
-    """Of all tasks that want to meet, also those of earlier attempts of the stage."""
+    """Connections of all tasks that want to meet, also those of earlier attempts of the stage."""
 
 
 @dataclass
 class _Task:
-    """What one connection has told of itself."""
+    """What the task at the other end of a connection has reported about itself."""
 
     rank: int = -1
     said_goodbye: bool = False
@@ -213,7 +194,7 @@ class _Task:
 
 _MEET_BY_SPARK = {"kind": "meet by spark"}
 _WELCOME = {"kind": "welcome"}
-"""What a task hears first, unless it is to stop."""
+"""The first message to a task, unless it has to stop."""
 
 
 def _stop_message(reason: StopReason) -> dict[str, Any]:
@@ -226,7 +207,7 @@ class DriverChannel:
     Args:
         secret: of the job.
         num_ranks: how many tasks are to meet.
-        host: address or addresses to bind, as :func:`driver_hosts` finds them; what
+        host: address or addresses to bind, as :func:`~sparkdl.launch.spark_job.driver_hosts` finds them; what
             :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses when None.
     """
 
@@ -234,12 +215,12 @@ class DriverChannel:
         self._num_ranks = num_ranks
         self._messages: queue.Queue[RankMessage] = queue.Queue(MAX_WAITING_MESSAGES)
         self._lock = threading.Condition()
-        self._heard = _Heard()
+        self._state = _State()
         self._connections: set[MessageConnection] = set()
         self._cancelled: StopReason | None = None
         self._closed = False
-        self._is_heard = True
-        self._patience: threading.Timer | None = None
+        self._takes_messages = True
+        self._meeting_timer: threading.Timer | None = None
         self._listener = AuthenticatedListener(
             secret, purpose=PURPOSE, host=host, on_connection=self._serve_in_thread
         )
@@ -249,50 +230,50 @@ class DriverChannel:
     def started(self) -> set[int]:
         """Ranks whose process has been started."""
         with self._lock:
-            return set(self._heard.started)
+            return set(self._state.started)
 
     @property
     def failures(self) -> list[Failure]:
-        """Failures in the order in which they were heard of; a task that fell silent is one."""
+        """Failures in the order in which they were reported; a task that was lost is one."""
         with self._lock:
-            silent = [
+            lost = [
                 Failure(
                     rank=rank,
-                    host=self._heard.hosts[rank],
+                    host=self._state.hosts[rank],
                     error="its executor or Python worker was lost",
                     is_loss=True,
                     traceback="",
                 )
-                for rank in self._heard.lost
+                for rank in self._state.lost
             ]
-            return self._heard.failures + silent
+            return self._state.failures + lost
 
     @property
     def hosts(self) -> dict[int, str]:
-        """The hosts of the ranks whose tasks were heard of."""
+        """The hosts of the ranks whose tasks have connected."""
         with self._lock:
-            return dict(self._heard.hosts)
+            return dict(self._state.hosts)
 
     @property
-    def signs(self) -> dict[int, tuple[float, int, RankSigns]]:
-        """When each rank's task was last heard of, the number of the signs of its rank that it told, and these."""
+    def health(self) -> dict[int, HealthReport]:
+        """The latest report on each rank whose task is connected."""
         with self._lock:
-            return dict(self._heard.signs)
+            return dict(self._state.health)
 
     def next_message(self, timeout_s: float) -> RankMessage | None:
-        """Wait for what a rank says next; None if nothing comes in time."""
+        """Wait for the next log line or event; None if there is none in time."""
         try:
             return self._messages.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
-    def wait_until_silent(self, timeout_s: float) -> None:
-        """Wait until every task has closed its connection, so that its last line has been heard."""
+    def wait_until_disconnected(self, timeout_s: float) -> None:
+        """Wait until every task has closed its connection, so that its last line was received."""
         with self._lock:
             self._lock.wait_for(lambda: not self._connections or self._messages.full(), timeout_s)
 
     def cancel(self, reason: StopReason) -> None:
-        """Have every task end its rank, those that connect from now on too."""
+        """Have every task end its rank, also tasks that connect from now on."""
         with self._lock:
             self._cancelled = reason
             connections = list(self._connections)
@@ -300,8 +281,8 @@ class DriverChannel:
             self._send(connection, _stop_message(reason))
 
     def ignore_messages(self) -> None:
-        """Drop what ranks say from now on, as nobody takes it any more: their tasks would wait for that."""
-        self._is_heard = False
+        """Drop log lines and events from now on: nothing takes them any more, and the tasks would wait for that."""
+        self._takes_messages = False
 
     def __enter__(self) -> DriverChannel:
         return self
@@ -311,9 +292,8 @@ class DriverChannel:
     ) -> None:
         self._listener.close()
         with self._lock:
-            if self._patience is not None:
-                self._patience.cancel()
-            # In one breath: a task that has just proved itself is either among these, or is turned away.
+            if self._meeting_timer is not None:
+                self._meeting_timer.cancel()
             self._closed = True
             connections = list(self._connections)
         for connection in connections:
@@ -322,13 +302,8 @@ class DriverChannel:
     def _serve_in_thread(self, sock: socket.socket) -> None:
         connection = MessageConnection(sock)
         with self._lock:
-            is_late = self._closed
-            if not is_late:
-                self._connections.add(connection)
+            self._connections.add(connection)
             cancelled = self._cancelled
-        if is_late:
-            connection.close()
-            return
         self._send(connection, _WELCOME if cancelled is None else _stop_message(cancelled))
         threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
 
@@ -339,10 +314,10 @@ class DriverChannel:
         finally:
             with self._lock:
                 if task.rank >= 0 and not task.said_goodbye:
-                    self._heard.lost.append(task.rank)
-                if task.rank in self._heard.peers:
-                    self._heard.introduces = False
-                self._heard.signs.pop(task.rank, None)
+                    self._state.lost.append(task.rank)
+                if task.rank in self._state.peers:
+                    self._state.meets_here = False
+                self._state.health.pop(task.rank, None)
                 self._connections.discard(connection)
                 self._lock.notify_all()
             connection.close()
@@ -351,71 +326,72 @@ class DriverChannel:
         while not task.said_goodbye and (message := connection.receive()) is not None:
             header, body = message
             kind = header["kind"]
-            self._note_sign(task.rank)
+            self._note_contact(task.rank)
             if kind == "log":
                 self._hand_over(RankMessage(rank=task.rank, line=str(body, "utf-8", "replace")))
             elif kind == "event":
                 self._hand_over(RankMessage(rank=task.rank, event=header["event"]))
             elif kind == "meet":
-                self._introduce(connection, task.rank, header["peer"])
+                self._meet(connection, task.rank, header["peer"])
             elif kind == "goodbye":
                 task.said_goodbye = True
             else:
                 with self._lock:
                     if kind == "hello":
                         task.rank = int(header["rank"])
-                        self._heard.hosts[task.rank] = header["host"]
-                        self._heard.signs[task.rank] = time.monotonic(), 0, RankSigns()
+                        self._state.hosts[task.rank] = header["host"]
+                        self._state.health[task.rank] = HealthReport(time.monotonic(), 0, RankHealth())
                     elif kind == "started":
-                        self._heard.started.add(task.rank)
+                        self._state.started.add(task.rank)
                     elif kind == "failure":
-                        self._heard.failures.append(Failure.from_fields(header["failure"]))
-                    elif kind == "signs":
-                        signs = RankSigns.from_fields(header["signs"])
-                        self._heard.signs[task.rank] = time.monotonic(), header["number"], signs
+                        self._state.failures.append(Failure.from_fields(header["failure"]))
+                    elif kind == "health":
+                        health = RankHealth.from_fields(header["health"])
+                        report = HealthReport(time.monotonic(), header["number"], health)
+                        self._state.health[task.rank] = report
 
-    def _note_sign(self, rank: int) -> None:
-        """A task that says anything, or would if it were not kept waiting, lives."""
+    def _note_contact(self, rank: int) -> None:
+        """Note that a task is alive: it sends messages, or waits to do so."""
         with self._lock:
-            if rank in self._heard.signs:
-                self._heard.signs[rank] = time.monotonic(), *self._heard.signs[rank][1:]
+            if rank in self._state.health:
+                self._state.health[rank] = self._state.health[rank]._replace(received_at=time.monotonic())
 
-    def _introduce(self, connection: MessageConnection, rank: int, peer: Any) -> None:
-        """Note what a task tells the others; the last one has all of them hear it."""
+    def _meet(self, connection: MessageConnection, rank: int, peer: Any) -> None:
+        """Keep the data of a task for the others; with the data of the last task, send all of it to all tasks."""
         with self._lock:
-            there = self._heard.peers
-            if rank in there:  # of another attempt of the stage, whose tasks find each other by Spark alone
-                self._heard.introduces = False
+            there = self._state.peers
+            if rank in there:  # of another attempt of the stage, whose tasks meet by Spark alone
+                self._state.meets_here = False
             there[rank] = connection, peer
-            self._heard.meeting.append(connection)
-            if self._patience is None and not self._closed:
-                self._patience = threading.Timer(MEETING_PATIENCE_S, self._stop_introducing)
-                self._patience.daemon = True
-                self._patience.start()
-            if self._heard.introduces and len(there) < self._num_ranks:
+            self._state.meeting.append(connection)
+            if self._meeting_timer is None and not self._closed:
+                self._meeting_timer = threading.Timer(MEETING_TIMEOUT_S, self._stop_meeting)
+                self._meeting_timer.daemon = True
+                self._meeting_timer.start()
+            if self._state.meets_here and len(there) < self._num_ranks:
                 return
-            introduces = self._heard.introduces
-            receivers = [each for each, _ in there.values()] if introduces else list(self._heard.meeting)
-            told = [peer for _, (_, peer) in sorted(there.items())]
+            meets_here = self._state.meets_here
+            receivers = [each for each, _ in there.values()] if meets_here else list(self._state.meeting)
+            peers = [peer for _, (_, peer) in sorted(there.items())]
         for receiver in receivers:
-            self._send(receiver, {"kind": "peers", "peers": told} if introduces else _MEET_BY_SPARK)
+            self._send(receiver, {"kind": "peers", "peers": peers} if meets_here else _MEET_BY_SPARK)
 
-    def _stop_introducing(self) -> None:
+    def _stop_meeting(self) -> None:
         """Have the tasks that wait meet by Spark, unless all have met."""
         with self._lock:
-            if len(self._heard.peers) == self._num_ranks or not self._heard.introduces:
+            if len(self._state.peers) == self._num_ranks or not self._state.meets_here:
                 return
-            self._heard.introduces = False
-            receivers = list(self._heard.meeting)
+            self._state.meets_here = False
+            receivers = list(self._state.meeting)
         for receiver in receivers:
             self._send(receiver, _MEET_BY_SPARK)
 
     def _hand_over(self, message: RankMessage) -> None:
-        while self._is_heard and not self._closed:
+        while self._takes_messages and not self._closed:
             try:
                 self._messages.put(message, timeout=1.0)
             except queue.Full:
-                self._note_sign(message.rank)
+                self._note_contact(message.rank)
                 continue  # the caller's thread is busy; look whether it has left
             return
 
@@ -425,55 +401,3 @@ class DriverChannel:
             connection.send(header)
         except OSError:
             pass  # that task is gone already
-
-
-def driver_hosts(spark: SparkSession) -> Sequence[str]:
-    """The addresses of this machine at which the tasks of a session are to reach this process.
-
-    Loopback where Spark runs on this machine alone; else the address that Spark's own driver listens on, or, for a
-    client of Spark Connect, the one by which it reaches the server.
-    """
-    master, driver = _setting(spark, "spark.master"), _setting(spark, "spark.driver.host")
-    if is_connect(spark):
-        server = resolve(_server_host(spark))
-        if not any(map(is_local, server)):
-            return reachable_hosts(host for there in server if (host := route_host(there)) is not None)
-        # What goes by a tunnel ends elsewhere.
-        is_spark_here = any(map(is_local, resolve(driver)))
-    else:
-        is_spark_here = True
-    if is_spark_here and re.match(r"local(-cluster)?(\[|$)", master):
-        return [LOOPBACK]
-    found = hosts_of_name(driver) or hosts_of_name(_setting(spark, "spark.driver.bindAddress"))
-    hosts = reachable_hosts(found)
-    if not found:
-        _note_once(
-            f"spark.driver.host={driver!r} is no address of this machine, so tasks are listened for on"
-            f" {', '.join(hosts)}. If the executors cannot reach that, say where they can in {LISTEN}."
-        )
-    return hosts
-
-
-def _setting(spark: SparkSession, name: str) -> str:
-    if not is_connect(spark):
-        return str(spark.sparkContext.getConf().get(name, ""))
-    from pyspark.errors import PySparkException
-
-    try:
-        return spark.conf.get(name, "") or ""
-    except PySparkException:  # managed servers keep some settings to themselves
-        return ""
-
-
-def _server_host(spark: SparkSession) -> str:
-    from pyspark.errors import PySparkException
-
-    try:
-        return str(spark.client.host)
-    except PySparkException:  # a channel that a service's own client has made has none
-        return ""
-
-
-@cache
-def _note_once(text: str) -> None:
-    logger.warning("%s", text)

@@ -4,8 +4,8 @@ A message is a JSON header and a binary body; receiving one never unpickles it. 
 authentication happens before the first one.
 
 A marked line of a rank's output carries the level of a log record, or marks a message meant for the driver. A rank
-writes marks where the process that started it has set that up, so that they travel in order with everything that the
-rank prints; the process that shows the lines removes the marks. Nothing is inferred from the text.
+writes marks if the process that started it has asked for them, in order with everything that the rank prints; the
+process that shows the lines removes the marks. Nothing is inferred from the text.
 
 An exception is packed with the exceptions that it was raised from, which pickling alone leaves out. The function that
 runs on the ranks is pickled on the driver, and the error names what cannot be pickled.
@@ -30,7 +30,7 @@ from sparkdl.errors import SerializationError
 from sparkdl.rendezvous.channel import receive_frame, send_frame
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""No single message is larger; what is, travels in chunks."""
+"""Largest size of a message; larger data is sent in chunks."""
 
 CHUNK_BYTES = 4 << 20
 """Size of the chunks that results and function payloads are cut into."""
@@ -82,10 +82,10 @@ class MessageConnection:
 
 
 FOR_DRIVER = "driver"
-"""Mark of a message that is meant for the driver, whatever else of the output is shown there."""
+"""Mark of a message for the driver, which is shown there even if other output is not."""
 
 _SEPARATOR = "\x1e"
-"""ASCII's record separator, which no terminal shows and no text holds."""
+"""ASCII's record separator, which terminals do not show and texts do not contain."""
 
 _MARKED = re.compile(f"{_SEPARATOR}([0-9]+|{FOR_DRIVER}){_SEPARATOR}")
 
@@ -110,7 +110,7 @@ def error_text(error: BaseException) -> str:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Return an exception and its causes, up to the first that cannot be pickled; nothing if it is that itself."""
+    """Pickle an exception and its causes, up to the first that cannot be pickled; empty if that is the exception."""
     packed: list[bytes] = []
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -119,7 +119,7 @@ def pack_error(error: BaseException) -> bytes:
         try:
             packed.append(cloudpickle.dumps(cause))
         except Exception:
-            break  # it is told by the traceback
+            break  # the traceback shows it
         cause = cause.__cause__
     return pickle.dumps(packed) if packed else b""
 
@@ -127,7 +127,7 @@ def pack_error(error: BaseException) -> bytes:
 def unpack_error(packed: bytes) -> BaseException | None:
     """Return what :func:`pack_error` packed, up to the first whose class cannot be built here; None if there is none.
 
-    Only for bytes that came through a channel that is trusted: this runs what they say.
+    Only for bytes from a trusted channel: unpickling runs code.
     """
     errors: list[BaseException] = []
     for each in pickle.loads(packed) if packed else ():  # noqa: S301 - as the docstring says

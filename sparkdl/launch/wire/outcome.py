@@ -1,43 +1,38 @@
-"""The state of a rank as its barrier task reports it to the driver: signs of life, and how the rank ended.
-
-The signs are what is known of a rank from outside: whether it lives, and what it waits in.
-"""
+"""The state of a rank as its barrier task reports it to the driver: its health while it runs, and how it ended."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sparkdl.collective.job import Origin
 from sparkdl.collective.telemetry.stalls import Wait
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSigns:
-    """The signs of one rank at one moment."""
-
-    host: str = ""
+class RankHealth:
+    """What is known of a running rank from outside: whether its process responds, and what it waits in."""
 
     silent_s: float = 0.0
-    """Seconds since its process last gave a sign of life."""
+    """Seconds since the last heartbeat of its process."""
 
     state: str = ""
-    """Why its process cannot go on, as the kernel says, in words: ``is stopped, as by SIGSTOP``."""
+    """Why its process cannot continue, as the kernel says, in words: ``is stopped, as by SIGSTOP``."""
 
     idle_s: float | None = None
     """Seconds since its function last called ``context.progress()``; None if it never has, or is done."""
 
     waits: tuple[Wait, ...] = ()
-    """What it waits in for other ranks, the longest wait first."""
+    """The operations in which it waits for other ranks, the longest wait first."""
 
     def to_fields(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
         return asdict(self)
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> RankSigns:
+    def from_fields(cls, fields: Mapping[str, Any]) -> RankHealth:
         """Decode what :meth:`to_fields` made."""
         waits = tuple(
             Wait(name, tuple(ranks), operation, waited_s, timeout_s)
@@ -45,29 +40,41 @@ class RankSigns:
         )
         return cls(**{**fields, "waits": waits})
 
-    def in_words(self) -> str:
-        """Where the rank is, as part of a sentence."""
+    def describe(self) -> str:
+        """What the rank is doing, as part of a sentence."""
         if self.waits:
-            said = "; ".join(
+            waits = "; ".join(
                 f"{wait.operation} on {wait.communicator!r} for {wait.waited_s:.0f} s" for wait in self.waits
             )
-            return f"waiting in {said}"
+            return f"waiting in {waits}"
         if self.state:
             return f"whose process {self.state}"
         return "in no operation that waits for other ranks"
+
+
+class HealthReport(NamedTuple):
+    """The latest report of a barrier task on its rank."""
+
+    received_at: float
+    """When the task last sent anything, as of ``time.monotonic()``."""
+
+    number: int
+    """Number of the report, counted by the task."""
+
+    health: RankHealth
 
 
 class StopReason(str):
     """Why a rank is ended from outside, in words.
 
     Attributes:
-        is_hang: whether some rank stands still, so that it is of interest where all of them are.
+        is_hang: whether a rank hangs, so that the stacks of all ranks are wanted.
     """
 
     is_hang: bool
 
     def __new__(cls, text: str, *, is_hang: bool = False) -> StopReason:
-        """Make one of its words."""
+        """Make a reason from its text."""
         reason = super().__new__(cls, text)
         reason.is_hang = is_hang
         return reason
@@ -91,25 +98,25 @@ class Failure:
     host: str = ""
 
     is_consequence: bool = False
-    """Whether another rank's failure, or a cancelled fit, is behind this one."""
+    """Whether another rank's failure, or a cancelled fit, caused this one."""
 
     origin: str = ""
     """Where an error that the rank raised began: the value of an :class:`~sparkdl.collective.job.Origin`."""
 
     is_loss: bool = False
-    """Whether the rank's process was killed, or went with its executor, and no code of it raised anything."""
+    """Whether the rank's process was killed, or was lost with its executor, and none of its code raised anything."""
 
     is_hang: bool = False
-    """Whether all ranks were ended because some rank stood still."""
+    """Whether all ranks were ended because one of them hung."""
 
-    signs: RankSigns | None = None
-    """What was known of a rank that was ended from outside, just before that."""
+    health: RankHealth | None = None
+    """The health of a rank that was ended from outside, just before that."""
 
     stack: str = ""
     """The Python stacks of such a rank's threads."""
 
     pickled: bytes = field(default=b"", repr=False)
-    """The exception itself, packed where it can be; unpacked by the driver only after it came through Spark."""
+    """The exception itself, if it can be packed; the driver unpacks it only after it came through Spark."""
 
     def to_fields(self) -> dict[str, Any]:
         """Everything but the pickled exception, as JSON can hold it."""
@@ -120,9 +127,9 @@ class Failure:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], *, pickled: bytes = b"") -> Failure:
         """Decode what :meth:`to_fields` made."""
-        signs = fields.get("signs")
-        known = RankSigns.from_fields(signs) if signs is not None else None
-        return cls(**{**fields, "signs": known}, pickled=pickled)
+        health = fields.get("health")
+        decoded = RankHealth.from_fields(health) if health is not None else None
+        return cls(**{**fields, "health": decoded}, pickled=pickled)
 
     def to_json(self) -> str:
         """Encode :meth:`to_fields` as JSON."""
@@ -137,7 +144,7 @@ class Failure:
 def find_culprit(failures: Iterable[Failure]) -> Failure | None:
     """Choose the failure to report.
 
-    The first that began on its own rank; else one of those that the ranks share; else the first consequence.
+    The first that began on its own rank; else the first that all ranks share; else the first consequence.
     """
     ordered = list(failures)
     causes = [failure for failure in ordered if not failure.is_consequence]
@@ -146,22 +153,22 @@ def find_culprit(failures: Iterable[Failure]) -> Failure | None:
 
 
 def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_ranks: int) -> bool:
-    """Whether the failures of a launch, whose culprit is a consequence, mean that a rank was lost.
+    """Whether a rank was lost in a launch whose culprit is a consequence.
 
-    Not if every rank has told how it ended and none missed another one: what they ran made one leave or end the
-    communicator while others needed it, which it would do again.
+    No rank was lost if every rank has reported how it ended and none missed another one. Then the function made one
+    rank leave or close the communicator while others needed it, and would do so again.
 
     Args:
         failures: of the ranks that failed.
         returned: the ranks whose function returned.
         num_ranks: how many there were.
     """
-    told = {failure.rank for failure in failures} | set(returned)
+    reported = {failure.rank for failure in failures} | set(returned)
     origins = {failure.origin for failure in failures}
     return (
-        len(told) < num_ranks
+        len(reported) < num_ranks
         or any(failure.is_loss for failure in failures)
         or Origin.LOST.value in origins
-        # That which was waited for has returned without taking part.
+        # The rank that was waited for has returned without taking part.
         or (Origin.LATE.value in origins and not returned)
     )

@@ -41,28 +41,28 @@ class LaunchSpec:
     gpus_per_rank: int
 
     mpi: bool
-    """Whether the ranks stand in one MPI world whatever the transport, for code that asks mpi4py for it."""
+    """Whether the ranks form an MPI world with any transport, for code that uses mpi4py."""
 
     environment: tuple[tuple[str, str], ...]
     """Variables that are set for the rank processes only."""
 
     modules: tuple[str, ...]
-    """What a process imports that ranks are forked from; see :mod:`sparkdl.launch.forkserver.process`."""
+    """What the forkserver imports; see :mod:`sparkdl.launch.forkserver.process`."""
 
     versions: Mapping[str, str]
     """Versions on the driver, compared with those of every executor."""
 
     start_timeout_s: float
-    """How long tasks that run wait for those that do not come."""
+    """How long tasks wait for tasks that have not started."""
 
     operation_timeout_s: float
     """Default deadline of a collective."""
 
     hang_timeout_s: float
-    """How long a rank may stand still; for ever when infinite."""
+    """How long a rank may hang; for ever when infinite."""
 
     silence_timeout_s: float
-    """How long a rank or a task may give no sign of life."""
+    """How long a rank or a task may send no heartbeat."""
 
 
 def installed_versions() -> dict[str, str]:
@@ -79,10 +79,10 @@ def installed_versions() -> dict[str, str]:
 
 
 def version_conflicts(driver: Mapping[str, str], executor: Mapping[str, str]) -> list[str]:
-    """Say where an executor's versions differ from the driver's in a way that breaks what travels between them.
+    """Return where an executor's versions differ from the driver's in a way that breaks pickles between them.
 
-    Python, numpy and torch have to agree in their first two numbers, sparkdl and cloudpickle altogether. A package
-    that the driver does not have cannot be part of what it sends.
+    Python, numpy and torch have to agree in their first two numbers, sparkdl and cloudpickle entirely. A package that
+    the driver does not have cannot be part of what it sends.
     """
     conflicts = []
     for package, on_driver in driver.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -51,21 +51,25 @@ def test_torchvision_is_looked_at_by_the_library_of_its_operators(
 
 
 def test_question_that_hangs_or_crashes_has_an_answer() -> None:
-    began = time.monotonic()
     assert ask_python("import time; time.sleep(600)", timeout_s=0.5) == (False, "no answer within 0.5 s")
-    assert time.monotonic() - began < 30
     assert ask_python("import os; os.abort()", timeout_s=60) == (False, "ended with status -6")
     assert ask(["/no/such/program"], timeout_s=1) == (False, "No such file or directory")
 
 
-def test_program_that_nobody_sees_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_whose_end_is_not_seen_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(machine_facts, "_END_TIMEOUT_S", 0.2)
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
     hold_myself = (
         "import os, subprocess, sys, time\n"
-        f"code = {HOLD!r}\n"
-        "subprocess.Popen([sys.executable, '-c', code, str(os.getpid()), '60'])\n"
+        f"command = [sys.executable, '-c', {HOLD!r}, str(os.getpid())]\n"
+        f"subprocess.Popen(command, stdin=open({str(fifo)!r}))\n"
         "time.sleep(600)"
     )
-    begin = time.monotonic()
-    assert ask([sys.executable, "-c", hold_myself], timeout_s=3) == (False, "no answer within 3 s")
-    assert time.monotonic() - begin < 20
+    held = os.open(fifo, os.O_RDWR)
+    try:
+        assert ask([sys.executable, "-c", hold_myself], timeout_s=3) == (False, "no answer within 3 s")
+    finally:
+        os.close(held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,22 +15,23 @@ from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.task.supervisor import RankSupervisor
 from sparkdl.launch.wire.outcome import StopReason
 from sparkdl.rendezvous.channel import new_secret
-from tests.unit.launch.orders import order_of_one
 
 
 @contextmanager
 def supervised(
     function: Any,
     *args: Any,
+    environment: Mapping[str, str] | None = None,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     before_begin: Callable[[list[str]], None] | None = None,
     stop_before_begin: StopReason | None = None,
+    **options: Any,
 ) -> Iterator[tuple[RankSupervisor, list[str], list[dict[str, Any]]]]:
     """One rank, with the lines and the events that it sends."""
     secret, lines, events = new_secret(), [], []
     has_line = threading.Event()
 
-    def heard(line: str) -> None:
+    def on_line(line: str) -> None:
         lines.append(line)
         has_line.set()
 
@@ -39,9 +40,10 @@ def supervised(
         RankSupervisor(
             rank=0,
             payload=cloudpickle.dumps((function, args, {})),
-            environment=rank_environment({}, gpus=None),
-            on_line=heard,
+            environment=rank_environment(environment or {}, gpus=None),
+            on_line=on_line,
             on_event=on_event or events.append,
+            **options,
         ) as supervisor,
     ):
         if before_begin is not None:
@@ -49,10 +51,28 @@ def supervised(
             before_begin(lines)
         if stop_before_begin is not None:
             supervisor.stop(stop_before_begin)
-        supervisor.begin(order_of_one(coordinator, secret))
+        supervisor.begin(
+            {
+                "rank": 0,
+                "world_size": 1,
+                "secret": secret.hex(),
+                "coordinator": coordinator.address.to_bytes().decode(),
+                "transport": "auto",
+                "wire": "float32",
+                "operation_timeout_s": 10.0,
+            }
+        )
         yield supervisor, lines, events
 
 
 def value_of(supervisor: RankSupervisor) -> Any:
     supervisor.result.seek(0)
     return pickle.load(supervisor.result)
+
+
+def returned_by(function: Callable[[Any], Any], **options: Any) -> Any:
+    """The value of a function that returns on its rank."""
+    with supervised(function, **options) as (supervisor, _, _):
+        failure = supervisor.wait()
+        assert failure is None, failure
+        return value_of(supervisor)

@@ -34,7 +34,7 @@ def report_and_hang(context: RankContext) -> None:
     threading.Event().wait(600)
 
 
-def test_whoever_leaves_the_launch_leaves_no_rank_behind():
+def test_exception_in_a_callback_ends_all_ranks():
     pids = []
 
     def leave_when_both_run(rank, event):
@@ -48,17 +48,17 @@ def test_whoever_leaves_the_launch_leaves_no_rank_behind():
     assert wait_until_gone(pids, 10) == []
 
 
-def say_much(context: RankContext, num_lines: int) -> int:
+def print_lines(context: RankContext, num_lines: int) -> int:
     for number in range(num_lines):
         print(number)
     return context.rank
 
 
-def test_every_line_is_heard_before_the_values_are_returned():
+def test_every_line_is_passed_on_before_the_values_are_returned():
     lines: dict[int, list[str]] = {0: [], 1: []}
-    # More than wait for a caller who is busy.
+    # More lines than the launcher queues.
     values = run_on_local_ranks(
-        say_much, 20_000, num_ranks=2, on_log=lambda rank, line: lines[rank].append(line)
+        print_lines, 20_000, num_ranks=2, on_log=lambda rank, line: lines[rank].append(line)
     )
     assert values == [0, 1]
     assert lines == {rank: [str(number) for number in range(20_000)] for rank in (0, 1)}
@@ -67,11 +67,13 @@ def test_every_line_is_heard_before_the_values_are_returned():
 def wait_for_rank_one(context: RankContext) -> None:
     context.report({"pid": os.getpid()})
     if context.rank == 1:
+        context.rendezvous.set("hangs", b"")
         threading.Event().wait(600)
+    context.rendezvous.get("hangs", 120.0)
     context.communicator.barrier()
 
 
-def test_rank_that_others_wait_for_is_named_with_where_it_is(caplog: pytest.LogCaptureFixture):
+def test_rank_that_others_wait_for_is_named_with_its_stack(caplog: pytest.LogCaptureFixture):
     pids = []
     with pytest.raises(
         HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* in opening on 'world' for rank 1"
@@ -80,6 +82,7 @@ def test_rank_that_others_wait_for_is_named_with_where_it_is(caplog: pytest.LogC
             wait_for_rank_one,
             num_ranks=2,
             hang_timeout_s=2.0,
+            silence_timeout_s=120.0,  # on a busy machine heartbeats may be late
             on_event=lambda rank, event: pids.append(event["pid"]),
         )
     assert "in wait_for_rank_one" in caught.value.traceback_text
@@ -90,7 +93,7 @@ def test_rank_that_others_wait_for_is_named_with_where_it_is(caplog: pytest.LogC
 
 
 class FloodedCoordinator(Coordinator):
-    """A coordinator on whose port strangers press from the beginning."""
+    """A coordinator whose port gets many connections without the secret."""
 
     def __enter__(self):
         self._flood = flooded(self.address.port, 5000)
@@ -108,7 +111,7 @@ def sum_of_ranks(context: RankContext) -> float:
     return float(values[-1])
 
 
-def test_ranks_start_while_strangers_press_on_the_coordinators_port(monkeypatch):
+def test_ranks_start_while_the_coordinators_port_is_flooded(monkeypatch):
     monkeypatch.setattr(local_launch, "Coordinator", FloodedCoordinator)
     assert run_on_local_ranks(sum_of_ranks, num_ranks=3) == [6.0] * 3
 
@@ -120,5 +123,5 @@ def where_they_listen(context: RankContext, launcher: int) -> list[str]:
     return found
 
 
-def test_nothing_listens_but_on_loopback():
+def test_ranks_and_launcher_listen_on_loopback_only():
     assert run_on_local_ranks(where_they_listen, os.getpid(), num_ranks=2) == [["127.0.0.1"]] * 2

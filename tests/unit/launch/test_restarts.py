@@ -42,9 +42,9 @@ def test_losses_and_what_code_raised_are_counted_apart(caplog):
             3,
         ]
     assert [record.getMessage() for record in caplog.records] == [
-        "Rank 1 on there was lost. The run goes on with 3 of 3 ranks from commit 7: restart 1 of 2.",
-        "Rank 0 on here failed: ValueError. The run goes on with 3 of 3 ranks from commit 7: retry 1 of 1.",
-        "Executors were lost. The run goes on with 3 of 3 ranks from commit 7: restart 2 of 2.",
+        "Rank 1 on there was lost. The run continues with 3 of 3 ranks from commit 7: restart 1 of 2.",
+        "Rank 0 on here failed: ValueError. The run continues with 3 of 3 ranks from commit 7: retry 1 of 1.",
+        "Executors were lost. The run continues with 3 of 3 ranks from commit 7: restart 2 of 2.",
     ]
 
 
@@ -73,7 +73,7 @@ def test_after_a_loss_ranks_that_find_no_slots_are_tried_with_fewer_in_the_same_
         )
     assert tried == [3, 3, 2, 1]
     assert caplog.records[-1].getMessage() == (
-        "0 of the ranks had started. The fit goes on with 1 of 3 ranks from commit 7: still restart 1 of 1."
+        "0 of the ranks had started. The fit continues with 1 of 3 ranks from commit 7: still restart 1 of 1."
     )
     with pytest.raises(SlotsMissingError):
         run_through([LOST, none_free, none_free], Restarts(max_restarts=1, min_ranks=2))

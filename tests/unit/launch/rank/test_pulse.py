@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sparkdl
-from sparkdl.launch.rank import process
+from sparkdl.launch.rank import process, pulse
 from sparkdl.launch.rank.pulse import MAX_STACK_CHARS, StackFile, name_threads, process_state
 
 PACKAGE = Path(sparkdl.__file__).parent
@@ -24,7 +26,7 @@ Current thread 0x00000000000000cc (most recent call first):
 """
 
 
-def test_threads_are_named_the_main_one_first_without_what_is_sparkdls_alone() -> None:
+def test_threads_are_named_the_main_one_first_without_those_of_sparkdl() -> None:
     named = name_threads(DUMP, {str(0xAA): "reader", str(0xCC): "MainThread"})
     assert named == (
         "Thread MainThread (most recent call first):\n"
@@ -46,7 +48,8 @@ def test_stacks_that_never_end_are_cut() -> None:
     assert named.endswith("...")
 
 
-def test_process_that_does_not_answer_has_no_stack_and_leaves_nothing_open() -> None:
+def test_process_that_does_not_answer_has_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "_TAKE_TIMEOUT_S", 0.3)
     stacks = StackFile()
     ignores = (
         "import signal; signal.signal(signal.SIGRTMIN + 8, signal.SIG_IGN); print(1, flush=True); input()"

@@ -1,24 +1,25 @@
-"""How tasks learn of each other: by the driver, and by Spark where that is out of reach of one of them."""
-
 from __future__ import annotations
 
 import json
+import queue
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparkdl.collective import Coordinator, RendezvousClient
 from sparkdl.errors import LaunchError
-from sparkdl.launch.task.barrier_task import hosts_for_tasks, task_hosts
-from sparkdl.launch.task.meeting import Meeting, Peer
+from sparkdl.launch.task import meeting as meeting_module
+from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
 from sparkdl.launch.wire import channel as driver_channel
 from sparkdl.launch.wire.channel import DriverChannel, DriverLink
-from sparkdl.launch.wire.outcome import StopReason
-from sparkdl.rendezvous.addresses import reachable_hosts
+from sparkdl.launch.wire.outcome import Failure, StopReason
 from sparkdl.rendezvous.channel import new_secret
 from tests.collective.eventually import eventually
 
@@ -63,10 +64,10 @@ def test_tasks_that_reach_the_driver_meet_without_spark(spark: Any) -> None:
     assert spark.told == [], "a task that Spark kills in its allGather takes the executor along"
 
 
-def test_a_task_out_of_the_drivers_reach_has_all_of_them_meet_by_spark_to_its_end(
+def test_tasks_meet_by_spark_if_one_cannot_reach_the_driver(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_channel, "MEETING_PATIENCE_S", 0.1)
+    monkeypatch.setattr(driver_channel, "MEETING_TIMEOUT_S", 0.1)
     secret = new_secret()
     with DriverChannel(secret, 2) as gone:
         unreachable = gone.address
@@ -83,10 +84,8 @@ def test_a_task_out_of_the_drivers_reach_has_all_of_them_meet_by_spark_to_its_en
     assert not any(thread.name == "sparkdl-meeting" for thread in threading.enumerate())
 
 
-def test_a_task_that_comes_late_meets_by_spark_as_the_others_do(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_channel, "MEETING_PATIENCE_S", 0.1)
+def test_late_task_meets_by_spark_as_the_others_do(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_channel, "MEETING_TIMEOUT_S", 0.1)
     secret = new_secret()
     spark.answers.set()
     with (
@@ -102,7 +101,7 @@ def test_a_task_that_comes_late_meets_by_spark_as_the_others_do(
             assert meeting.peers(30) == of_late.peers(30) == PEERS
 
 
-def test_what_spark_says_of_a_cancelled_stage_is_raised() -> None:
+def test_exception_of_a_cancelled_stage_is_raised() -> None:
     secret, spark = new_secret(), SlowSpark(num_tasks=1)
     spark.error = RuntimeError("the stage was cancelled")
     with DriverChannel(secret, 2) as gone:
@@ -117,7 +116,7 @@ def test_what_spark_says_of_a_cancelled_stage_is_raised() -> None:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_driver_that_cancels_or_goes_while_tasks_meet_is_heard(spark: Any, is_gone: bool) -> None:
+def test_meeting_fails_if_the_driver_cancels_or_ends(spark: Any, is_gone: bool) -> None:
     secret = new_secret()
     with (
         DriverChannel(secret, 2) as channel,
@@ -137,7 +136,7 @@ def test_a_driver_that_cancels_or_goes_while_tasks_meet_is_heard(spark: Any, is_
 
 
 @pytest.mark.parametrize("first_is_gone", [False, True])
-def test_tasks_of_several_attempts_are_left_to_spark(first_is_gone: bool) -> None:
+def test_tasks_of_several_attempts_meet_by_spark(first_is_gone: bool) -> None:
     secret = new_secret()
     heard: list[Any] = []
     with DriverChannel(secret, 2) as channel, ExitStack() as links:
@@ -167,11 +166,11 @@ def test_tasks_of_several_attempts_are_left_to_spark(first_is_gone: bool) -> Non
     assert set(heard) == {None}, "they are told to meet by Spark"
 
 
-def test_tasks_wait_for_one_that_does_not_come_only_so_long(spark: Any) -> None:
+def test_meeting_has_a_deadline(spark: Any) -> None:
     secret = new_secret()
     with (
         pytest.raises(
-            LaunchError, match="did not meet within 0.05 s: one of them does not come to its start"
+            LaunchError, match="did not meet within 0.05 s: one of them has not started its function"
         ),
         DriverChannel(secret, 2) as channel,
         DriverLink(channel.address, secret, rank=0, host="a") as link,
@@ -213,37 +212,79 @@ def test_tasks_that_have_met_can_meet_again() -> None:
     assert first == second == [replace(PEERS[0], coordinator="there"), PEERS[1]]
 
 
-def context_of(rank: int, addresses: list[str]) -> Any:
-    infos = [SimpleNamespace(address=address) for address in addresses]
-    return SimpleNamespace(partitionId=lambda: rank, getTaskInfos=lambda: infos)
+CAUSE = Failure(rank=1, host="b", error="LookupError: none", traceback="")
+CONSEQUENCE = Failure(rank=0, host="a", error="RankLostError: rank 1", traceback="", is_consequence=True)
 
 
-@pytest.mark.parametrize(
-    "addresses",
-    [
-        ["node-1:40001", "node-1:40002"],
-        ["10.0.0.1:40001"],
-        ["localhost:40001", "127.0.0.1:40002"],
-        ["[fd00::1]:40001", "[fd00::1]:40002"],
-    ],
-)
-def test_coordinator_of_tasks_on_one_host_listens_on_loopback(addresses: list[str]) -> None:
-    assert hosts_for_tasks(task_hosts(context_of(0, addresses))) == ["127.0.0.1"]
+@contextmanager
+def boards(num_ranks: int) -> Iterator[tuple[Coordinator, list[FailureBoard]]]:
+    secret = new_secret()
+    with Coordinator(secret=secret, world_size=num_ranks, host="127.0.0.1") as coordinator:
+        clients = [
+            RendezvousClient.connect(coordinator.address, secret, timeout_s=10) for _ in range(num_ranks)
+        ]
+        made = [
+            FailureBoard(client.prefix("tasks"), rank=rank, host="ab"[rank])
+            for rank, client in enumerate(clients)
+        ]
+        yield coordinator, made
+        for client in clients:
+            client.close()
 
 
-def test_coordinator_of_several_hosts_listens_where_spark_knows_its_executor() -> None:
-    own = reachable_hosts()[0]
-    text = f"[{own}]" if ":" in own else own
-    hosts = task_hosts(context_of(1, ["198.51.100.7:1", f"{text}:2"]))
-    assert hosts == [own, "198.51.100.7"]
-    assert hosts_for_tasks(hosts) == (own,)
+def test_every_task_gets_the_cause_even_if_a_consequence_was_posted_first() -> None:
+    reasons: queue.Queue[str] = queue.Queue()
+    with boards(2) as (_, (first, second)):
+        first.watch(reasons.put)
+        second.post(CAUSE)
+        first.post(CONSEQUENCE)
+        assert reasons.get(timeout=10) == "rank 1 on b failed: LookupError: none"
 
 
-def test_coordinator_that_spark_knows_by_anothers_address_says_where_it_listens(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    hosts = task_hosts(context_of(0, ["198.51.100.7:1", "198.51.100.8:1"]))
-    chosen = hosts_for_tasks(hosts)
-    assert chosen == reachable_hosts()
-    assert f"the other ranks are told {', '.join(chosen)}" in caplog.text
-    assert "SPARKDL_LISTEN" in caplog.text
+def test_consequence_is_posted_if_there_is_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_module, "CAUSE_TIMEOUT_S", 0.2)
+    reasons: queue.Queue[str] = queue.Queue()
+    with boards(2) as (_, (first, second)):
+        second.watch(reasons.put)
+        first.post(CONSEQUENCE)
+        assert "RankLostError" in reasons.get(timeout=10)
+
+
+LOST_TASK = """
+import os, signal, sys
+from sparkdl.collective import Address, RendezvousClient
+from sparkdl.launch.task.meeting import FailureBoard
+secret, address = sys.stdin.read().split(maxsplit=1)
+client = RendezvousClient.connect(Address.from_bytes(address), bytes.fromhex(secret), timeout_s=10)
+FailureBoard(client.prefix("tasks"), rank=1, host="b")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_task_that_is_killed_is_named() -> None:
+    reasons: queue.Queue[str] = queue.Queue()
+    secret = new_secret()
+    with Coordinator(secret=secret, world_size=2, host="127.0.0.1") as coordinator:
+        address = coordinator.address
+        with RendezvousClient.connect(address, secret, timeout_s=10) as client:
+            FailureBoard(client.prefix("tasks"), rank=0, host="a").watch(reasons.put)
+            told = f"{secret.hex()} {address.to_bytes().decode()}"
+            subprocess.run([sys.executable, "-c", LOST_TASK], input=told, text=True, check=False, timeout=30)
+            assert reasons.get(timeout=10) == "rank 1 on b failed: its executor or Python worker was lost"
+
+
+def test_lost_coordinator_is_a_reason_and_no_error_of_the_board() -> None:
+    reasons: queue.Queue[str] = queue.Queue()
+    with boards(1) as (coordinator, (board,)):
+        board.watch(reasons.put)
+        coordinator.close()
+        assert "coordinator" in reasons.get(timeout=10)
+        board.post(CAUSE)
+        board.finish()
+
+
+def test_rank_0_waits_until_all_have_finished() -> None:
+    with boards(2) as (_, (first, second)):
+        second.finish()
+        first.finish()
+        first.wait_until_finished(2)

@@ -35,7 +35,7 @@ def test_visible_gpus_are_left_alone_when_none_are_asked_for() -> None:
     )
 
 
-def test_users_variables_win_and_sparks_worker_secret_stays_behind() -> None:
+def test_users_variables_win_and_the_secret_of_sparks_worker_is_removed() -> None:
     inherited = {"PYTHON_WORKER_FACTORY_SECRET": "s", "PATH": "/bin", "MODE": "old"}
     variables = rank_environment({"MODE": "new"}, gpus=["1"], inherited=inherited)
     assert variables["MODE"] == "new"
@@ -44,13 +44,13 @@ def test_users_variables_win_and_sparks_worker_secret_stays_behind() -> None:
     assert "PYTHON_WORKER_FACTORY_SECRET" not in variables
 
 
-def test_the_place_of_another_launchers_process_stays_behind_unless_the_user_gives_one() -> None:
+def test_variables_of_another_launcher_are_removed_unless_the_user_sets_them() -> None:
     inherited = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "PATH": "/bin"}
     assert not {"RANK", "MASTER_ADDR"} & rank_environment({}, gpus=None, inherited=inherited).keys()
     assert rank_environment({"RANK": "0"}, gpus=None, inherited=inherited)["RANK"] == "0"
 
 
-def test_arrow_takes_the_allocator_that_gives_memory_back_unless_the_user_chose_one() -> None:
+def test_arrow_uses_the_allocator_that_returns_memory_unless_the_user_sets_another() -> None:
     name = "ARROW_DEFAULT_MEMORY_POOL"
     assert rank_environment({}, gpus=None, inherited={})[name] == "jemalloc"
     assert rank_environment({}, gpus=None, inherited={name: "system"})[name] == "system"
@@ -80,7 +80,7 @@ def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:
 @pytest.mark.parametrize(
     "uri", ["https://user:secret@here", "postgresql://here/db?password=secret", "https://here/?token=secret"]
 )
-def test_ranks_have_no_address_of_mlflow_with_a_password_in_it(uri: str) -> None:
+def test_tracking_uri_with_a_password_is_removed(uri: str) -> None:
     assert "MLFLOW_TRACKING_URI" not in rank_environment(
         {}, gpus=None, inherited={"MLFLOW_TRACKING_URI": uri}
     )

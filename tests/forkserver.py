@@ -1,7 +1,7 @@
 """Forks rank processes out of one that has imported what they need: torch alone takes a process three seconds.
 
 A forked rank has the environment, the folder and the output that a process started by the caller would have.
-Variables that libraries read when they are imported would come too late for it: see :func:`nurseries_for`.
+Variables that libraries read when they are imported would come too late for it: see :func:`forkservers_for`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ READ_AT_IMPORT = (
 )
 """How the names of the variables begin that a process has to be started with."""
 
-NUM_NURSERIES = 2
+NUM_FORKSERVERS = 2
 """Of each environment. Ranks of one have the seed of string hashes in common, as ranks of a launcher have not."""
 
 _ABOVE_ALL_FDS = 500
 
 
 class ForkedRank:
-    """A rank of a nursery, with what is used of :class:`subprocess.Popen`."""
+    """A rank of a forkserver, with what is used of :class:`subprocess.Popen`."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery, self._pid = nursery, pid
+    def __init__(self, forkserver: Forkserver, pid: int) -> None:
+        self._forkserver, self._pid = forkserver, pid
         self._fd = os.pidfd_open(pid)
         self._code: int | None = None
 
@@ -70,12 +70,12 @@ class ForkedRank:
         if self._code is None:
             if not select.select([self._fd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"rank process {self._pid}", timeout or 0.0)
-            self._code = self._nursery.ask({"reap": self._pid})
+            self._code = self._forkserver.ask({"reap": self._pid})
             os.close(self._fd)
         return self._code
 
 
-class Nursery:
+class Forkserver:
     """The process that forks. It ends with the one that made it, and its ranks end with it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -84,7 +84,7 @@ class Nursery:
         self._lock = threading.Lock()
         self._preloaded: set[str] = set()
         subprocess.Popen(
-            [sys.executable, "-m", "tests.rank_nursery", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.forkserver", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=dict(environment),
         )
@@ -131,31 +131,33 @@ class Nursery:
         return int(answer)
 
 
-_nurseries: dict[tuple[object, ...], Nursery] = {}
+_forkservers: dict[tuple[object, ...], Forkserver] = {}
 _opening = threading.Lock()
 
 
-def nurseries_for(num_ranks: int, environment: Mapping[str, str], modules: Collection[str]) -> list[Nursery]:
-    """The nursery of each rank of a world, started at first use.
+def forkservers_for(
+    num_ranks: int, environment: Mapping[str, str], modules: Collection[str]
+) -> list[Forkserver]:
+    """The forkserver of each rank of a world, started at first use.
 
     Args:
         num_ranks: how many ranks there are.
         environment: variables of all ranks. Each set of those that libraries read when they are imported has
-            nurseries of its own.
+            forkservers of its own.
         modules: what the ranks' functions and arguments are of: torchmetrics takes a process that imports it another
-            two seconds. All nurseries have imported them, side by side, when this returns: ranks do not wait long
+            two seconds. All forkservers have imported them, side by side, when this returns: ranks do not wait long
             for each other.
     """
     read_at_import = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
-    nurseries = []
+    forkservers = []
     with _opening, ExitStack() as preloading:
-        for number in range(min(num_ranks, NUM_NURSERIES)):
+        for number in range(min(num_ranks, NUM_FORKSERVERS)):
             key = (number, *sorted(read_at_import.items()))
-            if key not in _nurseries:
-                _nurseries[key] = Nursery(environment)
-            preloading.enter_context(_nurseries[key].preloading(modules))
-            nurseries.append(_nurseries[key])
-    return [nurseries[rank % NUM_NURSERIES] for rank in range(num_ranks)]
+            if key not in _forkservers:
+                _forkservers[key] = Forkserver(environment)
+            preloading.enter_context(_forkservers[key].preloading(modules))
+            forkservers.append(_forkservers[key])
+    return [forkservers[rank % NUM_FORKSERVERS] for rank in range(num_ranks)]
 
 
 def _main(fd: int) -> None:

@@ -1,6 +1,6 @@
-"""Stands for a Python worker of Spark in a task: starts and ends a rank as it is told by lines, and tells of it.
+"""A process like a Python worker of Spark in a task: starts and ends a rank on commands, one a line.
 
-Run as ``python -m tests.unit.launch.nursery_worker MODULE...``; the rank does nothing until it is ended.
+Run as ``python -m tests.unit.launch.forkserver.worker_process MODULE...``; the rank waits until it is ended.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import pyspark
 
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
-from sparkdl.launch.forkserver.kept import Kind, _leave_idle, prepare_rank
+from sparkdl.launch.forkserver.kept import Kind, _disconnect_idle, prepare_rank
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.rank.pulse import StackFile
 
 
 class Worker:
-    """What the lines name."""
+    """The commands."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._modules = modules
@@ -27,11 +27,11 @@ class Worker:
         self._rank: ForkedRank | None = None
 
     def prepare(self) -> None:
-        """Begin what the next rank needs."""
+        """Start the forkserver for the next rank."""
         prepare_rank(Kind(self._environment, self._modules))
 
-    def ask(self) -> int:
-        """Ask for a rank; return whom."""
+    def request(self) -> int:
+        """Request a rank; return the process id of the forkserver."""
         self._task, theirs = socket.socketpair()
         self._stacks = StackFile()
         with theirs:
@@ -46,22 +46,22 @@ class Worker:
                 on_start=lambda: None,
                 on_exit=lambda: None,
             )
-        return self._rank._nursery.pid
+        return self._rank._forkserver.pid
 
-    def born(self) -> int | tuple[str, str]:
-        """Wait for the rank; return its process id, or why there is none and what was printed."""
+    def started(self) -> int | tuple[str, str]:
+        """Wait for the rank; return its process id, or why it could not be started and the forkserver's output."""
         assert self._rank is not None
         self._rank._is_settled.wait()
         return self._rank.refusal or self._rank.pid
 
-    def where(self) -> tuple[str, str]:
-        """Why what the rank is to be forked from cannot go on, and where it is."""
+    def examine(self) -> tuple[str, str]:
+        """Why the forkserver cannot continue, and its output with its stacks."""
         assert self._rank is not None
-        return self._rank.locate_nursery()
+        return self._rank.examine_forkserver()
 
     def start(self) -> dict[str, Any]:
         """Start a rank."""
-        return {"nursery": self.ask(), "rank": self.born()}
+        return {"forkserver": self.request(), "rank": self.started()}
 
     def status(self) -> int | None:
         """Wait for the rank's end and return its exit status."""
@@ -70,16 +70,16 @@ class Worker:
         return self._rank.status
 
     def end(self) -> int | None:
-        """End the rank, and keep what it was forked from."""
+        """End the rank, and keep its forkserver."""
         assert self._rank is not None
         self._rank.end(grace_s=5.0)
         self._task.close()
         self._stacks.close()
         return self._rank.status
 
-    def leave(self) -> None:
-        """Keep nothing any more."""
-        _leave_idle()
+    def disconnect(self) -> None:
+        """Disconnect from the kept forkserver."""
+        _disconnect_idle()
 
 
 def main() -> None:

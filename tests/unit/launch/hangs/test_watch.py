@@ -1,0 +1,170 @@
+"""Which rank hangs, from the health of all ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.collective.telemetry.stalls import Wait
+from sparkdl.errors import ParamError
+from sparkdl.launch.hangs.watch import Hang, HangLimits, HangWatch, check_hang_timeout, find_hang
+from sparkdl.launch.wire.outcome import HealthReport, RankHealth
+
+LIMITS = HangLimits(hang_timeout_s=10.0, operation_timeout_s=60.0, silence_timeout_s=10.0)
+NEVER = HangLimits(hang_timeout_s=math.inf, operation_timeout_s=60.0, silence_timeout_s=math.inf)
+
+
+def waiting(
+    *ranks: int, s: float = 11.0, on: str = "world", what: str = "allreduce 'w'", timeout_s: float = 60.0
+) -> RankHealth:
+    return RankHealth(waits=(Wait(on, ranks, what, s, timeout_s),))
+
+
+def test_rank_that_the_others_wait_for_is_the_culprit() -> None:
+    health = {0: waiting(0, 1, 2), 1: RankHealth(), 2: waiting(0, 1, 2)}
+    hang = find_hang(health, LIMITS)
+    assert hang == Hang(
+        culprits=(1,), why="ranks 0, 2 have waited 11 s in allreduce 'w' on 'world' for rank 1"
+    )
+
+
+def test_rank_that_waits_for_the_culprit_in_another_process_set_is_no_culprit() -> None:
+    health = {0: waiting(0, 1, 2), 1: waiting(1, 2, on="world/pair"), 2: RankHealth()}
+    hang = find_hang(health, LIMITS)
+    assert hang is not None
+    assert hang.culprits == (2,)
+
+
+def test_rank_outside_the_process_set_is_no_culprit() -> None:
+    health = {0: waiting(0, 1, on="world/pair"), 1: RankHealth(), 2: RankHealth()}
+    hang = find_hang(health, LIMITS)
+    assert hang is not None
+    assert hang.culprits == (1,)
+
+
+def test_ranks_that_wait_for_each_other_are_all_culprits() -> None:
+    health = {0: waiting(0, 1, on="world/a"), 1: waiting(0, 1, on="world/b")}
+    hang = find_hang(health, LIMITS)
+    assert hang is not None
+    assert hang.culprits == (0, 1)
+    assert "ranks 0, 1 wait for each other" in hang.why
+    assert hang.is_in_code
+
+
+def test_operation_that_all_ranks_have_called_hangs_because_of_the_network() -> None:
+    hang = find_hang({0: waiting(0, 1), 1: waiting(0, 1)}, LIMITS)
+    assert hang is not None
+    assert "no data moves between them" in hang.why
+
+
+def test_operation_with_a_longer_deadline_of_its_own_may_take_as_long() -> None:
+    assert find_hang({0: waiting(0, 1, timeout_s=7200.0), 1: RankHealth()}, LIMITS) is None
+
+
+def test_silent_process_is_named_with_what_the_kernel_says_of_it() -> None:
+    health = {0: waiting(0, 1), 1: RankHealth(silent_s=12.0, state="is stopped, as by SIGSTOP")}
+    hang = find_hang(health, LIMITS)
+    assert hang is not None
+    assert hang.culprits == (1,)
+    assert "no heartbeat for 12 s: the process is stopped, as by SIGSTOP" in hang.why
+    holds = find_hang({0: RankHealth(silent_s=12.0)}, LIMITS)
+    assert holds is not None
+    assert "holds Python's lock" in holds.why
+
+
+def test_silent_task_is_the_most_likely_cause() -> None:
+    health = {0: waiting(0, 1), 1: RankHealth()}
+    hang = find_hang(health, LIMITS, {0: 0.1, 1: 13.0})
+    assert hang is not None
+    assert hang.culprits == (1,)
+    assert not hang.is_in_code
+    assert "no message from the task of rank 1 for 13 s" in hang.why
+
+
+def test_silence_can_count_sooner_than_a_wait() -> None:
+    patient = HangLimits(hang_timeout_s=3600.0, operation_timeout_s=3600.0, silence_timeout_s=10.0)
+    assert find_hang({0: waiting(0, 1, s=600.0), 1: RankHealth()}, patient, {0: 1.0, 1: 1.0}) is None
+    for sign, unheard_s in ((RankHealth(silent_s=11.0), 1.0), (RankHealth(), 11.0)):
+        hang = find_hang({0: waiting(0, 1, s=600.0), 1: sign}, patient, {0: 1.0, 1: unheard_s})
+        assert hang is not None
+        assert hang.culprits == (1,)
+
+
+def test_only_a_rank_that_has_reported_progress_can_be_idle() -> None:
+    assert find_hang({0: RankHealth()}, LIMITS) is None
+    assert find_hang({0: RankHealth(idle_s=9.0)}, LIMITS) is None
+    hang = find_hang({0: RankHealth(idle_s=11.0), 1: waiting(0, 1, s=1.0)}, LIMITS)
+    assert hang == Hang(culprits=(0,), why="rank 0 has reported no progress for 11 s", is_in_code=True)
+
+
+HEALTH = st.builds(
+    RankHealth,
+    silent_s=st.floats(0, 9.9),
+    idle_s=st.none() | st.floats(0, 9.9),
+    waits=st.lists(
+        st.builds(
+            Wait, st.just("world"), st.just((0, 1, 2)), st.just("barrier"), st.floats(0, 9.9), st.just(60.0)
+        ),
+        max_size=2,
+    ).map(tuple),
+)
+
+
+@given(st.dictionaries(st.integers(0, 2), HEALTH))
+def test_nothing_hangs_before_the_limits(health: dict[int, RankHealth]) -> None:
+    assert find_hang(health, LIMITS, dict.fromkeys(health, 9.9)) is None
+    assert find_hang(health, NEVER) is None
+
+
+@given(HEALTH)
+def test_health_survives_json(health: RankHealth) -> None:
+    import json
+
+    assert RankHealth.from_fields(json.loads(json.dumps(health.to_fields()))) == health
+
+
+def test_watch_is_certain_after_a_newer_report() -> None:
+    watch = HangWatch(LIMITS)
+    hanging = {0: waiting(0, 1), 1: RankHealth()}
+
+    def reports(number: int) -> dict[int, HealthReport]:
+        return {rank: HealthReport(0.0, number, health) for rank, health in hanging.items()}
+
+    assert watch.observe(0.0, reports(1)) is None
+    assert watch.observe(0.1, reports(1)) is None, "the same reports prove nothing new"
+    found = watch.observe(0.2, reports(2))
+    assert found is not None
+    assert found.culprits == (1,)
+
+
+def test_watch_drops_a_suspicion_that_did_not_last() -> None:
+    watch = HangWatch(LIMITS)
+    for number, health in enumerate([waiting(0, 1), RankHealth(), waiting(0, 1)]):
+        now = 0.1 * number
+        reports = {0: HealthReport(now, number, health), 1: HealthReport(now, number, RankHealth())}
+        assert watch.observe(now, reports) is None
+
+
+def test_driver_that_was_blocked_itself_finds_no_hang() -> None:
+    watch = HangWatch(LIMITS)
+    reports = {0: HealthReport(0.0, 1, RankHealth())}
+    assert watch.observe(0.0, reports) is None
+    # A debugger, or a notebook whose cell prints for a minute: the task's messages are still in the socket.
+    assert watch.observe(60.0, reports) is None
+    times = [60.5 + 0.5 * n for n in range(18)]
+    assert [watch.observe(now, reports) for now in times] == [None] * len(times)
+    watch.observe(70.1, reports)
+    assert watch.observe(70.6, reports) is not None
+
+
+def test_hang_timeout_defaults_to_a_share_of_the_deadline() -> None:
+    assert check_hang_timeout(None, 300.0) == 240.0
+    assert check_hang_timeout(5.0, 300.0) == 5.0
+    assert check_hang_timeout(math.inf, 300.0) == math.inf
+    assert check_hang_timeout(None, 1.0) == 2.0, "a healthy rank sends heartbeats within"
+    for wrong in (0.0, -1.0, 1.9, math.nan):
+        with pytest.raises(ParamError, match="hang_timeout_s .* must be at least 2 s"):
+            check_hang_timeout(wrong, 300.0)

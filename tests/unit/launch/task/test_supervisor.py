@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from sparkdl.collective import Deadline
+from sparkdl.errors import RankLostError
+from sparkdl.launch.forkserver import forked_rank
+from sparkdl.launch.task import supervisor as rank_supervisor
+from sparkdl.launch.task.supervisor import OutputRelay
+from sparkdl.launch.wire.messages import unpack_error
+from sparkdl.launch.wire.outcome import RankHealth, StopReason
+from tests.collective.eventually import eventually
+from tests.processes import wait_until_gone
+from tests.unit.launch.supervised_rank import supervised, value_of
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_supervisor, "ABORT_GRACE_S", 0.2)
+
+
+def test_rank_has_no_credentials_of_the_process_that_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (
+        "MLFLOW_TRACKING_TOKEN",
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+        "DATABRICKS_TOKEN",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "a secret")
+
+    def look(context: Any) -> tuple[list[str], bool]:
+        with open("/proc/self/environ", "rb") as file:
+            return [name for name in names if name in os.environ], b"a secret" in file.read()
+
+    with supervised(look) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == ([], False)
+
+
+def test_value_lines_and_events_of_a_rank_arrive() -> None:
+    def speak(context: Any, number: int) -> int:
+        print("a line without an end", end="")
+        context.report({"number": number})
+        return number + 1
+
+    with supervised(speak, 41) as (supervisor, lines, events):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == 42
+    assert lines == ["a line without an end"]
+    assert events == [{"number": 41}]
+
+
+class SpeaksWhenUnpickled:
+    def __reduce__(self) -> Any:
+        return print, ("imported",)
+
+
+class CannotBeUnpickled:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_function_is_unpickled_before_the_assignment_and_called_after_it() -> None:
+    def speak(context: Any, _: Any) -> int:
+        print("called")
+        return int(context.world_size)
+
+    heard_before: list[str] = []
+    with supervised(speak, SpeaksWhenUnpickled(), before_begin=heard_before.extend) as (supervisor, lines, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == 1
+    assert heard_before == ["imported"]
+    assert lines == ["imported", "called"]
+
+
+def test_rank_that_was_stopped_before_its_assignment_runs_nothing(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with supervised(lambda context: ran.touch(), stop_before_begin=StopReason("enough")) as (
+        supervisor,
+        _,
+        _,
+    ):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "enough"
+    assert not ran.exists()
+
+
+def test_function_that_cannot_be_unpickled_fails_the_rank() -> None:
+    with supervised(lambda context, _: None, CannotBeUnpickled()) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error.startswith("ValueError: invalid literal")
+
+
+def test_garbage_is_collected_while_the_function_runs() -> None:
+    def look(context: Any) -> bool:
+        import gc
+
+        return gc.isenabled()
+
+    with supervised(look) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor)
+
+
+def test_function_of_many_chunks_arrives_whole() -> None:
+    data = os.urandom((9 << 20) + 3)
+
+    with supervised(lambda context, sent: len(sent), data) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == len(data)
+
+
+def test_exception_is_reported_with_its_traceback() -> None:
+    def fail(context: Any) -> None:
+        raise LookupError("in vain")
+
+    with supervised(fail) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "LookupError: in vain"
+    assert "in fail" in failure.traceback
+    assert isinstance(unpack_error(failure.pickled), LookupError)
+    assert not failure.is_consequence
+
+
+def test_exception_with_a_large_pickle_keeps_its_traceback() -> None:
+    def fail(context: Any) -> None:
+        error = LookupError("in vain")
+        error.data = bytes(70 << 20)
+        raise error
+
+    with supervised(fail) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "in fail" in failure.traceback
+    assert len(unpack_error(failure.pickled).data) == 70 << 20
+
+
+def test_error_raised_from_a_failed_collective_is_a_consequence() -> None:
+    def fail(context: Any) -> None:
+        try:
+            raise RankLostError("rank 1 is gone")
+        except RankLostError as error:
+            raise ValueError("no gradients") from error
+
+    with supervised(fail) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "ValueError: no gradients"
+    assert failure.is_consequence
+
+
+def test_thread_that_never_ends_does_not_block_a_rank_that_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_supervisor, "EXIT_GRACE_S", 0.5)
+
+    def leave_a_thread(context: Any) -> int:
+        threading.Thread(target=threading.Event().wait).start()
+        return 7
+
+    with supervised(leave_a_thread) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert value_of(supervisor) == 7
+
+
+def test_task_that_cannot_process_the_output_of_a_rank_ends_it() -> None:
+    def speak(context: Any) -> None:
+        context.report({"number": 1})
+        threading.Event().wait(600)
+
+    def refuse(event: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with supervised(speak, on_event=refuse) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "No space left on device" in failure.error
+
+
+def test_line_without_an_end_arrives_in_parts() -> None:
+    with supervised(lambda context: print("x" * (9 << 20))) as (supervisor, lines, _):
+        assert supervisor.wait() is None
+    assert "".join(lines) == "x" * (9 << 20)
+
+
+def test_value_that_cannot_be_pickled_is_a_failure() -> None:
+    with supervised(lambda context: threading.Lock()) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "cannot pickle" in failure.error
+
+
+def test_exit_without_a_value_is_a_failure_with_the_last_lines_and_no_loss() -> None:
+    def leave(context: Any) -> None:
+        print("last words", flush=True)
+        os._exit(3)
+
+    with supervised(leave) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "exited with status 3" in failure.error
+    assert failure.traceback == "last words\n"
+    assert not failure.is_loss
+
+
+def test_native_crash_is_a_loss_with_its_signal_and_python_stack() -> None:
+    with supervised(lambda context: os.kill(os.getpid(), signal.SIGSEGV)) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "SIGSEGV" in failure.error
+    assert "Segmentation fault" in failure.traceback
+    assert failure.is_loss
+
+
+def test_death_is_reported_with_the_last_position() -> None:
+    def crash(context: Any) -> None:
+        context.note_place("epoch 12, step 345")
+        context.note_place("epoch 2, step 5")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    with supervised(crash) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "its process was ended by SIGSEGV in epoch 2, step 5"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, r"^SystemExit: 0\. The function.* ended with sys\.exit\(\) and did not return: return from it"),
+        (3, r"^SystemExit: 3\. The function.* ended with sys\.exit\(\) and did not return$"),
+    ],
+)
+def test_sys_exit_is_reported_as_such(code: int, said: str) -> None:
+    with supervised(lambda context: sys.exit(code)) as (supervisor, _, _):
+        failure = supervisor.wait()
+    assert failure is not None
+    assert re.search(said, failure.error)
+
+
+def test_stopped_rank_ends_with_its_children_and_the_reason() -> None:
+    def hang(context: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        context.report({"child": child.pid})
+        threading.Event().wait(600)
+
+    with supervised(hang) as (supervisor, _, events):
+        reported = threading.Event()
+        while not events:
+            reported.wait(0.02)
+        supervisor.stop(StopReason("rank 1 failed"))
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.error == "rank 1 failed"
+    assert failure.is_consequence
+    assert wait_until_gone([supervisor.pid, events[0]["child"]], 5) == []
+
+
+def test_rank_that_does_not_end_after_a_failure_is_reported_with_its_stack() -> None:
+    def wait_long(context: Any) -> None:
+        context.report({"number": 1})
+        threading.Event().wait(600)
+
+    with supervised(wait_long) as (supervisor, _, events):
+        assert eventually(lambda: bool(events) and supervisor.health().silent_s < 60, timeout_s=30)
+        supervisor.stop(StopReason("rank 1 failed"))
+        failure = supervisor.wait()
+    assert failure is not None
+    assert "in wait_long" in failure.stack
+    assert not failure.is_hang
+
+
+def test_rank_that_cannot_be_reaped_in_time_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_rank, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rank_supervisor, "LAST_LINES_TIMEOUT_S", 0.2)
+
+    def stop_the_forkserver(context: Any) -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)  # which then does not report the end of the rank
+        context.report({"parent": os.getppid()})
+        threading.Event().wait(600)
+
+    with supervised(stop_the_forkserver) as (supervisor, lines, events):
+        assert eventually(lambda: bool(events), timeout_s=30)
+        parent = events[0]["parent"]
+        try:
+            supervisor.stop(StopReason("rank 1 failed"))
+            failure = supervisor.wait()
+        finally:
+            os.kill(parent, signal.SIGCONT)
+    assert failure is not None
+    assert failure.error == "rank 1 failed"
+    assert "could not be ended" in lines[-1]
+    assert wait_until_gone([parent], 20) == []
+
+
+def test_rank_that_is_done_with_its_steps_is_not_idle(tmp_path: Path) -> None:
+    def train_and_write(context: Any) -> None:
+        context.progress()
+        while not (tmp_path / "trained").exists():
+            threading.Event().wait(0.02)
+        context.progress(done=True)
+        threading.Event().wait(600)
+
+    with supervised(train_and_write) as (supervisor, _, _):
+        assert eventually(lambda: supervisor.health().idle_s is not None, timeout_s=30)
+        (tmp_path / "trained").touch()
+        assert eventually(lambda: supervisor.health().idle_s is None, timeout_s=30)
+        assert not supervisor.health().state, "it lives"
+
+
+def sleep_in_python(context: Any) -> None:
+    context.report({"here": 1})
+    threading.Event().wait(600)
+
+
+def spin(context: Any) -> None:
+    context.report({"here": 1})
+    while True:
+        pass
+
+
+def sleep_with_pythons_lock(context: Any) -> None:
+    context.report({"here": 1})
+    ctypes.PyDLL(None).sleep(600)
+
+
+def be_stopped(context: Any) -> None:
+    context.report({"here": 1})
+    os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Event().wait(600)  # as it goes on where any of its threads may write the stacks
+
+
+@pytest.mark.parametrize("function", [sleep_in_python, spin, sleep_with_pythons_lock, be_stopped])
+def test_rank_that_hangs_anywhere_is_ended_with_its_python_stack(function: Any) -> None:
+    with supervised(function) as (supervisor, _, events):
+        assert eventually(lambda: bool(events), timeout_s=30)
+        if function in (sleep_with_pythons_lock, be_stopped):
+            assert eventually(lambda: supervisor.health().silent_s > 1.2, timeout_s=30)
+        if function is be_stopped:
+            assert eventually(lambda: supervisor.health().state == "is stopped, as by SIGSTOP", timeout_s=30)
+        supervisor.stop(StopReason("rank 0 hangs", is_hang=True))
+        failure = supervisor.wait()
+    assert failure is not None
+    assert failure.is_hang
+    assert failure.is_consequence
+    head, frame = failure.stack.splitlines()[:2]
+    assert head == "Thread MainThread (most recent call first):"
+    assert f"in {function.__name__}" in failure.stack, frame
+    assert wait_until_gone([supervisor.pid], 5) == []
+
+
+def test_health_has_the_time_since_the_last_progress(
+    tmp_path: Path,
+) -> None:
+    def go_on(context: Any) -> None:
+        context.report({"here": 1})
+        while not (tmp_path / "seen").exists():
+            threading.Event().wait(0.02)
+        context.progress()
+        threading.Event().wait(600)
+
+    with supervised(go_on) as (supervisor, _, events):
+        assert eventually(lambda: bool(events), timeout_s=30)
+        assert supervisor.health().idle_s is None
+        (tmp_path / "seen").touch()
+        assert eventually(lambda: (supervisor.health().idle_s or 0.0) > 0.6, timeout_s=30)
+        assert supervisor.health().state == ""
+        assert supervisor.health().waits == ()
+
+
+def test_rank_that_has_returned_needs_no_heartbeat() -> None:
+    with supervised(lambda context: 1) as (supervisor, _, _):
+        assert supervisor.wait() is None
+        assert not threading.Event().wait(0.3)
+        assert supervisor.health() == RankHealth(), "its task may wait for the others for hours"
+
+
+def test_rank_whose_task_is_slow_to_receive_is_not_silent() -> None:
+    goes_on = threading.Event()
+
+    def speak(context: Any) -> None:
+        context.report({"number": 1})
+
+    taken = threading.Event()
+
+    def be_slow(event: dict[str, Any]) -> None:
+        taken.set()
+        goes_on.wait(30)
+
+    with supervised(speak, on_event=be_slow) as (supervisor, _, _):
+        assert taken.wait(30)
+        assert not goes_on.wait(1.0)
+        assert supervisor.health().silent_s == 0.0
+        goes_on.set()
+        assert supervisor.wait() is None
+
+
+@pytest.fixture
+def pipe() -> tuple[BinaryIO, int]:
+    read_fd, write_fd = os.pipe()
+    return os.fdopen(read_fd, "rb"), write_fd
+
+
+def test_paused_reader_gets_its_line_and_an_open_stream_is_reported(
+    pipe: tuple[BinaryIO, int],
+) -> None:
+    output, write_fd = pipe
+    lines: list[bytes] = []
+    gate = threading.Event()
+
+    def take(line: bytes) -> None:
+        gate.wait(10.0)
+        lines.append(line)
+
+    relay = OutputRelay(output, on_line=take, on_error=_raise, name="relay")
+    os.write(write_fd, b"first\n")
+    assert eventually(lambda: not relay._awaits_line)
+    threading.Timer(0.2, gate.set).start()
+    assert not relay.finish(Deadline(0.0), is_patient=True), "the stream is still open"
+    assert lines == [b"first\n"]
+    os.close(write_fd)
+
+
+def test_reader_that_has_stopped_is_not_waited_for_without_patience(pipe: tuple[BinaryIO, int]) -> None:
+    output, write_fd = pipe
+    gate = threading.Event()
+    relay = OutputRelay(output, on_line=lambda _: gate.wait(10.0) and None, on_error=_raise, name="relay")
+    os.write(write_fd, b"first\n")
+    os.close(write_fd)
+    assert eventually(lambda: not relay._awaits_line)
+    assert relay.finish(Deadline(0.0), is_patient=False)
+    assert not gate.is_set()
+    gate.set()
+
+
+def test_stream_that_ends_is_finished(pipe: tuple[BinaryIO, int]) -> None:
+    output, write_fd = pipe
+    lines: list[bytes] = []
+    relay = OutputRelay(output, on_line=lines.append, on_error=_raise, name="relay")
+    os.write(write_fd, b"only\nno end")
+    os.close(write_fd)
+    assert relay.finish(Deadline(5.0), is_patient=True)
+    assert lines == [b"only\n", b"no end"]
+
+
+def _raise(error: OSError) -> None:
+    raise error

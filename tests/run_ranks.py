@@ -35,8 +35,8 @@ from sparkdl.collective import (
 )
 from sparkdl.errors import RankError
 from sparkdl.rendezvous.addresses import LOOPBACK
-from tests.pickled_call import pickle_call
 from tests.forkserver import ForkedRank, Forkserver, forkservers_for
+from tests.pickled_call import pickle_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -15,7 +15,8 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data import ParquetDataset, ParquetFeed
+from sparkdl import data
+from sparkdl.data import ParquetDataset
 from sparkdl.data.dataset.dataset import listed
 from sparkdl.data.dataset.shards import steps_per_epoch
 from sparkdl.data.spark.columns import ambiguous_column_error
@@ -352,7 +353,7 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
 
 
 def _first_row(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    with ParquetFeed(dataset, columns=names, rank=0, world_size=1, batch_size=1, shuffle=False) as feed:
+    with data.ParquetFeed(dataset, columns=names, rank=0, world_size=1, batch_size=1, shuffle=False) as feed:
         for batch in feed.epoch(0):
             return {name: np.array(values) for name, values in batch.items()}
     raise AssertionError("a dataset with rows has a first batch")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data import ParquetDataset, ParquetFeed, check_labels
+from sparkdl import data
+from sparkdl.data import ParquetDataset, check_labels
 from sparkdl.data.spark.validate import TORCH_IGNORE_INDEX, advice_on_ignored
 from sparkdl.errors import DataError, ParamError
 from sparkdl.model.heads import (
@@ -44,7 +45,7 @@ def stored_values(dataset: ParquetDataset, name: str) -> Iterator[np.ndarray]:
     Raises:
         DataError: if a file cannot be read; it names file, row group and column.
     """
-    with ParquetFeed(dataset, columns=[name], batch_size=_ROWS_AT_ONCE, shuffle=False) as feed:
+    with data.ParquetFeed(dataset, columns=[name], batch_size=_ROWS_AT_ONCE, shuffle=False) as feed:
         for batch in feed.epoch(0):
             yield batch[name].reshape(-1)
 

@@ -32,7 +32,6 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import SerializationError, StoreError
 from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
 from sparkdl.model.weights_file import HashingFile, map_weights, read_weights, write_weights
-from sparkdl.training.trainer import train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -353,6 +352,8 @@ def fit_on_rank(
         tells_progress: whether a step that takes longer than the time to a hang counts as one.
         is_watched: whether the driver wants to hear how busy hosts are, and how ranks communicated.
     """
+    from sparkdl.training.trainer import train  # the driver does without the training loop
+
     spec = load_spec(stored)
     communicator = context.communicator
     reports_for_host = is_watched and context.topology.local_rank == 0
@@ -362,8 +363,8 @@ def fit_on_rank(
             communicator=communicator,
             dataset=dataset,
             report=context.report,
-            went_on=context.progress if tells_progress else lambda: None,
-            note_place=context.note_place,
+            on_step=context.progress if tells_progress else lambda: None,
+            on_position=context.note_place,
         )
     context.progress(done=True)  # to write the model takes as long as it takes
     communication = communicator.gather_report() if is_watched else None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl import data
 from sparkdl.data.dataset.rows import RowFilter, draw_rows
-from sparkdl.data.feed.feed import ParquetFeed
 from sparkdl.errors import DataError, ParamError, ShardingError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def marked_rows(dataset: ParquetDataset, name: str) -> tuple[RowFilter, RowFilte
     ends = np.cumsum(dataset.row_counts)
     marked = np.zeros(len(ends), np.int64)
     position = 0
-    with ParquetFeed(dataset, columns=[name], batch_size=_ROWS_AT_ONCE, shuffle=False) as feed:
+    with data.ParquetFeed(dataset, columns=[name], batch_size=_ROWS_AT_ONCE, shuffle=False) as feed:
         for batch in feed.epoch(0):
             places = position + np.flatnonzero(batch[name])
             marked += np.bincount(np.searchsorted(ends, places, side="right"), minlength=len(ends))

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
-from sparkdl.data import ParquetFeed
+from sparkdl import data
 from sparkdl.errors import ParamError, SparkdlError, TrainingError
 from sparkdl.model.architecture import evaluating
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Evaluation, Objective, Place
+from sparkdl.training.objective import Evaluation, Objective, StepPosition
 from sparkdl.training.probe import TrialGradients, trial_copy, try_optimizer
 from sparkdl.training.random_state import random_numbers_apart
-from sparkdl.training.step import single_rows_allowed
+from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.update import Precision, make_optimizer
 
 if TYPE_CHECKING:
@@ -160,11 +160,11 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
     objective = Objective(trial, precision=Precision("float32", _CPU), device=_CPU)
     # Of two rows where a step may compare them with each other.
     num_rows = min(2, spec.batch_size) if spec.user_step else 1
-    with ParquetFeed(dataset, columns=spec.columns(), batch_size=num_rows, shuffle=False) as feed:
+    with data.ParquetFeed(dataset, columns=spec.columns(), batch_size=num_rows, shuffle=False) as feed:
         rows = next(iter(feed.epoch(0)))
     whole_batches = partial(_whole_batches, trial, dataset, objective, model)
     with random_numbers_apart(_CPU):
-        batch = _try("augment", lambda: objective.prepare(rows, place=Place(0, 1, 1)))
+        batch = _try("augment", lambda: objective.prepare(rows, position=StepPosition(0, 1, 1)))
         if not spec.user_step:
             with evaluating(model):
                 found = _try("loss", lambda: objective.evaluate(model, batch))
@@ -208,9 +208,9 @@ def _whole_batches(
     spec: TrainingSpec, dataset: ParquetDataset, objective: Objective, model: nn.Module
 ) -> Iterator[Evaluated]:
     """Yield what the model makes of the rows from the first on, in batches as a rank has them, without another step."""
-    with ParquetFeed(dataset, columns=spec.columns(), batch_size=spec.batch_size, shuffle=False) as feed:
+    with data.ParquetFeed(dataset, columns=spec.columns(), batch_size=spec.batch_size, shuffle=False) as feed:
         for step, rows in enumerate(feed.epoch(0), start=1):
-            batch = _try("augment", partial(objective.prepare, rows, place=Place(0, 1, step)))
+            batch = _try("augment", partial(objective.prepare, rows, position=StepPosition(0, 1, step)))
             name = "trainStep" if spec.user_step else "loss"
             with single_rows_allowed(model.train()) if spec.user_step else evaluating(model):
                 found = _try(name, partial(objective.evaluate, model, batch))

@@ -7,7 +7,6 @@ there. pyspark is imported inside the functions of the driver, torch where a loa
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -176,9 +175,10 @@ class SparkDatasetConverter:
                 f"make_torch_dataloader takes no {next(iter(others))!r} here. Readers are threads that read ahead "
                 "within a bound of bytes; make a sparkdl.data.ParquetFeed of converter.dataset for all that can be set."
             )
-        # By its name: this floor is without torch, and the process that makes a loader has it.
-        loader = importlib.import_module("sparkdl.training.converter_loader")
-        return loader.ConverterLoader(
+        # The one import of a floor above (see pyproject.toml): only a process that makes a loader needs torch.
+        from sparkdl.training.feed_dataset import ConverterLoader
+
+        return ConverterLoader(
             self.dataset,
             batch_size=batch_size,
             num_epochs=num_epochs,

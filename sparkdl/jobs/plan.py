@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.shards import rows_per_rank, steps_per_epoch
-from sparkdl.data.feed.feed import READ_AHEAD_BYTES
+from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
 from sparkdl.data.spark.jobs import jobs_of, spark_job
 from sparkdl.data.spark.plan import lasting_key

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparkdl.data.feed.feed import READ_AHEAD_BYTES
-from sparkdl.data.files.threads import ReadAhead
+from sparkdl.data.files.threads import READ_AHEAD_BYTES, ReadAhead
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -291,8 +291,8 @@ class EarlyStopping:
         self.best, self.num_epochs = state["best"], state["num_epochs"]
 
 
-class FitCourse:
-    """The course of a fit, which all ranks follow together.
+class FitControl:
+    """Callbacks, early stopping and the best weights of a fit: whether it continues, on which all ranks agree.
 
     Args:
         spec: of the fit.
@@ -332,7 +332,7 @@ class FitCourse:
         self._has_ended = False
 
     @property
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Whether there is to be another epoch; all ranks agree."""
         return not self._has_ended
 
@@ -399,12 +399,12 @@ class FitCourse:
         return bool(wishes[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the further course hangs on; rank 0's is for every rank."""
+        """Return the state to resume from; that of rank 0 is for every rank."""
         parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
         return {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state_dict` returned on rank 0; what it does not tell of begins anew."""
+        """Resume from what :meth:`state_dict` returned on rank 0; parts that it lacks start anew."""
         parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
         for name, part in parts.items():
             if part is not None and name in state:

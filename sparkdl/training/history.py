@@ -262,7 +262,7 @@ class ProgressReporter:
         epochs: int,
         steps_per_epoch: int,
         interval_s: float = 0.25,
-        went_on: Callable[[], None] = lambda: None,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with the first epoch.
 
@@ -271,10 +271,10 @@ class ProgressReporter:
             epochs: how many there will be.
             steps_per_epoch: how many steps each has.
             interval_s: least time between two events of steps.
-            went_on: called after each step.
+            on_step: called after each step.
         """
         self._report = report
-        self._went_on = went_on
+        self._on_step = on_step
         self._epochs = epochs
         self._steps = steps_per_epoch
         self._interval_s = interval_s
@@ -294,7 +294,7 @@ class ProgressReporter:
 
     def step(self, *, epoch: int, step: int, rows: int, meter: EpochMeter) -> None:
         """Count a step of ``rows`` rows over all ranks and report it when the last report is old enough."""
-        self._went_on()
+        self._on_step()
         now = time.perf_counter()
         done = (epoch - 1) * self._steps + step
         elapsed = now - (self._warm_since or self._started)

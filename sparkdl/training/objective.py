@@ -29,7 +29,6 @@ from sparkdl.model.heads import (
     reduction_of,
 )
 from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor
-from sparkdl.torch import collective_errors
 from sparkdl.training.random_state import random_numbers_apart, rank_seed
 
 if TYPE_CHECKING:
@@ -103,8 +102,8 @@ _OF_USERS_CODE = (DataError, ParamError, TrainingError)
 
 
 @contextmanager
-def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = None) -> Iterator[None]:
-    """Raise errors that say nothing of where they happened from within one that does.
+def error_context(what: str, *, rank: int, where: str, batch: Batch | None = None) -> Iterator[None]:
+    """Add epoch, step and rank to errors raised inside.
 
     Those with which sparkdl answers functions of the user's, labels and columns keep their type; as they are pass those
     that tell a step already, those behind which another rank's failure is, and a lack of memory.
@@ -112,13 +111,15 @@ def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = N
     Args:
         what: fails.
         rank: on which it does.
-        place: in which epoch, and in which step of it.
+        where: epoch, and step if it is in one.
         batch: that it was given.
 
     Raises:
         TrainingError: from the error, whose type and message it repeats.
         DataError: where one was raised; likewise ParamError.
     """
+    from sparkdl.torch import collective_errors  # on ranks only: the driver does without the c10d backend
+
     try:
         # Else what torch makes of a failed collective looks like an error of the model.
         with collective_errors():
@@ -128,7 +129,7 @@ def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = N
     except SystemExit as error:
         status = "" if error.code is None else repr(error.code)
         raise TrainingError(
-            f"In {place} on rank {rank} {what} failed: it called sys.exit({status}).{_described(batch)}"
+            f"In {where} on rank {rank} {what} failed: it called sys.exit({status}).{_described(batch)}"
         ) from error
     except Exception as error:
         if is_consequence(error):
@@ -136,9 +137,9 @@ def told_with_place(what: str, *, rank: int, place: str, batch: Batch | None = N
         if isinstance(error, SparkdlError):
             if type(error) not in _OF_USERS_CODE or ", step " in str(error):
                 raise
-            raise type(error)(f"In {place} on rank {rank}: {error}") from error
+            raise type(error)(f"In {where} on rank {rank}: {error}") from error
         raise TrainingError(
-            f"In {place} on rank {rank} {what} failed: {type(error).__name__}: {str(error).rstrip('.')}."
+            f"In {where} on rank {rank} {what} failed: {type(error).__name__}: {str(error).rstrip('.')}."
             f"{_described(batch)}"
         ) from error
 
@@ -159,17 +160,17 @@ Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
 
 _CPU = torch.device("cpu")
 _OF_AUGMENT = 1
-"""Tells the random numbers of augment from others of the same place."""
+"""Tells the random numbers of augment from others of the same position."""
 
 
-class Place(NamedTuple):
+class StepPosition(NamedTuple):
     """A step of one rank."""
 
     rank: int
     epoch: int
     step: int
 
-    def told(self, *, of_validation: bool = False) -> str:
+    def text(self, *, of_validation: bool = False) -> str:
         """Name epoch and step, a batch of the validation being one of its steps."""
         return f"epoch {self.epoch}, step {self.step}{' of the validation' if of_validation else ''}"
 
@@ -235,15 +236,17 @@ class Objective:
         """How many rows a batch has."""
         return len(next(iter(batch.values())))
 
-    def prepare(self, batch: Mapping[str, npt.NDArray[Any]], *, place: Place | None = None) -> Arrays:
+    def prepare(
+        self, batch: Mapping[str, npt.NDArray[Any]], *, position: StepPosition | None = None
+    ) -> Arrays:
         """Return a batch of the feed as arrays of numbers: the model's inputs, labels and weights by name.
 
         Of a batch without rows, whose columns may hold anything, it is one array without rows.
 
         Args:
             batch: columns as they lie in the files.
-            place: at which the model is trained on it, where the user's changes for training are to be made. The random
-                numbers that they draw hang on it and on nothing before.
+            position: the step that trains on the batch, if the user's ``augment`` is to be applied. The random numbers
+                that it draws depend on the position alone.
 
         Raises:
             DataError: if it holds what the model or the loss cannot take.
@@ -258,13 +261,13 @@ class Objective:
                 arrays[head.label.name] = head.label.encoded(batch[head.label.name])
         if spec.weight is not None:
             arrays[spec.weight] = batch[spec.weight]
-        if place is not None and spec.augment is not None:
-            return self._augmented(spec.augment, arrays, place)
+        if position is not None and spec.augment is not None:
+            return self._augmented(spec.augment, arrays, position)
         return arrays
 
-    def _augmented(self, augment: AugmentFunction, arrays: dict[str, Any], place: Place) -> Arrays:
+    def _augmented(self, augment: AugmentFunction, arrays: dict[str, Any], position: StepPosition) -> Arrays:
         num_rows = self.num_rows(arrays)
-        with random_numbers_apart(_CPU, rank_seed(self._spec.seed, *place, _OF_AUGMENT)):
+        with random_numbers_apart(_CPU, rank_seed(self._spec.seed, *position, _OF_AUGMENT)):
             changed = augment(dict(arrays))
         if not isinstance(changed, Mapping) or changed.keys() != arrays.keys():
             found = ", ".join(map(str, changed)) if isinstance(changed, Mapping) else type(changed).__name__
@@ -283,7 +286,7 @@ class Objective:
     def prepare_all(
         self,
         batches: Generator[dict[str, npt.NDArray[Any]], None, None],
-        first: Place,
+        first: StepPosition,
         *,
         of_validation: bool = False,
     ) -> Generator[Arrays, None, None]:
@@ -291,7 +294,7 @@ class Objective:
 
         Args:
             batches: of the feed.
-            first: place of the first of them.
+            first: position of the first of them.
             of_validation: whether the model is not to be trained on them, so that nothing changes them.
 
         Raises:
@@ -300,10 +303,10 @@ class Objective:
         """
         with closing(batches):
             for index, batch in enumerate(batches):
-                place = first._replace(step=first.step + index)
-                where = place.told(of_validation=of_validation)
-                with told_with_place("preparing the batch", rank=place.rank, place=where, batch=batch):
-                    prepared = self.prepare(batch, place=None if of_validation else place)
+                position = first._replace(step=first.step + index)
+                where = position.text(of_validation=of_validation)
+                with error_context("preparing the batch", rank=position.rank, where=where, batch=batch):
+                    prepared = self.prepare(batch, position=None if of_validation else position)
                 yield prepared
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluation:

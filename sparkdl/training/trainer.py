@@ -6,7 +6,7 @@ A rank computes on a GPU of its own, or on its share of the host's cores.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,15 +24,16 @@ from sparkdl.torch import (
     synchronized_batch_norms,
 )
 from sparkdl.training.batches import batches_for, read_timeout_s
-from sparkdl.training.callbacks import FitCourse
+from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints, Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.state import FitState
 from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Objective, Place, StepModule, told_with_place
+from sparkdl.training.objective import Objective, StepModule, StepPosition, error_context
 from sparkdl.training.random_state import refuse_what_varies, seed_rank
-from sparkdl.training.step import TrainingStep, single_rows_allowed
+from sparkdl.training.single_rows import single_rows_allowed
+from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate, make_optimizer
 from sparkdl.training.validation import Validation
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkdl.collective import Communicator
+    from sparkdl.training.objective import Batch
     from sparkdl.training.spec import TrainingSpec
 
 
@@ -90,14 +92,14 @@ def train(
     communicator: Communicator,
     dataset: ParquetDataset,
     report: Report | None = None,
-    went_on: Callable[[], None] = lambda: None,
-    note_place: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[], None] = lambda: None,
+    on_position: Callable[[str], None] = lambda _: None,
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
     N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with
     a fixed seed and number of ranks a fit on CPU repeats to the bit. Where ``spec.checkpoints`` says so, checkpoints
-    are taken, and a fit that was interrupted goes on from the last of them as if it had not been.
+    are taken, and an interrupted fit continues from the last of them as if it had not been interrupted.
 
     Args:
         spec: what to train and how; the same on every rank.
@@ -105,13 +107,13 @@ def train(
         dataset: the Parquet files, with the columns that ``spec`` names.
         report: takes the events of :class:`~sparkdl.training.history.ProgressReporter`; called on rank 0
             only.
-        went_on: called on every rank after each step and each batch of validation.
-        note_place: called on every rank with epoch and step in words before each step, and with an empty text after
+        on_step: called on every rank after each step and each batch of validation.
+        on_position: called on every rank with epoch and step in words before each step, and with an empty text after
             the last one.
 
     Raises:
         TrainingError: if the loss is no longer finite, or code of the user's fails: the model, its losses, a trainStep,
-            augment, a metric, the scheduler or a callback; told with rank and epoch, and the step where it is in one.
+            augment, a metric, the scheduler or a callback; with rank and epoch, and the step where it is in one.
         ParamError: if the device or the optimizer cannot be used.
         CheckpointError: if the checkpoints are of another fit, or a state cannot be written.
         StoreError: if a checkpoint cannot be written or read.
@@ -120,8 +122,17 @@ def train(
     was_initialized = torch.distributed.is_initialized()
     try:
         # DistributedDataParallel would otherwise hide which rank was lost behind a plain RuntimeError.
-        with collective_errors():
-            return _train(spec, communicator, dataset, report or _report_nothing, went_on, note_place)
+        with collective_errors(), ExitStack() as resources:
+            trainer = Trainer(
+                spec,
+                communicator,
+                dataset,
+                resources,
+                report=report or _report_nothing,
+                on_step=on_step,
+                on_position=on_position,
+            )
+            return trainer.fit()
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
         raise
@@ -130,21 +141,228 @@ def train(
             destroy_process_group()  # the process may train again
 
 
-def _train(
-    spec: TrainingSpec,
-    communicator: Communicator,
-    dataset: ParquetDataset,
-    report: Report,
-    went_on: Callable[[], None],
-    note_place: Callable[[str], None],
-) -> TrainingResult:
-    seed_rank(spec.seed, communicator.rank)
-    refuse_what_varies(spec.deterministic)
-    torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
-    device = choose_device(spec.device, communicator)
-    module = spec.model.to(device).train()
-    choice = agree_on_checkpoint(spec, dataset, communicator)
-    feed = PlannedFeed(
+class Trainer:
+    """The training loop of one rank and what it works with, made in the order in which each needs the ones before.
+
+    Args:
+        spec: what to train and how.
+        communicator: open over all ranks.
+        dataset: the Parquet files.
+        resources: closes the feed and others at the end of the fit.
+        report: takes the events of progress; called on rank 0 only.
+        on_step: called after each step and each batch of validation.
+        on_position: called with epoch and step in words.
+
+    Attributes:
+        device: on which the module computes.
+        module: that is trained.
+        feed: this rank's rows.
+        plan: which steps lead to an update of the weights.
+        learning_rate: of the optimizer.
+        update: of the weights.
+        step: applies a batch to the module.
+        validation: of the validation rows, or None.
+        control: callbacks, early stopping and the best weights.
+        checkpoints: taken during the fit.
+        progress: reports steps and epochs.
+        history: records of the epochs so far.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        communicator: Communicator,
+        dataset: ParquetDataset,
+        resources: ExitStack,
+        *,
+        report: Report,
+        on_step: Callable[[], None],
+        on_position: Callable[[str], None],
+    ) -> None:
+        self.spec = spec
+        self.communicator = communicator
+        self.on_position = on_position
+        seed_rank(spec.seed, communicator.rank)
+        refuse_what_varies(spec.deterministic)
+        torch.set_num_threads(spec.num_threads or cores_per_rank(communicator.topology.local_size))
+        self.device = choose_device(spec.device, communicator)
+        self.module = spec.model.to(self.device).train()
+        choice = agree_on_checkpoint(spec, dataset, communicator)
+        self.feed = resources.enter_context(_open_feed(spec, communicator, dataset, choice))
+        distributed = self._distribute(resources)
+        self.plan = UpdatePlan(self.feed, spec.accumulated_batches)
+        optimizer = make_optimizer(spec.optimizer, self.module)
+        self.learning_rate = LearningRate(
+            optimizer,
+            factor=scaling_factor(spec.learning_rate_scaling, choice.num_ranks_at_start),
+            warmup_steps=spec.warmup_steps,
+            scheduler=spec.scheduler,
+            interval=spec.scheduler_interval,
+            num_epochs=spec.epochs,
+            steps_per_epoch=self.plan.num_updates,
+        )
+        precision = Precision(spec.precision, self.device)
+        self.update = WeightUpdate(self.module, optimizer, self.learning_rate, precision, spec.max_grad_norm)
+        self.step = TrainingStep(
+            module=distributed,
+            objective=Objective(spec, precision=precision, device=self.device),
+            plan=self.plan,
+            update=self.update,
+            precision=precision,
+            communicator=communicator,
+            device=self.device,
+        )
+        self.validation = self._open_validation(dataset, resources, on_step)
+        self.control = FitControl(
+            spec,
+            communicator=communicator,
+            module=self.module,
+            optimizer=optimizer,
+            steps_per_epoch=self.feed.steps_per_epoch,
+        )
+        state = FitState(
+            self.module,
+            optimizer,
+            self.learning_rate,
+            scaler=precision.scaler,
+            update=self.update,
+            step=self.step,
+            course=self.control,
+        )
+        self.checkpoints = resources.enter_context(
+            Checkpoints(
+                choice,
+                spec=spec,
+                state=state,
+                step=self.step,
+                updates=self.plan,
+                feed=self.feed,
+                control=self.control,
+                communicator=communicator,
+            )
+        )
+        self.progress = ProgressReporter(
+            report if communicator.rank == 0 else _report_nothing,
+            epochs=spec.epochs,
+            steps_per_epoch=self.feed.steps_per_epoch,
+            on_step=on_step,
+        )
+        self.history: list[EpochRecord] = []
+
+    def fit(self) -> TrainingResult:
+        """Train all epochs that are left."""
+        with single_rows_allowed(self.module):
+            for epoch in range(self._resume(), self.spec.epochs + 1):
+                if not self.control.should_continue:
+                    break
+                self.run_epoch(epoch)
+            self.on_position("")
+            model_epoch = self.control.end()
+        return TrainingResult(self.module.to("cpu").eval(), tuple(self.history), model_epoch)
+
+    def run_epoch(self, epoch: int) -> None:
+        """Train on all rows once, validate, and take a checkpoint if one is due."""
+        meter = EpochMeter(
+            epoch, self.device, self.communicator, EpochMetrics(self.spec.metrics, self.device)
+        )
+        self.checkpoints.begin_epoch(epoch, meter)
+        self.control.begin_epoch(epoch)
+        self._run_steps(epoch, meter)
+        with self._error_context("the end of the training", epoch):
+            record = meter.close(learning_rate=self.learning_rate.last)
+        if self.validation is not None:
+            self.on_position(f"the validation of epoch {epoch}")
+            with self._error_context("validation", epoch):
+                record = record.with_validation(*self.validation.run(self.module, epoch))
+        self.on_position(f"the end of epoch {epoch}")
+        self.update.end_epoch(epoch)
+        with self._error_context("the scheduler", epoch):
+            self.learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
+        self.progress.epoch(record)
+        self.history.append(record)
+        self.control.end_epoch(record)
+        self.checkpoints.after_epoch(
+            self.history,
+            finished=epoch == self.spec.epochs or not self.control.should_continue,
+            is_best=self.control.best_epoch == epoch,
+        )
+
+    def run_step(self, position: StepPosition, batch: Batch, meter: EpochMeter) -> None:
+        """Apply one batch, together with all other ranks, and take a checkpoint if one is due."""
+        epoch, step = position.epoch, position.step
+        text = position.text()
+        self.on_position(text)
+        with error_context("training", rank=position.rank, where=text, batch=batch):
+            result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
+        meter.add(result.loss_mean, result.weight, result.rows)
+        self.control.end_step(epoch, step, result.loss_mean)
+        self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
+        self.checkpoints.after_step(epoch, step, meter)
+
+    def _run_steps(self, epoch: int, meter: EpochMeter) -> None:
+        first = StepPosition(self.communicator.rank, epoch, self.plan.steps_before + 1)
+        objective = self.step.objective
+        prepared = objective.prepare_all(self.feed.epoch(epoch - 1), first)
+        # A step that fails leaves the batches to its traceback, with the threads that make them.
+        with closing(batches_for(self.device, prepared, ahead=not objective.draws)) as batches:
+            for step, batch in enumerate(meter.time_waits(batches), start=first.step):
+                self.run_step(first._replace(step=step), batch, meter)
+
+    def _resume(self) -> int:
+        """Restore the checkpoint that was chosen, if any, and return the epoch with which training continues."""
+        start = self.checkpoints.resume()
+        self.progress.resume(epoch=start.epoch, steps=start.step, history=start.history)
+        self.history = list(start.history)
+        self.control.begin(self.history, in_epoch=start.step > 0)
+        return start.epoch
+
+    def _error_context(self, what: str, epoch: int) -> AbstractContextManager[None]:
+        return error_context(what, rank=self.communicator.rank, where=f"epoch {epoch}")
+
+    def _distribute(self, resources: ExitStack) -> nn.Module:
+        """Wrap the module so that backward averages gradients; all ranks get the weights of rank 0."""
+        spec, module, communicator = self.spec, self.module, self.communicator
+        if spec.sync_batch_norm and communicator.world_size > 1:
+            resources.enter_context(synchronized_batch_norms(module))
+        if spec.compile:
+            module.compile()
+        if communicator.world_size == 1:
+            return module
+        # Also for modules that use torch.distributed themselves, as SyncBatchNorm does.
+        init_process_group(communicator, cuda=self.device.type == "cuda")
+        whole = module if spec.user_step is None else StepModule(module, spec.user_step)
+        if self.device.type == "cpu":
+            wrapped = DataParallel(whole, communicator)
+            resources.callback(wrapped.close)  # the module may be trained again
+            return wrapped
+        return DistributedDataParallel(
+            whole,
+            device_ids=[self.device],
+            gradient_as_bucket_view=True,
+            find_unused_parameters=spec.has_unused_parameters,
+        )
+
+    def _open_validation(
+        self, dataset: ParquetDataset, resources: ExitStack, on_step: Callable[[], None]
+    ) -> Validation | None:
+        if self.spec.validation_rows is None:
+            return None
+        validation = Validation(
+            self.spec,
+            dataset=dataset,
+            communicator=self.communicator,
+            objective=self.step.objective,
+            device=self.device,
+            on_step=on_step,
+        )
+        resources.callback(validation.close)
+        return validation
+
+
+def _open_feed(
+    spec: TrainingSpec, communicator: Communicator, dataset: ParquetDataset, choice: Choice
+) -> PlannedFeed:
+    return PlannedFeed(
         dataset,
         columns=spec.columns(),
         rank=communicator.rank,
@@ -157,170 +375,6 @@ def _train(
         row_filter=spec.training_rows,
         cache=spec.cache,
         read_timeout_s=read_timeout_s(communicator),
-    )
-    with feed, single_rows_allowed(module), ExitStack() as stack:
-        if spec.sync_batch_norm and communicator.world_size > 1:
-            stack.enter_context(synchronized_batch_norms(module))
-        if spec.compile:
-            module.compile()
-        wrapped = _distribute(module, spec, communicator, device)
-        if isinstance(wrapped, DataParallel):
-            stack.callback(wrapped.close)  # the module may be trained again
-        step, update, learning_rate, plan, state = _prepare_step(
-            spec, choice, module, wrapped, feed, communicator
-        )
-        progress = ProgressReporter(
-            report if communicator.rank == 0 else _report_nothing,
-            epochs=spec.epochs,
-            steps_per_epoch=feed.steps_per_epoch,
-            went_on=went_on,
-        )
-        validation = None
-        if spec.validation_rows is not None:
-            validation = Validation(
-                spec,
-                dataset=dataset,
-                communicator=communicator,
-                objective=step.objective,
-                device=device,
-                went_on=went_on,
-            )
-            stack.callback(validation.close)
-        course = FitCourse(
-            spec,
-            communicator=communicator,
-            module=module,
-            optimizer=update.optimizer,
-            steps_per_epoch=feed.steps_per_epoch,
-        )
-        state.add("course", course)
-        checkpoints = stack.enter_context(
-            Checkpoints(
-                choice,
-                spec=spec,
-                state=state,
-                step=step,
-                updates=plan,
-                feed=feed,
-                course=course,
-                communicator=communicator,
-            )
-        )
-        position = checkpoints.resume()
-        progress.resume(epoch=position.epoch, steps=position.step, history=position.history)
-        history = list(position.history)
-        course.begin(history, in_epoch=position.step > 0)
-        for epoch in range(position.epoch, spec.epochs + 1):
-            if not course.goes_on:
-                break
-            meter = EpochMeter(epoch, device, communicator, EpochMetrics(spec.metrics, device))
-            checkpoints.begin_epoch(epoch, meter)
-            course.begin_epoch(epoch)
-            place = Place(communicator.rank, epoch, plan.steps_before + 1)
-            record = _run_epoch(
-                place, feed, step, plan, meter, progress, learning_rate, course, checkpoints, note_place
-            )
-            if validation is not None:
-                note_place(f"the validation of epoch {epoch}")
-                with told_with_place("validation", rank=communicator.rank, place=f"epoch {epoch}"):
-                    record = record.with_validation(*validation.run(module, epoch))
-            note_place(f"the end of epoch {epoch}")
-            update.end_epoch(epoch)
-            with told_with_place("the scheduler", rank=communicator.rank, place=f"epoch {epoch}"):
-                learning_rate.end_epoch(record.metrics.get("val_loss", record.loss))
-            progress.epoch(record)
-            history.append(record)
-            course.end_epoch(record)
-            checkpoints.after_epoch(
-                history,
-                finished=epoch == spec.epochs or not course.goes_on,
-                is_best=course.best_epoch == epoch,
-            )
-        note_place("")
-        model_epoch = course.end()
-    return TrainingResult(module.to("cpu").eval(), tuple(history), model_epoch)
-
-
-def _prepare_step(
-    spec: TrainingSpec,
-    choice: Choice,
-    module: nn.Module,
-    wrapped: nn.Module,
-    feed: PlannedFeed,
-    communicator: Communicator,
-) -> tuple[TrainingStep, WeightUpdate, LearningRate, UpdatePlan, FitState]:
-    device = next(module.parameters()).device
-    plan = UpdatePlan(feed, spec.accumulated_batches)
-    optimizer = make_optimizer(spec.optimizer, module)
-    learning_rate = LearningRate(
-        optimizer,
-        factor=scaling_factor(spec.learning_rate_scaling, choice.num_ranks_at_start),
-        warmup_steps=spec.warmup_steps,
-        scheduler=spec.scheduler,
-        interval=spec.scheduler_interval,
-        num_epochs=spec.epochs,
-        steps_per_epoch=plan.num_updates,
-    )
-    precision = Precision(spec.precision, device)
-    update = WeightUpdate(module, optimizer, learning_rate, precision, spec.max_grad_norm)
-    step = TrainingStep(
-        module=wrapped,
-        objective=Objective(spec, precision=precision, device=device),
-        plan=plan,
-        update=update,
-        precision=precision,
-        communicator=communicator,
-        device=device,
-    )
-    state = FitState(module, optimizer, learning_rate, scaler=precision.scaler, update=update, step=step)
-    return step, update, learning_rate, plan, state
-
-
-def _run_epoch(
-    first: Place,
-    feed: PlannedFeed,
-    step: TrainingStep,
-    plan: UpdatePlan,
-    meter: EpochMeter,
-    progress: ProgressReporter,
-    learning_rate: LearningRate,
-    course: FitCourse,
-    checkpoints: Checkpoints,
-    note_place: Callable[[str], None],
-) -> EpochRecord:
-    # A step that fails leaves them to its traceback, with the threads that make them.
-    epoch = first.epoch
-    prepared = step.objective.prepare_all(feed.epoch(epoch - 1), first)
-    with closing(batches_for(step.device, prepared, ahead=not step.objective.draws)) as batches:
-        for index, batch in enumerate(meter.time_waits(batches), start=first.step):
-            place = Place(first.rank, epoch, index).told()
-            note_place(place)
-            with told_with_place("training", rank=first.rank, place=place, batch=batch):
-                result = step.run(batch, epoch=epoch, step=index, metrics=meter.metrics)
-            meter.add(result.loss_mean, result.weight, result.rows)
-            course.end_step(epoch, index, result.loss_mean)
-            progress.step(epoch=epoch, step=index, rows=plan.rows_of_step(index), meter=meter)
-            checkpoints.after_step(epoch, index, meter)
-    with told_with_place("the end of the training", rank=first.rank, place=f"epoch {epoch}"):
-        return meter.close(learning_rate=learning_rate.last)
-
-
-def _distribute(
-    module: nn.Module, spec: TrainingSpec, communicator: Communicator, device: torch.device
-) -> nn.Module:
-    """Wrap the module so that backward averages gradients; rank 0's weights become everyone's."""
-    if communicator.world_size == 1:
-        return module
-    # Also for modules that use torch.distributed themselves, as SyncBatchNorm does.
-    init_process_group(communicator, cuda=device.type == "cuda")
-    whole = module if spec.user_step is None else StepModule(module, spec.user_step)
-    if device.type == "cpu":
-        return DataParallel(whole, communicator)
-    return DistributedDataParallel(
-        whole,
-        device_ids=[device],
-        gradient_as_bucket_view=True,
-        find_unused_parameters=spec.has_unused_parameters,
     )
 
 

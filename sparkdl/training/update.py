@@ -205,7 +205,7 @@ class Precision:
 
 
 def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
-    """Return ``factory(module.parameters())``.
+    """Return ``factory(module.parameters())``, fused where torch leaves the choice (see :func:`fuse`).
 
     Raises:
         ParamError: if the factory raises, or returns something else than an optimizer, or one of other parameters.
@@ -237,7 +237,29 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
             f"Param optimizer returned {type(optimizer).__name__} of other parameters than those that it was called "
             "with; it would train nothing. Each rank has a copy of the model: use the function's argument."
         )
+    fuse(optimizer)
     return optimizer
+
+
+def fuse(optimizer: Optimizer) -> None:
+    """Have torch's Adam or AdamW on CPU update each tensor in one pass, a third of the time of torch's default.
+
+    Only if the program left the choice to torch, by giving neither ``fused`` nor ``foreach``. The result differs by
+    rounding. See ``fused`` in the documentation of :class:`torch.optim.AdamW`.
+    """
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return
+    for group in optimizer.param_groups:
+        is_open = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
+        tensors = group["params"]
+        if (
+            is_open
+            and not isinstance(group["lr"], Tensor)
+            and all(
+                t.device.type == "cpu" and t.is_floating_point() and type(t.data) is Tensor for t in tensors
+            )
+        ):
+            group["fused"] = True
 
 
 @dataclass(frozen=True)

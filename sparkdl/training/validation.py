@@ -16,7 +16,7 @@ from sparkdl.training.batches import batches_for, read_timeout_s
 from sparkdl.training.checkpoint.state import buffers_kept, loss_buffers
 from sparkdl.training.history import LossSum
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Place, told_with_place
+from sparkdl.training.objective import StepPosition, error_context
 from sparkdl.training.random_state import random_numbers_apart
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Validation:
         communicator: open over all ranks.
         objective: applies the module and its loss.
         device: of the module.
-        went_on: called before each batch.
+        on_step: called before each batch.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Validation:
         communicator: Communicator,
         objective: Objective,
         device: torch.device,
-        went_on: Callable[[], None] = lambda: None,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self._went_on = went_on
+        self._on_step = on_step
         assert spec.validation_rows is not None, "made where there is something to validate on"
         self._communicator, self._objective, self._device = communicator, objective, device
         self._metrics, self._losses = spec.metrics, spec.losses
@@ -109,18 +109,16 @@ class Validation:
             random_numbers_apart(self._device),
         ):
             if self._feed is not None:
-                first = Place(self._communicator.rank, epoch, 1)
+                first = StepPosition(self._communicator.rank, epoch, 1)
                 prepared = self._objective.prepare_all(self._feed.epoch(0), first, of_validation=True)
                 with closing(batches_for(self._device, prepared)) as batches:
                     for step, batch in enumerate(batches, start=1):
-                        self._went_on()
+                        self._on_step()
                         rows = self._objective.num_rows(batch)
                         if not rows:
                             continue
-                        place = first._replace(step=step).told(of_validation=True)
-                        with told_with_place(
-                            "evaluating the batch", rank=first.rank, place=place, batch=batch
-                        ):
+                        where = first._replace(step=step).text(of_validation=True)
+                        with error_context("evaluating the batch", rank=first.rank, where=where, batch=batch):
                             found = self._objective.evaluate(module, batch)
                             metrics.add(found, rows)
                         losses.add(found.term.mean, found.term.weight)

@@ -28,6 +28,7 @@ from sparkdl.data.feed.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed.row_stream import no_map_of_rows
 from sparkdl.data.feed.sources import find_dataset
 from sparkdl.data.feed.state import Course, Identity, from_json, to_json
+from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -103,9 +104,6 @@ SHUFFLE_BUFFER_BYTES = 64 << 20
 
 SHUFFLE_BUFFER_ROWS = 1 << 16
 """How many rows the shuffle buffer holds at most by default: more of them leave the processor's cache."""
-
-READ_AHEAD_BYTES = 256 << 20
-"""How much memory what is read ahead takes at most by default."""
 
 
 class ParquetFeed:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data.checks import check_counts
-from sparkdl.data.feed.feed import READ_AHEAD_BYTES, ParquetFeed
+from sparkdl.data.feed.feed import ParquetFeed
+from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+READ_AHEAD_BYTES = 256 << 20
+"""How much memory the items that are read ahead take at most by default."""
+
 _EXIT_GRACE_S = 2.0
 """How long the end of the interpreter waits for threads: one that comes back from C++ later is killed in there."""
 

@@ -34,7 +34,7 @@ from sparkdl.training.checkpoint.state import (
     set_buffers,
 )
 from sparkdl.training.history import EpochRecord, join_meter_states
-from sparkdl.training.objective import Place
+from sparkdl.training.objective import StepPosition
 from sparkdl.training.random_state import random_numbers_apart, seed_rank, set_random_state
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset, PlannedFeed
-    from sparkdl.training.callbacks import FitCourse
+    from sparkdl.training.callbacks import FitControl
     from sparkdl.training.history import EpochMeter
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.step import TrainingStep
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Position:
+class ResumePoint:
     """Where a fit begins.
 
     Attributes:
@@ -77,7 +77,7 @@ class Checkpoints:
         step: of the training.
         updates: says which steps update the weights.
         feed: of the rows.
-        course: of the fit, whose end a callback of this rank may have asked for.
+        control: of the fit, whose end a callback of this rank may have requested.
         communicator: of all ranks.
     """
 
@@ -90,15 +90,15 @@ class Checkpoints:
         step: TrainingStep,
         updates: UpdatePlan,
         feed: PlannedFeed,
-        course: FitCourse,
+        control: FitControl,
         communicator: Communicator,
     ) -> None:
-        self._choice, self._plan, self._course = choice, spec.checkpoints, course
+        self._choice, self._plan, self._control = choice, spec.checkpoints, control
         self._spec, self._state, self._step = spec, state, step
         self._updates, self._feed, self._communicator = updates, feed, communicator
         self._writer: CheckpointWriter | None = None
         self._num_updates = 0
-        self._position = Position()
+        self._position = ResumePoint()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -109,7 +109,7 @@ class Checkpoints:
         if self._writer is not None:
             self._writer.close(failed=kind is not None)
 
-    def resume(self) -> Position:
+    def resume(self) -> ResumePoint:
         """Go on from the checkpoint that was chosen, if there is one; collective, and the last thing before training.
 
         Raises:
@@ -165,7 +165,7 @@ class Checkpoints:
             finished: whether the fit ends here.
             is_best: whether the checkpoint is kept until a better one comes.
         """
-        self._position = Position(epoch=history[-1].epoch + 1, history=tuple(history))
+        self._position = ResumePoint(epoch=history[-1].epoch + 1, history=tuple(history))
         if self._plan is not None:
             step = self._updates.num_steps
             place = {"epoch": history[-1].epoch, "step": step, "ends_epoch": True, "finished": finished}
@@ -180,7 +180,7 @@ class Checkpoints:
         is_best: bool = False,
     ) -> None:
         module = self._state.module
-        own = {**own, "wants_to_stop": self._course.wants_to_stop}
+        own = {**own, "wants_to_stop": self._control.wants_to_stop}
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
         if self._writer is None:
             return
@@ -199,7 +199,7 @@ class Checkpoints:
         )
         self._writer.write(Content(manifest=manifest, states={**states, RANKS: ranks}), is_best=is_best)
 
-    def _restore(self, folder: CheckpointFolder, name: str) -> Position:
+    def _restore(self, folder: CheckpointFolder, name: str) -> ResumePoint:
         location, manifest = folder.location(name), folder.manifest(name)
         load_module_state(self._state.module, load_file(location, MODEL))
         fit = load_file(location, FIT)
@@ -212,7 +212,9 @@ class Checkpoints:
         self._state.restore_parts(fit)
         is_as_many = manifest.world_size == self._communicator.world_size
         meter = self._restore_rank(load_file(location, RANKS), (epoch, step), is_as_many=is_as_many)
-        return Position(epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter)
+        return ResumePoint(
+            epoch, step, tuple(EpochRecord.from_dict(record) for record in fit["history"]), meter
+        )
 
     def _restore_rank(
         self, ranks: Sequence[bytes], place: tuple[int, int], *, is_as_many: bool
@@ -222,7 +224,7 @@ class Checkpoints:
         states = [read_rank_state(state) for state in ([ranks[rank]] if is_as_many else ranks)]
         own = states[0]  # as the model's, the buffers of losses are otherwise those of rank 0
         set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
-        self._course.wants_to_stop = any(state["wants_to_stop"] for state in states)
+        self._control.wants_to_stop = any(state["wants_to_stop"] for state in states)
         if not is_as_many:
             seed_rank(self._spec.seed, rank, *place)
             meters = [state.get("meter") for state in states]
@@ -235,9 +237,9 @@ class Checkpoints:
     def _earlier_batch(self, epoch: int, step: int) -> Any:
         """The last batch with rows that this rank has had: it takes part with it in steps without any."""
         index, batch = self._feed.batch_before(epoch - 1, step)
-        place = Place(self._communicator.rank, epoch, index + 1)
+        position = StepPosition(self._communicator.rank, epoch, index + 1)
         with random_numbers_apart(self._step.device):
-            return self._step.objective.prepare(batch, place=place)
+            return self._step.objective.prepare(batch, position=position)
 
 
 logger = logging.getLogger(__name__)

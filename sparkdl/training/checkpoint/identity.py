@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparkdl.data import ParquetFeed
+from sparkdl import data
 from sparkdl.errors import CheckpointError
 from sparkdl.training.update import make_optimizer
 
@@ -195,7 +195,7 @@ def _column(dataset: ParquetDataset, name: str) -> str:
 
 def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str:
     digest = hashlib.sha256()
-    with ParquetFeed(
+    with data.ParquetFeed(
         dataset,
         columns=names,
         batch_size=min(_FIRST_ROWS, dataset.num_rows),
@@ -217,7 +217,7 @@ def _all_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: f
     if dataset.num_rows * row_bytes > _COMPARED_BYTES:
         return None
     total = np.uint64(0)
-    with ParquetFeed(
+    with data.ParquetFeed(
         dataset, columns=names, batch_size=_ROWS_AT_ONCE, shuffle=False, read_timeout_s=read_timeout_s
     ) as feed:
         for batch in feed.epoch(0):

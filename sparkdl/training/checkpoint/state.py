@@ -20,7 +20,6 @@ from torch import Tensor
 
 from sparkdl.collective.byte_exchange import broadcast_bytes, gather_bytes
 from sparkdl.errors import CheckpointError
-from sparkdl.torch.buffers import as_bytes
 from sparkdl.training.checkpoint.files import FIT, MODEL, OPTIMIZER
 from sparkdl.training.random_state import random_state
 
@@ -259,4 +258,6 @@ def _buffers_unlike_rank_0(module: nn.Module, communicator: Communicator) -> dic
 
 
 def _digest(tensor: Tensor) -> bytes:
+    from sparkdl.torch.buffers import as_bytes  # on ranks only: the driver does without the c10d backend
+
     return hashlib.blake2b(as_bytes(tensor.cpu()).numpy().tobytes(), digest_size=16).digest()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sparkdl.errors import TrainingError
-from sparkdl.training.callbacks import BestWeights, Callback, EarlyStopping, FitCourse, Patience
+from sparkdl.training.callbacks import BestWeights, Callback, EarlyStopping, FitControl, Patience
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.spec import Goal
 
@@ -126,7 +126,7 @@ def make_course(*callbacks, best=None, patience=None):
         callbacks=callbacks, epochs=3, best=best, patience=patience, watched=Goal(metric="loss")
     )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    return FitCourse(spec, communicator=ALONE, module=module, optimizer=optimizer, steps_per_epoch=1)
+    return FitControl(spec, communicator=ALONE, module=module, optimizer=optimizer, steps_per_epoch=1)
 
 
 def run(course, losses):
@@ -135,7 +135,7 @@ def run(course, losses):
         course.begin_epoch(epoch)
         course.end_step(epoch, 1, torch.tensor(0.5))
         course.end_epoch(record_of(epoch, loss, "loss"))
-        if not course.goes_on:
+        if not course.should_continue:
             break
     return epoch, course.end()
 
@@ -180,11 +180,11 @@ def test_a_course_goes_on_where_its_state_was_taken():
     first.begin()
     first.end_epoch(record_of(1, 1.0, "loss"))
     first.end_epoch(record_of(2, 2.0, "loss"))
-    assert first.goes_on
+    assert first.should_continue
     diary = Diary()
     second = make_course(diary, **settings)
     second.load_state_dict(first.state_dict())
     assert diary.pages == ["torn out"] * 3
     second.end_epoch(record_of(3, 3.0, "loss"))
-    assert not second.goes_on
+    assert not second.should_continue
     assert second.end() == 1

@@ -11,12 +11,12 @@ import torch
 
 from sparkdl.errors import DataError
 from sparkdl.model.heads import Head, LabelColumn
-from sparkdl.training.objective import Objective, Place
+from sparkdl.training.objective import Objective, StepPosition
 from sparkdl.training.update import Precision
 from tests.training.training_scenes import make_spec
 
 CPU = torch.device("cpu")
-PLACES = [Place(0, 1, 1), Place(1, 1, 1), Place(0, 2, 1), Place(0, 1, 2)]
+PLACES = [StepPosition(0, 1, 1), StepPosition(1, 1, 1), StepPosition(0, 2, 1), StepPosition(0, 1, 2)]
 
 
 def draw() -> list[float]:
@@ -49,21 +49,22 @@ def test_what_augment_draws_hangs_on_seed_and_place_alone_and_changes_no_later_n
         expected = draw()
         objective = make_objective(augment=put_draws)
         seed_all(seed)
-        found.append([tuple(objective.prepare(make_batch(), place=place)["x"][0, :3]) for place in PLACES])
+        found.append([tuple(objective.prepare(make_batch(), position=place)["x"][0, :3]) for place in PLACES])
         assert draw() == expected
     assert found[0] == found[1]
     numbers = {number for place in found[0] for number in place}
     assert len(numbers) == 3 * len(PLACES)
-    other = make_objective(augment=put_draws, seed=8).prepare(make_batch(), place=PLACES[0])
+    other = make_objective(augment=put_draws, seed=8).prepare(make_batch(), position=PLACES[0])
     assert tuple(other["x"][0, :3]) not in found[0]
 
 
 def test_batches_to_train_on_have_the_places_of_their_steps_and_others_are_not_changed():
     objective = make_objective(augment=put_draws)
     batches = (make_batch() for _ in range(2))
-    found = [batch["x"][0, :3].tolist() for batch in objective.prepare_all(batches, Place(0, 1, 1))]
+    found = [batch["x"][0, :3].tolist() for batch in objective.prepare_all(batches, StepPosition(0, 1, 1))]
     assert found == [
-        objective.prepare(make_batch(), place=place)["x"][0, :3].tolist() for place in (PLACES[0], PLACES[3])
+        objective.prepare(make_batch(), position=place)["x"][0, :3].tolist()
+        for place in (PLACES[0], PLACES[3])
     ]
     for batch in objective.prepare_all((make_batch() for _ in range(2)), PLACES[0], of_validation=True):
         assert not batch["x"].any()
@@ -77,7 +78,7 @@ def test_a_label_that_only_the_validation_has_is_told_with_the_place_of_its_batc
         device=CPU,
     )
     batches = (make_batch() | {"y": np.array([0, last])} for last in (0, 1))
-    prepared = objective.prepare_all(batches, Place(2, 3, 1), of_validation=True)
+    prepared = objective.prepare_all(batches, StepPosition(2, 3, 1), of_validation=True)
     next(prepared)
     message = (
         "In epoch 3, step 2 of the validation on rank 2: Column 'y' holds 1, which is none of the 1 classes"
@@ -91,7 +92,7 @@ def test_a_batch_without_rows_holds_no_column_that_is_no_number(place):
     """As those of strings, or of arrays that differ in length, which no device takes."""
     batch = {"x": np.empty(0, object), "y": np.empty(0, np.int64)}
     objective = make_objective(augment=put_draws)
-    prepared = objective.prepare(batch, place=place)
+    prepared = objective.prepare(batch, position=place)
     assert objective.num_rows(prepared) == 0
     for array in prepared.values():
         assert torch.from_numpy(array).numel() == 0

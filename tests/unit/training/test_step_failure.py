@@ -6,12 +6,12 @@ import torch
 
 from sparkdl.collective.job import is_consequence
 from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostError, TrainingError
-from sparkdl.training.objective import told_with_place
+from sparkdl.training.objective import error_context
 
 
 def fail_with(error: BaseException, cause: BaseException | None = None) -> None:
     batch = {"tokens": np.zeros((8, 7), np.int64), "label": torch.zeros(8)}
-    with told_with_place("training", rank=3, place="epoch 1, step 2", batch=batch):
+    with error_context("training", rank=3, where="epoch 1, step 2", batch=batch):
         raise error from cause
 
 
@@ -24,7 +24,7 @@ def test_what_the_model_raises_is_told_with_epoch_step_rank_and_batch_and_stays_
         "The batch: tokens int64 (8, 7), label float32 (8,)."
     )
     assert caught.value.__cause__ is error
-    assert [entry.name for entry in caught.traceback][-1] == "told_with_place"
+    assert [entry.name for entry in caught.traceback][-1] == "error_context"
     assert error.__traceback__ is not None
     assert not is_consequence(caught.value)
 
@@ -62,6 +62,6 @@ def test_code_that_exits_is_told_with_its_place_and_status() -> None:
     said = r"^In epoch 2, step 5 on rank 1 training failed: it called sys\.exit\(0\)\.$"
     with (
         pytest.raises(TrainingError, match=said),
-        told_with_place("training", rank=1, place="epoch 2, step 5"),
+        error_context("training", rank=1, where="epoch 2, step 5"),
     ):
         raise SystemExit(0)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.data import PlannedFeed
+from sparkdl.errors import TrainingError
+from sparkdl.training.trainer import train
+from tests.training.training_scenes import make_spec, write_dataset
+
+ALONE = SimpleNamespace(
+    world_size=1, rank=0, timeout_s=60.0, topology=SimpleNamespace(local_size=1), abort=lambda reason: None
+)
+
+
+def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+    read = PlannedFeed.epoch
+
+    def noted(self: PlannedFeed, epoch: int) -> Generator[dict[str, np.ndarray], None, None]:
+        try:
+            yield from read(self, epoch)
+        finally:
+            ended.append(epoch)
+
+    def fail(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
+        raise ValueError(f"{len(labels)} rows")
+
+    monkeypatch.setattr(PlannedFeed, "epoch", noted)
+    dataset = write_dataset(tmp_path, 200, rows_per_group=10)
+    with pytest.raises(TrainingError, match="ValueError: 8 rows") as raised:
+        train(make_spec(loss=fail, batch_size=8), communicator=ALONE, dataset=dataset)
+    assert "In epoch 1, step 1 on rank 0 training failed" in str(raised.value)
+    assert raised.value.__cause__.__traceback__ is not None
+    assert ended == [0]
+    assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())

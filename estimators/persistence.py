@@ -32,8 +32,6 @@ from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWriter
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError
 from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.estimators.torch_estimator import TorchEstimator
-from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
 from sparkdl.old_names import todays_name
 from sparkdl.training.history import EpochRecord
@@ -43,12 +41,15 @@ if TYPE_CHECKING:
 
     from pyspark.ml.param import Params
 
+    from sparkdl.estimators.torch_estimator import TorchEstimator
+    from sparkdl.estimators.torch_model import TorchModel
+
 _logger = logging.getLogger(__name__)
 
 _MODULE = "module"
 _FUNCTIONS = "functions.pkl"
 
-M = TypeVar("M", bound=TorchModel)
+M = TypeVar("M", bound="TorchModel")
 E = TypeVar("E", bound=MLReadable[Any])
 
 

@@ -26,6 +26,7 @@ from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.runs import nested_runs, place_of_single_fit
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import _TorchEstimatorParams
+from sparkdl.estimators.persistence import TorchEstimatorReader, TorchEstimatorWriter
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.launch import active_session
 
@@ -348,15 +349,11 @@ class TorchEstimator(
 
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""
-        from sparkdl.estimators.persistence import TorchEstimatorWriter
-
         return TorchEstimatorWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[TorchEstimator]:
         """Return a reader; :meth:`load` is the shortcut."""
-        from sparkdl.estimators.persistence import TorchEstimatorReader
-
         return TorchEstimatorReader(cls)
 
     def params_of_fit(self) -> TorchEstimator:

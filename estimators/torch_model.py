@@ -18,6 +18,7 @@ from sparkdl.errors import ParamError
 from sparkdl.estimators.params.base import prediction_batch_size_of
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
+from sparkdl.estimators.persistence import TorchModelReader, TorchModelWriter
 from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf
@@ -96,15 +97,11 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
 
     def write(self) -> MLWriter:
         """Return a writer: ``model.write().overwrite().save(path)``."""
-        from sparkdl.estimators.persistence import TorchModelWriter
-
         return TorchModelWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[TorchModel]:
         """Return a reader; :meth:`load` is the shortcut."""
-        from sparkdl.estimators.persistence import TorchModelReader
-
         return TorchModelReader(cls)
 
     def _logged_as(self: T, run_id: str | None, uri: str | None) -> T:

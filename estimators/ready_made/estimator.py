@@ -27,6 +27,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import split_rows
 from sparkdl.estimators.params.base import ParamsT
+from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader
 from sparkdl.estimators.ready_made.params import _ReadyMadeParams
 from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
@@ -99,15 +100,11 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
 
     def write(self) -> MLWriter:
         """Return a writer: ``estimator.write().overwrite().save(path)``."""
-        from sparkdl.estimators.persistence import ParamsWriter
-
         return ParamsWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[Any]:
         """Return a reader; :meth:`load` is the shortcut."""
-        from sparkdl.estimators.persistence import TorchEstimatorReader
-
         return TorchEstimatorReader(cls)
 
 

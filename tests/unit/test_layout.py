@@ -32,13 +32,6 @@ CIRCLES = {
             "sparkdl.data.petastorm.transform",
         }
     ),
-    frozenset(
-        {
-            "sparkdl.estimators.persistence",
-            "sparkdl.estimators.torch_estimator",
-            "sparkdl.estimators.torch_model",
-        }
-    ),
 }
 """Modules that import each other when they run, by imports inside of functions; to be dissolved, none to be added."""
 

@@ -129,22 +129,26 @@ class ParquetDataset:
     def _by_name(self) -> dict[str, Column]:
         return {column.name: column for column in self.columns}
 
-    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation | None:
+    def preparation(
+        self,
+        transform: Any,
+        names: Sequence[str] | None,
+        apply_transform: Callable[[Sequence[Column], Any], Preparation],
+    ) -> Preparation | None:
         """Return what has to be done with row groups between reading and batching, or None.
 
         Args:
             transform: a ``TransformSpec`` of Petastorm, or None.
             names: the columns that are read, by default all.
+            apply_transform: makes the preparation of columns and a transform.
 
         Raises:
             DataError: if one of them does not exist.
         """
         if transform is None:
             return None
-        from sparkdl.data.petastorm.transform import prepare_frames
-
         columns = self.columns if names is None else [self.column(name) for name in names]
-        return prepare_frames(columns, transform)
+        return apply_transform(columns, transform)
 
     def filter_of(self, row_filter: RowFilter) -> RowFilter:
         """Return a filter of values as users see them as one of values as they lie in the files."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sparkdl.collective import Communicator
-    from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
+    from sparkdl.data.dataset.dataset import Column, ParquetDataset, Preparation
     from sparkdl.data.feed.sources import Source
 
 
@@ -66,6 +66,12 @@ def _names(columns: Any) -> list[str] | None:
     if not all(isinstance(group, Collection) and _are_names(group) for group in groups):
         raise _no_choice(columns)
     return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _apply_transform(columns: Sequence[Column], transform: Any) -> Preparation:
+    from sparkdl.data.petastorm.transform import prepare_frames  # imports pandas and Petastorm
+
+    return prepare_frames(columns, transform)
 
 
 def layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayout:
@@ -211,7 +217,7 @@ class ParquetFeed:
         self.dataset = find_dataset(source, names, shapes, timeout_s=read_timeout_s)
         if isinstance(chosen, RowFilter):
             chosen = self.dataset.filter_of(chosen)
-        preparation = self.dataset.preparation(transform, names)
+        preparation = self.dataset.preparation(transform, names, _apply_transform)
         self._layout = layout_of(preparation or self.dataset, fields)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises when a rank would have none
         if shuffle_buffer_rows is None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import bytes_of, to_arrow
-from sparkdl.data.dataset.dataset import ParquetDataset, Preparation, missing_column_error
+from sparkdl.data.dataset.dataset import Column, ParquetDataset, Preparation, missing_column_error
 from sparkdl.data.dataset.footers import find_parquet_files, scan_dataset
 from sparkdl.data.dataset.legacy_parquet import folder_values
 from sparkdl.data.dataset.rows import RowFilter, Values
@@ -38,7 +38,7 @@ from petastorm.transform import transform_schema
 from petastorm.unischema import Unischema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +52,23 @@ class UnischemaDataset(ParquetDataset):
 
     pickled_schema: bytes
 
-    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation:
+    def preparation(
+        self,
+        transform: Any,
+        names: Sequence[str] | None,
+        apply_transform: Callable[[Sequence[Column], Any], Preparation],
+    ) -> Preparation:
         """Return how row groups are decoded, and then changed by a ``TransformSpec`` if there is one.
 
         Args:
             transform: the ``TransformSpec``, whose function takes a dict of one decoded row, and returns one.
             names: the fields that are read, by default all; without a transform all that can be fed.
+            apply_transform: not used: rows are decoded one by one, and transformed likewise.
 
         Raises:
             DataError: if there is no such field for the transform.
         """
+        del apply_transform
         schema = _unpickle(self.pickled_schema, self.url)
         spec = transform
         if spec is not None and names is not None:

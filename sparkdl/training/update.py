@@ -251,15 +251,18 @@ def fuse(optimizer: Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         is_open = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
-        tensors = group["params"]
-        if (
-            is_open
-            and not isinstance(group["lr"], Tensor)
-            and all(
-                t.device.type == "cpu" and t.is_floating_point() and type(t.data) is Tensor for t in tensors
-            )
-        ):
+        if is_open and not isinstance(group["lr"], Tensor) and all(map(_fuses, group["params"])):
             group["fused"] = True
+
+
+def _fuses(parameter: nn.Parameter) -> bool:
+    """Whether torch 2.13's fused kernel computes what the default does: it disregards the order in memory."""
+    return (
+        parameter.device.type == "cpu"
+        and type(parameter.data) is Tensor
+        and parameter.dtype in (torch.float32, torch.float64)
+        and parameter.is_contiguous()
+    )
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from sparkdl.training.objective import Objective, StepModule, StepPosition, erro
 from sparkdl.training.random_state import refuse_what_varies, seed_rank
 from sparkdl.training.single_rows import single_rows_allowed
 from sparkdl.training.step import TrainingStep
-from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate, make_optimizer
+from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate, fuse, make_optimizer
 from sparkdl.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -192,6 +192,7 @@ class Trainer:
         distributed = self._distribute(resources)
         self.plan = UpdatePlan(self.feed, spec.accumulated_batches)
         optimizer = make_optimizer(spec.optimizer, self.module)
+        fuse(optimizer)
         self.learning_rate = LearningRate(
             optimizer,
             factor=scaling_factor(spec.learning_rate_scaling, choice.num_ranks_at_start),

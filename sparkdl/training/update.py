@@ -205,7 +205,7 @@ class Precision:
 
 
 def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
-    """Return ``factory(module.parameters())``, fused where torch leaves the choice (see :func:`fuse`).
+    """Return ``factory(module.parameters())``.
 
     Raises:
         ParamError: if the factory raises, or returns something else than an optimizer, or one of other parameters.
@@ -237,17 +237,21 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
             f"Param optimizer returned {type(optimizer).__name__} of other parameters than those that it was called "
             "with; it would train nothing. Each rank has a copy of the model: use the function's argument."
         )
-    fuse(optimizer)
     return optimizer
+
+
+_WITH_FUSED_FORM = (torch.optim.Adam, torch.optim.AdamW)
+"""Not SGD and Adagrad: these take sparse gradients, which show in the backward pass only, unless they are fused."""
 
 
 def fuse(optimizer: Optimizer) -> None:
     """Have torch's Adam or AdamW on CPU update each tensor in one pass, a third of the time of torch's default.
 
     Only if the program left the choice to torch, by giving neither ``fused`` nor ``foreach``. The result differs by
-    rounding. See ``fused`` in the documentation of :class:`torch.optim.AdamW`.
+    rounding. See ``fused`` in the documentation of :class:`torch.optim.AdamW`. What identifies a fit is the optimizer
+    as the program made it, so this comes after.
     """
-    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+    if type(optimizer) not in _WITH_FUSED_FORM:
         return
     for group in optimizer.param_groups:
         is_open = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
@@ -263,6 +267,17 @@ def _fuses(parameter: nn.Parameter) -> bool:
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.is_contiguous()
     )
+
+
+def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a state that may be of another device or version, without changing the form that :func:`fuse` chose."""
+    state = dict(state)
+    if type(optimizer) in _WITH_FUSED_FORM and len(state["param_groups"]) == len(optimizer.param_groups):
+        state["param_groups"] = [
+            {**group, "fused": own["fused"], "foreach": own["foreach"]}
+            for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+        ]
+    optimizer.load_state_dict(state)
 
 
 @dataclass(frozen=True)

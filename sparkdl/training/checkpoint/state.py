@@ -22,6 +22,7 @@ from sparkdl.collective.byte_exchange import broadcast_bytes, gather_bytes
 from sparkdl.errors import CheckpointError
 from sparkdl.training.checkpoint.files import FIT, MODEL, OPTIMIZER
 from sparkdl.training.random_state import random_state
+from sparkdl.training.update import load_optimizer_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -153,7 +154,7 @@ class FitState:
             state: of the optimizer.
             fit: what the file of the fit holds.
         """
-        self._optimizer.load_state_dict(dict(state))
+        load_optimizer_state(self._optimizer, state)
         self._learning_rate.load_state_dict(fit["learning_rate"])
 
     def restore_parts(self, fit: Mapping[str, Any]) -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from sparkdl.errors import ParamError
-from sparkdl.training.update import make_optimizer
+from sparkdl.training.checkpoint.identity import described_optimizer
+from sparkdl.training.update import fuse, load_optimizer_state, make_optimizer
 
 
 @pytest.fixture(params=[True, False])
@@ -36,3 +38,76 @@ def test_factory_that_fails_leaves_the_collector_as_it_was(collects: bool) -> No
     with pytest.raises(ParamError, match="in vain"):
         make_optimizer(fail, torch.nn.Linear(1, 1))
     assert gc.isenabled() == collects
+
+
+ADAMS = [torch.optim.Adam, torch.optim.AdamW]
+
+
+@pytest.mark.parametrize("kind", ADAMS)
+def test_adam_computes_in_one_pass_what_it_computes_by_default(kind: Any) -> None:
+    torch.manual_seed(0)
+    inputs = torch.rand(64, 16)
+    weights = []
+    for fused in (False, True):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(16, 3)
+        optimizer = kind(model.parameters(), lr=0.01)
+        if fused:
+            fuse(optimizer)
+            assert optimizer.param_groups[0]["fused"] is True
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(weights[0], weights[1])
+
+
+class OwnAdam(torch.optim.Adam):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameter"),
+    [
+        (OwnAdam, torch.zeros(2, 2)),
+        (torch.optim.SGD, torch.zeros(2, 2)),
+        (partial(torch.optim.Adam, fused=False), torch.zeros(2, 2)),
+        (partial(torch.optim.AdamW, foreach=False), torch.zeros(2, 2)),
+        (partial(torch.optim.Adam, foreach=True), torch.zeros(2, 2)),
+        (partial(torch.optim.Adam, differentiable=True), torch.zeros(2, 2)),
+        (torch.optim.Adam, torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        (torch.optim.Adam, torch.zeros(2, 2, dtype=torch.complex64)),
+        (torch.optim.Adam, torch.zeros(2, 2, dtype=torch.bfloat16)),
+    ],
+)
+def test_other_optimizers_and_parameters_keep_their_kernel(factory: Any, parameter: torch.Tensor) -> None:
+    optimizer = factory([torch.nn.Parameter(parameter)])
+    before = [dict(group) for group in optimizer.param_groups]
+    fuse(optimizer)
+    assert [group["fused"] for group in optimizer.param_groups] == [group["fused"] for group in before]
+
+
+@pytest.mark.parametrize("kind", ADAMS)
+@pytest.mark.parametrize("was_fused", [None, True])
+def test_state_of_another_kernel_leaves_the_optimizer_its_own(kind: Any, was_fused: bool | None) -> None:
+    def trained(model: torch.nn.Module, fused: bool | None) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = kind(model.parameters(), fused=fused)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return optimizer
+
+    model = torch.nn.Linear(2, 1)
+    state = trained(model, was_fused).state_dict()
+    own = None if was_fused else True
+    optimizer = kind(model.parameters(), fused=own)
+    load_optimizer_state(optimizer, state)
+    assert optimizer.param_groups[0]["fused"] is own
+    optimizer.step()
+    assert [int(each["step"]) for each in optimizer.state.values()] == [2, 2]
+
+
+def test_what_identifies_a_fit_is_the_optimizer_as_the_program_made_it() -> None:
+    module = torch.nn.Linear(2, 1)
+    described = described_optimizer(make_optimizer(torch.optim.AdamW, module), module)
+    assert "fused" not in described["optimizer"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -126,6 +126,11 @@ class _Footer:
     leaves: Mapping[str, int]
     """By column name the number of its leaf; the columns described here have one each."""
 
+    @cached_property
+    def types(self) -> dict[str, pa.DataType]:
+        """Arrow types by column name: a schema looks for a name among all of its own."""
+        return {field.name: field.type for field in self.schema}
+
     def statistics(self, name: str) -> Iterator[Any]:
         """Yield the statistics of a column in every row group that has rows; None where there are none."""
         for index in range(self.metadata.num_row_groups):
@@ -228,7 +233,7 @@ def _describe_columns(
         except DataError as error:
             raise DataError(f"{footers[0].where} cannot be fed: {error}") from error
     for name, shape in shapes.items():
-        if name not in footers[0].schema.names:
+        if name not in footers[0].types:
             raise missing_column_error(name, footers[0].schema.names)
         if name in described:
             _check_shape(name, shape, described[name][2])
@@ -283,7 +288,7 @@ def _describe_column(
 def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
     common = None
     for footer in footers:
-        if name not in footer.schema.names:
+        if name not in footer.types:
             if footer is footers[0]:
                 if any(part.startswith(f"{name}=") for part in footer.path.split("/")):
                     raise _partition_column_error(name, footer.path)
@@ -292,7 +297,7 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
                 f"Column {name!r} is in {footers[0].where}, but not in {footer.where}. Write files of equal columns, "
                 "or leave it out."
             )
-        found = footer.schema.field(name).type
+        found = footer.types[name]
         if common is not None and found != common:
             raise ColumnMismatchError(
                 f"Column {name!r} has the type {common} in {footers[0].where} and {found} in {footer.where}. "

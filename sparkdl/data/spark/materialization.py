@@ -18,7 +18,7 @@ from sparkdl.data.files.failures import store_error
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, check_frame, check_types, is_vector, quoted
 from sparkdl.data.spark.jobs import jobs_of, spark_job
-from sparkdl.data.spark.plan import open_in_place, plan_key
+from sparkdl.data.spark.plan import InputFiles, input_files, open_in_place, plan_key
 from sparkdl.data.spark.validate import check_census, common_length, no_rows_error
 from sparkdl.data.spark.writing import (
     REPORT_SCHEMA,
@@ -233,9 +233,10 @@ def obtain_dataset(
             return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
     request.store.check_writable()
     _clean_up(request.store)
+    files = input_files(request.df)
     key = request.key
     if key is not None:
-        obtained = _share(request, key)
+        obtained = _share(request, key, files)
         if obtained is not None:
             return obtained
     with request.store.stage_dataset(_NAME) as staged:
@@ -243,8 +244,8 @@ def obtain_dataset(
         return Obtained(dataset, staged.hand_over_use(), is_shared=False)
 
 
-def _share(request: _Request, key: str) -> Obtained | None:
-    """Return the dataset of that key, written by whoever came first; None if it cannot be shared after all."""
+def _share(request: _Request, key: str, files: InputFiles | None) -> Obtained | None:
+    """Return the dataset of that key, written by the first who asks for it; None if its files change meanwhile."""
     store = request.store
     deadline = time.monotonic() + _WAIT_S
     while True:
@@ -256,7 +257,7 @@ def _share(request: _Request, key: str) -> Obtained | None:
             if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
                 continue
             dataset = _write(request, staged)
-            if request.key != key:
+            if input_files(request.df) != files:
                 logger.info(
                     "The files of the DataFrame changed while they were read; the rows are not shared."
                 )
@@ -281,11 +282,10 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     df, store = request.df, request.store
     request.on_write()
     names = [field.name for field in request.fields]
-    # Numbered, as mapInArrow of classic Spark trips over dots in names. As texts: made of Columns, every column would
-    # take some forty calls to the JVM.
-    selected = _with_arrays(df, request.fields, request.vector_dtype).selectExpr(
-        *[f"{quoted(name)} as c{index}" for index, name in enumerate(names)]
-    )
+    # One expression of one column: mapInArrow calls the JVM several times for each column, and of classic Spark trips
+    # over dots in their names.
+    parts = ", ".join(f"{quoted(name)} as c{index}" for index, name in enumerate(names))
+    rows = _with_arrays(df, request.fields, request.vector_dtype).selectExpr(f"struct({parts}) as row")
     task = partial(
         write_partition,
         url=staged.url,
@@ -295,9 +295,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     )
     # Other tasks of a job that failed would write on, and make the folder anew that is removed now.
     with spark_job(df.sparkSession, "writing rows", outlives_no_task=True):
-        reports = [
-            WrittenFile.from_json(row[0]) for row in selected.mapInArrow(task, REPORT_SCHEMA).collect()
-        ]
+        reports = [WrittenFile.from_json(row[0]) for row in rows.mapInArrow(task, REPORT_SCHEMA).collect()]
     files = sorted(reports, key=lambda file: file.order)
     _check_failures(store, files)
     num_rows = sum(file.num_rows for file in files)

@@ -175,7 +175,8 @@ def write_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of a partition to a new file in the folder at ``url`` and yield one report.
 
-    The columns get the ``names``, in their order. ``begin`` is called before that with the partition's number.
+    The batches have one column, of structs, whose fields get the ``names``, in their order. ``begin`` is called before
+    that with the partition's number.
 
     An empty partition has no file. A failure of the Store that trying again cannot mend is reported, any other
     one raised, so that Spark tries the task again.
@@ -191,7 +192,7 @@ def write_partition(
         with RowGroupWriter(url, number, row_group_bytes) as writer:
             for batch in batches:
                 if batch.num_rows:
-                    named = _renamed(batch, names)
+                    named = _columns(batch, names)
                     count_values(report.columns, named)
                     report.num_rows += named.num_rows
                     # Rows with nulls are refused in the end: they are counted, and no longer written.
@@ -207,10 +208,11 @@ def write_partition(
         yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
 
 
-def _renamed(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    """``RecordBatch.rename_columns``, which pyarrow has since version 16."""
-    fields = [field.with_name(name) for field, name in zip(batch.schema, names, strict=True)]
-    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
+def _columns(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """The fields of the only column, of structs, under other names."""
+    structs = batch.column(0)
+    fields = [structs.type.field(index).with_name(name) for index, name in enumerate(names)]
+    return pa.RecordBatch.from_arrays(structs.flatten(), schema=pa.schema(fields))
 
 
 class RowGroupWriter:

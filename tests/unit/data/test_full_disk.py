@@ -17,6 +17,7 @@ from sparkdl.data.spark.materialization import _check_failures
 from sparkdl.data.spark.writing import WrittenFile, write_partition
 from sparkdl.errors import StoreError, StoreFullError
 from tests.small_disk import small_disk
+from tests.unit.data.row_batches import structs_of
 
 __all__ = ["small_disk"]
 
@@ -24,7 +25,7 @@ __all__ = ["small_disk"]
 def test_rows_that_do_not_fit_are_reported_and_no_file_stays(small_disk: Path) -> None:
     batch = pa.RecordBatch.from_pydict({"x": np.random.default_rng(0).random(1 << 18)})
     with Store(small_disk).stage_dataset("fit") as staged:
-        (row,) = write_partition(iter([batch]), staged.url, ["x"], 1 << 16)
+        (row,) = write_partition(iter([structs_of(batch)]), staged.url, ["x"], 1 << 16)
         file = WrittenFile.from_json(row.column(0)[0].as_py())
         assert "its disk is full" in file.failure
         assert "Store.cleanup()" in file.failure

@@ -17,6 +17,7 @@ from sparkdl.data.spark.writing import WrittenFile, write_partition
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import StoreError
 from tests.s3_server import s3, s3_endpoint
+from tests.unit.data.row_batches import structs_of
 
 if TYPE_CHECKING:
     from sparkdl.data.store.store import StagedDataset
@@ -36,7 +37,7 @@ def write_rows(staged: StagedDataset, start: int, stop: int) -> ParquetDataset:
     batch = pa.RecordBatch.from_pydict(
         {"x": np.arange(start, stop), "y": [[float(number)] * 4 for number in range(start, stop)]}
     )
-    (row,) = write_partition(iter([batch]), staged.url, ["x", "y"], 1 << 12)
+    (row,) = write_partition(iter([structs_of(batch)]), staged.url, ["x", "y"], 1 << 12)
     file = WrittenFile.from_json(row.column(0)[0].as_py())
     assert not file.failure
     assert file.num_rows == stop - start
@@ -123,6 +124,6 @@ def test_missing_credentials_are_named(store: Store, monkeypatch: pytest.MonkeyP
     with pytest.raises(StoreError, match=r"no credentials were found.*AWS_ACCESS_KEY_ID"):
         Store(store.url).check_writable()
     batch = pa.RecordBatch.from_pydict({"x": np.arange(10)})
-    (row,) = write_partition(iter([batch]), f"{store.url}/fit", ["x"], 1 << 12)
+    (row,) = write_partition(iter([structs_of(batch)]), f"{store.url}/fit", ["x"], 1 << 12)
     assert "no credentials were found" in WrittenFile.from_json(row.column(0)[0].as_py()).failure
     assert open_location(store.url).path.endswith("my store")

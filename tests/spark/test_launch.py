@@ -51,6 +51,7 @@ def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
 
 
 # Each starts a server of its own; the first sees a failure too, and goes on.
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_program_that_stops_no_session_ends_by_itself(spark_mode: str, fails: bool) -> None:
     if spark_mode != "connect":
@@ -77,7 +78,7 @@ print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
         env=environment,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=280,
         check=False,
     )
     assert ended.returncode == int(fails), ended.stderr

@@ -13,11 +13,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sparkdl import __version__
+from sparkdl.versions import package_versions
 
 _PACKAGES = ("torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petastorm", "pyarrow")
 
@@ -30,10 +29,7 @@ def describe_machine() -> dict[str, object]:
         "processor": _processor(),
         "gpu": _gpu(),
         "python": platform.python_version(),
-        "versions": {
-            "sparkdl": __version__,
-            **{name: found for name in _PACKAGES if (found := _version(name)) is not None},
-        },
+        "versions": package_versions(_PACKAGES),
     }
 
 
@@ -58,13 +54,6 @@ def _gpu() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return ", ".join(answer.stdout.split("\n")).strip(", ") or None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 Row = Mapping[str, Any]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline, new_secret
 from sparkdl.data.spark.executor_python import executor_python_problem
-from sparkdl.data.spark.failures import spark_words
 from sparkdl.data.spark.jobs import jobs_of
+from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_checks import judge_machine, judge_versions

@@ -18,12 +18,11 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
-from sparkdl import __version__
 from sparkdl.rendezvous.addresses import interface_addresses
 from sparkdl.rendezvous.hosts import FOLDER
+from sparkdl.versions import package_versions
 
 _END_TIMEOUT_S = 5.0
 """How long a program that was killed may take to be gone; one that waits for a disk or a GPU may never be."""
@@ -154,7 +153,7 @@ def look_around(*, timeout_s: float) -> MachineFacts:
             host=socket.gethostname(),
             python=platform.python_version(),
             executable=sys.executable,
-            packages=_packages(),
+            packages=package_versions(PACKAGES),
             java=java.result(),
             native=native.result(),
             cores=len(os.sched_getaffinity(0)),
@@ -177,18 +176,6 @@ def _java(timeout_s: float) -> tuple[bool, str]:
     if not is_there or version is None:
         return False, f"{program}: {said}"
     return True, f"{version[1]} at {shutil.which(program) or program}"
-
-
-def _packages() -> dict[str, str]:
-    found = {"sparkdl": __version__}
-    for package in PACKAGES:
-        if package in found:
-            continue
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _shm_bytes() -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Jobs: a training that a file describes, run on a laptop by ``sparkdl train`` and on a cluster by spark-submit.
+"""Jobs: training described by a YAML file, run on one machine by ``sparkdl train`` or on a cluster by spark-submit.
 
 Runs on the *driver*. Imported as it is, this needs neither pyspark nor torch.
 """

@@ -6,11 +6,11 @@ The exit code of a job's process says whether a scheduler should run the job aga
 code   meaning
 =====  =================================================================================================
 0      done, also where an equal job had been done before
-1      failed, and would fail again: data, model or code have to be mended; also ranks that hang as they call
-       operations in different orders, or as one that is alive comes no further by itself
+1      failed, and would fail again: fix data, model or code; also if ranks hang because they call operations
+       in different orders, or because one reports no progress
 2      the command line or the job file is wrong; nothing was started
-75     lost ranks, executors, slots or the cluster (``EX_TEMPFAIL`` of sysexits.h): run it again; also after
-       any other hang: a process or host that does not answer, a rank that others waited for
+75     lost ranks, executors, slots or the cluster (``EX_TEMPFAIL`` of sysexits.h), or any other hang: a
+       process or host that does not answer, a rank that others waited for. Run it again
 130    ended by SIGINT, Ctrl-C
 143    ended by SIGTERM
 =====  =================================================================================================
@@ -59,11 +59,11 @@ _TEMPORARY = (LossError, SlotsMissingError, CheckpointsInUseError)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came; whatever ends a fit on Ctrl-C ends it then, too."""
+    """SIGTERM was received, which ends a fit like Ctrl-C."""
 
 
 def exit_code(error: BaseException) -> int:
-    """Return what a process ends with that was ended by an exception."""
+    """Return the exit code of a process that an exception ends."""
     if isinstance(error, Terminated):
         return TERMINATED
     if isinstance(error, KeyboardInterrupt):
@@ -76,9 +76,9 @@ def exit_code(error: BaseException) -> int:
 
 
 _DESCRIPTION = """\
-Trains the model that a job file describes, and writes it with its result to the job's output. A job that is done is
-not done again. Ends with 0 when done, 1 when it failed, 2 when the job or the command line is wrong, 75 when ranks,
-slots or the cluster were lost and it is worth running again, 130 on Ctrl-C and 143 on SIGTERM.
+Trains the model of a job file, and writes it with its result to the job's output. A finished job is not repeated. The
+exit code is 0 when done, 1 if it failed, 2 if the job or the command line is wrong, 75 if ranks, slots or the cluster
+were lost and the job should be run again, 130 on Ctrl-C and 143 on SIGTERM.
 """
 
 
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "others",
         nargs=argparse.REMAINDER,
         metavar="KEY=VALUE",
-        help="other values than in the file: epochs=3, model.arguments.hidden=64",
+        help="values that replace those of the file: epochs=3, model.arguments.hidden=64",
     )
     parser.set_defaults(prog=parser.prog, usage=parser.usage)
 
@@ -102,12 +102,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print the plan; ranks start, and nothing is trained"
     )
     parser.add_argument(
-        "--again", action="store_true", help="train also what is done, and replace the output"
+        "--again", action="store_true", help="train even if the job is done, and replace the output"
     )
 
 
 def _after_job(options: argparse.Namespace) -> argparse.Namespace:
-    """Understand what follows the job's file: values and options in any order, which subcommands cannot have else."""
+    """Parse what follows the job's file: values and options in any order, which argparse lacks for subcommands."""
     parser = argparse.ArgumentParser(prog=options.prog, usage=options.usage)
     _add_flags(parser)
     parser.add_argument("overrides", nargs="*")
@@ -129,7 +129,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def submitted(arguments: Sequence[str] | None = None) -> int:
-    """Run ``sparkdl_job.py``: in the session that spark-submit has the settings for."""
+    """Run ``sparkdl_job.py``: in the session of spark-submit."""
     parser = argparse.ArgumentParser(prog="sparkdl_job.py")
     add_arguments(parser)
     options = parser.parse_args(arguments)
@@ -145,13 +145,12 @@ def submitted(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_script_path(_options: argparse.Namespace) -> int:
-    """Run ``sparkdl job-script``: print where the program for spark-submit lies."""
+    """Run ``sparkdl job-script``: print the path of the program for spark-submit."""
     print(Path(__file__).parent / "script" / "sparkdl_job.py")
     return DONE
 
 
 def _run(options: argparse.Namespace, session_of: Callable[[Job], OpenSession]) -> int:
-
     others = _after_job(options)
     try:
         with ends_when_asked():
@@ -198,7 +197,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 @contextmanager
 def ends_when_asked() -> Iterator[None]:
-    """Raise :class:`Terminated` in the main thread when SIGTERM comes; another one does not disturb the ending."""
+    """Raise :class:`Terminated` in the main thread on SIGTERM; a second SIGTERM is ignored."""
     before = signal.signal(signal.SIGTERM, _raise)
     try:
         yield
@@ -207,9 +206,9 @@ def ends_when_asked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Have this process get SIGTERM when its parent ends, however that comes about.
+    """Have this process get SIGTERM when its parent ends, even by SIGKILL.
 
-    spark-submit leaves its Python program alone when it is killed itself.
+    spark-submit does not end its Python program when it is killed itself.
     """
     parent = os.getppid()
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:

@@ -1,7 +1,7 @@
-"""What makes two jobs one job, so that one that is done is not done again. Runs on the *driver*.
+"""The identity of a job, by which one that is done is not repeated. Runs on the *driver*.
 
-Equal are jobs that say the same about everything but ``spark``, ``output`` and some Params, with the same code and, as
-far as Spark tells, the same rows. Versions of libraries may differ.
+Jobs are equal if they differ only in ``spark``, ``output`` and some Params, and have the same code and, as far as Spark
+can tell, the same rows. Versions of libraries may differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PARAMS_WITHOUT_EFFECT = (
     "store",
     "trackingTimeoutSeconds",
 )
-"""Params that change neither the model nor what is told of it."""
+"""Params that change neither the model nor its metrics."""
 
 _LONGEST = 5
 _ABSENT = "not there"
@@ -40,12 +40,12 @@ _ABSENT = "not there"
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a job is told by.
+    """The identity of a job.
 
     Attributes:
-        said: what the job says, by keys joined by dots.
-        code: what its code holds, by the names of files.
-        rows: key of the rows; None where Spark cannot tell whether they are the same.
+        said: values of the job file, by keys joined by dots.
+        code: hashes of its code, by the names of files.
+        rows: key of the rows; None if Spark cannot tell whether rows are the same.
     """
 
     said: Mapping[str, Any]
@@ -58,27 +58,27 @@ class Identity:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
-        """Say what is not as it was in the identity that was written as a dict; what either does not know is equal."""
+        """Describe the differences to an earlier identity, given as a dict; what is unknown in one of them is equal."""
         found = [
             f"{key} was {was} and is {is_}" for key, was, is_ in _changes(before.get("said", {}), self.said)
         ]
         found += [
-            f"the code in {name} is another" for name, _, _ in _changes(before.get("code", {}), self.code)
+            f"the code in {name} has changed" for name, _, _ in _changes(before.get("code", {}), self.code)
         ]
         known = before.get("rows")
         if known is not None and self.rows is not None and known != self.rows:
-            found.append("the rows are others")
+            found.append("the rows have changed")
         return found if len(found) <= _LONGEST else [*found[:_LONGEST], f"{len(found) - _LONGEST} more"]
 
 
 def identity_of(job: Job, code: Mapping[str, str]) -> Identity:
-    """Return what a job is told by before its rows are known."""
+    """Return the identity of a job before its rows are known."""
     said = {key: value for key, value in job.content.items() if key not in _WITHOUT_EFFECT}
     without_effect = {f"params.{name}" for name in _PARAMS_WITHOUT_EFFECT}
-    told = {key: value for key, value in _flat(said) if key not in without_effect}
-    if "tracking.uri" in told:
-        told["tracking.uri"] = without_credentials(told["tracking.uri"])  # it is written down, and shown
-    return Identity(said=told, code=dict(code))
+    values = {key: value for key, value in _flat(said) if key not in without_effect}
+    if "tracking.uri" in values:
+        values["tracking.uri"] = without_credentials(values["tracking.uri"])  # it is stored, and shown
+    return Identity(said=values, code=dict(code))
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -91,7 +91,7 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key in sorted({*before, *now}):
-        # As JSON has them, for which 0, 0.0 and false are three.
+        # As JSON texts, in which 0, 0.0 and false differ.
         was, is_ = _shown(before, key), _shown(now, key)
         if was != is_:
             yield key, was, is_

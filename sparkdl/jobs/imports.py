@@ -1,11 +1,9 @@
-"""The Python objects that a job names, and its Python code, found on the driver and shipped to the ranks.
+"""The Python objects that a job imports, and its Python code, found on the driver and shipped to the ranks.
 
-A name ``MODULE:NAME`` stands for the object of that name. With arguments, a class stands for the instance made with
-them, and a function for that function with the arguments bound. So the kind of object determines whether it is
-called.
+An import path ``MODULE:NAME`` stands for an object. With arguments, a class stands for an instance, and a function for
+that function with the arguments bound.
 
-Shipped are the files and folders that the job lists under ``code``, and modules beside the job's file that it imports
-by name.
+The files and folders under ``code`` are shipped, and modules beside the job's file that it imports by name.
 """
 
 from __future__ import annotations
@@ -34,15 +32,15 @@ if TYPE_CHECKING:
 
 
 def call_named(entry: Entry, path: str, around: AbstractContextManager[None]) -> Any:
-    """Return what a function or class returns for its arguments; of a name of anything else what it names.
+    """Return what an imported function or class returns for its arguments, or any other imported object itself.
 
     Args:
         entry: an import path, or a mapping of ``import`` and ``arguments``.
-        path: the key that it stands for, for messages.
-        around: is entered for the call, once all is imported.
+        path: its key, for messages.
+        around: entered for the call, after the import.
 
     Raises:
-        JobFileError: if there is no such thing, or the call fails.
+        JobFileError: if the import or the call fails.
     """
     found, arguments = _named(entry, path)
     if callable(found) and not _is_module(found):
@@ -52,18 +50,18 @@ def call_named(entry: Entry, path: str, around: AbstractContextManager[None]) ->
 
 
 def named_object(entry: Entry, path: str, *, makes_instances: bool = True) -> Any:
-    """Return what a value of a Param that holds Python objects stands for.
+    """Return the Python object for a value of a Param.
 
-    Texts with a colon, and mappings with ``import``, are imports; lists and other mappings hold such values, and plain
-    values stand for themselves.
+    Texts and mappings with ``import`` are imports; lists and other mappings contain such values; other values stand for
+    themselves.
 
     Args:
         entry: the value.
-        path: the key that it stands for, for messages.
+        path: its key, for messages.
         makes_instances: whether a class stands for an instance; otherwise it counts as a function.
 
     Raises:
-        JobFileError: if there is no such thing, or the call of a class fails.
+        JobFileError: if the import or the call of a class fails.
     """
     value = entry.value
     if isinstance(value, list):
@@ -83,7 +81,7 @@ def named_object(entry: Entry, path: str, *, makes_instances: bool = True) -> An
         return _called(found, arguments)
     if not callable(found) or _is_module(found):
         return _without_arguments(found, arguments)
-    given = _plain(arguments)
+    given = arguments.plain()
     return functools.partial(found, **given) if given else found
 
 
@@ -102,9 +100,9 @@ def import_paths(entry: Entry) -> list[str]:
 
 
 def _named(entry: Entry, path: str) -> tuple[Any, Section]:
-    mapping = entry if isinstance(entry.value, dict) else Entry({IMPORT: entry}, entry.place)
-    section = Section(mapping, path, (IMPORT, ARGUMENTS), entry.place)
-    arguments = Section(section.get(ARGUMENTS), f"{path}.{ARGUMENTS}", None, section.place)
+    mapping = entry if isinstance(entry.value, dict) else Entry({IMPORT: entry}, entry.position)
+    section = Section(mapping, path, (IMPORT, ARGUMENTS), entry.position)
+    arguments = Section(section.get(ARGUMENTS), f"{path}.{ARGUMENTS}", None, section.position)
     name = section.string(IMPORT) or ""
     module, colon, inner = name.partition(":")
     if not (module and colon and inner):
@@ -136,13 +134,13 @@ def _named(entry: Entry, path: str) -> tuple[Any, Section]:
 
 
 def _called(found: Any, arguments: Section) -> Any:
-    given = _plain(arguments)
+    given = arguments.plain()
     try:
         return found(**given)
     except Exception as error:
         shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
         name = getattr(found, "__qualname__", type(found).__name__)
-        # Python quotes the argument that it does not know.
+        # For the line of the argument: Python quotes an unknown one in the message, and has no attribute for it.
         key = next((key for key in given if f"'{key}'" in str(error)), None)
         raised = f"{type(error).__name__}: {error}{_where(error)}"
         raise arguments.error(f"{name}({shown}) raised {raised}.", key) from error
@@ -150,16 +148,12 @@ def _called(found: Any, arguments: Section) -> Any:
 
 def _without_arguments(found: Any, arguments: Section) -> Any:
     if arguments.entries():
-        raise arguments.error(f"what is imported is of the type {type(found).__name__}, and takes none.")
+        raise arguments.error(f"the imported object is of the type {type(found).__name__}, and takes none.")
     return found
 
 
-def _plain(arguments: Section) -> dict[str, Any]:
-    return {key: each.plain() for key, each in arguments.entries().items()}
-
-
 def _where(error: Exception) -> str:
-    """In which line of whose file it was raised, if the call came that far."""
+    """The file and line that raised, unless that is the call itself."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -169,7 +163,7 @@ def _where(error: Exception) -> str:
 
 
 def _is_module(found: Any) -> bool:
-    """Whether something is a network already, which can be called, but with rows."""
+    """Whether an object is a network, which is callable, but with rows."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, torch.nn.Module)
 
@@ -178,19 +172,19 @@ _ARCHIVES = (".zip", ".whl", ".egg")
 
 
 def code_files(job: Job) -> list[Path]:
-    """Return files and folders of code, those that the job names and those that it imports from beside its file.
+    """Return the files and folders of code: those under ``code``, and imported ones beside the job's file.
 
     Raises:
-        JobFileError: if one that it names is not there, or is no Python code.
+        JobFileError: if one under ``code`` does not exist, or is not Python code.
     """
     found = list(job.code)
     for path in job.code:
         if not path.exists():
             raise JobFileError(
-                f"{job.file}: code: {path} does not exist; it is sought beside the job's file."
+                f"{job.file}: code: {path} does not exist. Paths are relative to the job's file."
             )
         if path.is_file() and path.suffix not in (".py", *_ARCHIVES):
-            raise JobFileError(f"{job.file}: code: {path} is none of *.py, *.zip, *.whl and folders.")
+            raise JobFileError(f"{job.file}: code: {path} is not a *.py, *.zip or *.whl file or a folder.")
     folder = job.file.parent
     for entry in (job.model, *job.params.values()):
         for name in import_paths(entry):
@@ -203,7 +197,7 @@ def code_files(job: Job) -> list[Path]:
 
 @contextmanager
 def importable(files: list[Path]) -> Iterator[None]:
-    """Have this process import from files and folders before anything else."""
+    """Put files and folders at the head of ``sys.path``."""
     entries = [str(path if path.suffix in _ARCHIVES else path.parent) for path in files]
     added = [entry for entry in dict.fromkeys(entries) if entry not in sys.path]
     sys.path[:0] = added
@@ -227,12 +221,12 @@ def ship(files: list[Path], spark: SparkSession) -> None:
 
 
 def loggable(files: list[Path]) -> list[Path]:
-    """Return files and folders that MLflow takes along with a model; archives are none, as it does not import them."""
+    """Return the files and folders that MLflow logs with a model; it does not import from archives."""
     return [path for path in files if path.suffix not in _ARCHIVES]
 
 
 def digests(files: list[Path]) -> dict[str, str]:
-    """Return by name what files and folders hold, so that another version of them is noticed."""
+    """Return a hash of the content of each file and folder, by name."""
     return {path.name: _digest(path) for path in files}
 
 

@@ -1,6 +1,6 @@
-"""The content of a job file, checked as far as that needs neither Spark nor torch.
+"""The content of a job file, checked as far as possible without Spark and torch.
 
-:class:`Section` takes values out of a section of the file, with errors that name line and key.
+:class:`Section` reads the values of a section of the file, with errors that name line and key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkdl.jobs.yaml_tree import (
     SOURCES,
     Entry,
     Override,
-    Place,
+    Position,
     apply_overrides,
     did_you_mean,
     read_tree,
@@ -29,21 +29,23 @@ T = TypeVar("T")
 
 
 class Section:
-    """A mapping of a job file; what is no mapping, or has keys that it does not know, is an error.
+    """A mapping of a job file.
 
     Args:
-        entry: the mapping; None for one that is not there.
+        entry: the mapping; None if it is missing.
         path: its key, with those above it.
         known: the keys that it may have; None for any.
-        place: of the mapping, where it is not there.
+        position: for errors, if the mapping is missing.
 
     Raises:
-        JobFileError: naming file, line and key.
+        JobFileError: if it is not a mapping, or has unknown keys; naming file, line and key.
     """
 
-    def __init__(self, entry: Entry | None, path: str, known: Sequence[str] | None, place: Place) -> None:
+    def __init__(
+        self, entry: Entry | None, path: str, known: Sequence[str] | None, position: Position
+    ) -> None:
         self.path = path
-        self.place = entry.place if entry is not None else place
+        self.position = entry.position if entry is not None else position
         value = entry.value if entry is not None else None
         if value is None:
             value = {}
@@ -53,28 +55,32 @@ class Section:
         for key, each in value.items():
             if known is not None and key not in known:
                 where = self.path or "a job"
-                raise JobFileError(f"{each.place}: {where} has no key {key!r}. {did_you_mean(key, known)}")
+                raise JobFileError(f"{each.position}: {where} has no key {key!r}. {did_you_mean(key, known)}")
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
     def entries(self) -> dict[str, Entry]:
-        """Return what is there by key."""
+        """Return the entries by key."""
         return dict(self._entries)
 
     def get(self, key: str) -> Entry | None:
-        """Return what a key stands for; None where it is not there, or null."""
+        """Return the entry of a key; None if it is missing or null."""
         return self._entries.get(key)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the values without positions."""
+        return {key: each.plain() for key, each in self._entries.items()}
+
     def string(self, key: str) -> str | None:
-        """Return a text; None where it is not there."""
+        """Return a text; None if it is missing."""
         found: str | None = self._typed(
             key, lambda value: isinstance(value, str) and bool(value.strip()), "a text"
         )
         return found
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts, of which a single one may stand alone; none where it is not there."""
+        """Return a list of texts; empty if it is missing. A single text counts as a list of one."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, str | list) and all(
@@ -90,9 +96,9 @@ class Section:
     def error(self, message: str, key: str | None = None) -> JobFileError:
         """Return an error about the section, or one of its keys."""
         entry = self._entries.get(key) if key is not None else None
-        place = entry.place if entry is not None else self.place
+        position = entry.position if entry is not None else self.position
         name = ".".join(part for part in (self.path, key) if part)
-        return JobFileError(f"{place}: {name}: {message}" if name else f"{place}: {message}")
+        return JobFileError(f"{position}: {name}: {message}" if name else f"{position}: {message}")
 
     def _typed(self, key: str, fits: Callable[[Any], bool], takes: str) -> Any:
         entry = self._entries.get(key)
@@ -105,7 +111,7 @@ class Section:
 
 
 def describe(value: Any) -> str:
-    """Return what somebody wrote, in few words."""
+    """Return a short description of a value of the file, for errors."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
@@ -116,7 +122,7 @@ def describe(value: Any) -> str:
 
 
 READY_MADE = ("TorchClassifier", "TorchRegressor", "ImageClassifier", "TextClassifier")
-"""Estimators that make their own model, by which a job may name it."""
+"""Estimators that make their own model, and whose name a job may give as its model."""
 
 PARAMS_OF_TRACKING = {"mode": "tracking", "experiment": "experiment", "runName": "runName"}
 PARAMS_OF_REGISTRY = {"name": "registeredModelName", "alias": "registeredModelAlias"}
@@ -130,12 +136,12 @@ class DataSource:
     Attributes:
         kind: ``table``, ``parquet`` or ``sql``.
         value: name of the table, paths or URLs, or the query.
-        place: where the job says so.
+        position: of the source in the job.
     """
 
     kind: str
     value: str | tuple[str, ...]
-    place: Place
+    position: Position
 
     def __str__(self) -> str:
         return f"{self.kind} {self.value if isinstance(self.value, str) else ', '.join(self.value)}"
@@ -146,7 +152,7 @@ class SparkChoice:
     """The session that ``sparkdl train`` starts.
 
     Attributes:
-        master: of Spark; None for one on this machine with a slot for each rank.
+        master: of Spark; None for a local one with a slot for each rank.
         config: settings of Spark.
     """
 
@@ -161,21 +167,21 @@ class Job:
     Attributes:
         file: its file.
         data: where the rows come from.
-        model: of what the model is made, an import; or the name of an estimator that makes its own.
-        params: of the estimator, by name, with those that other sections stand for.
-        params_place: where Params are said, for errors about one that is missing.
+        model: an import path with arguments, or the name of an estimator that makes its own model.
+        params: of the estimator, by name, including those that other sections set.
+        params_position: of the section of Params, for errors about missing ones.
         spark: the session of ``sparkdl train``.
-        tracking_uri: of MLflow's server, where the job names one.
-        output: path or URL of the folder where model and result go.
+        tracking_uri: of MLflow's server, if the job has one.
+        output: path or URL of the folder for model and result.
         code: files and folders of Python code that driver and ranks import from.
-        content: all of it as JSON can hold it, but for ``spark``, in which equal jobs may differ.
+        content: the whole job as JSON can hold it, except ``spark``, in which equal jobs may differ.
     """
 
     file: Path
     data: DataSource
     model: Entry
     params: dict[str, Entry]
-    params_place: Place
+    params_position: Position
     spark: SparkChoice
     tracking_uri: str | None
     output: str
@@ -189,26 +195,26 @@ class Job:
 
 
 def read_job(file: Path, overrides: Sequence[Override] = ()) -> Job:
-    """Read a job's file, with changes.
+    """Read a job's file, with overrides.
 
     Raises:
-        JobFileError: naming file, line and key of what cannot be.
+        JobFileError: if it is not valid; naming file, line and key.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is no text in UTF-8: {error}"
+        why = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error}"
         raise JobFileError(f"The job {file} cannot be read: {why}.") from error
-    tree = read_tree(text, str(file))
+    tree = read_tree(text, Position(str(file)))
     if not isinstance(tree.value, dict):
         raise JobFileError(
-            f"{tree.place}: a job is a mapping with the keys {', '.join(SECTIONS)}, got {describe(tree.value)}."
+            f"{tree.position}: a job is a mapping with the keys {', '.join(SECTIONS)}, got {describe(tree.value)}."
         )
     return _read(file, apply_overrides(tree, overrides))
 
 
 def _read(file: Path, tree: Entry) -> Job:
-    job = Section(tree, "", SECTIONS, tree.place)
+    job = Section(tree, "", SECTIONS, tree.position)
     data = _section(job, "data", (*SOURCES, "validation"))
     params = _section(job, "params", None)
     tracking = _section(job, "tracking", (*PARAMS_OF_TRACKING, "uri"))
@@ -218,22 +224,20 @@ def _read(file: Path, tree: Entry) -> Job:
         data=_source(data),
         model=_model(job),
         params=_params(params, data, tracking, registry),
-        params_place=params.place,
+        params_position=params.position,
         spark=_spark(_section(job, "spark", ("master", "config"))),
         tracking_uri=tracking.string("uri"),
-        output=_required(
-            job.string("output"), job, "output", "say where model and result go: a path or a URL"
-        ),
+        output=_required(job.string("output"), job, "output", "give a path or URL for model and result"),
         code=tuple(file.parent / each for each in job.strings("code")),
-        content={key: entry.plain() for key, entry in job.entries().items() if key != "spark"},
+        content={key: value for key, value in job.plain().items() if key != "spark"},
     )
 
 
 def _section(job: Section, name: str, known: Sequence[str] | None) -> Section:
     entry = job.get(name)
     if entry is not None and name in SHORT_FORMS and isinstance(entry.value, str):
-        entry = Entry({SHORT_FORMS[name]: entry}, entry.place)
-    return Section(entry, name, known, job.place)
+        entry = Entry({SHORT_FORMS[name]: entry}, entry.position)
+    return Section(entry, name, known, job.position)
 
 
 def _required(value: str | None, section: Section, key: str, what: str) -> str:
@@ -245,19 +249,19 @@ def _required(value: str | None, section: Section, key: str, what: str) -> str:
 def _source(data: Section) -> DataSource:
     named = [kind for kind in SOURCES if kind in data]
     if len(named) != 1:
-        got = f"{' and '.join(named)} are both there" if named else "there is none"
-        raise data.error(f"takes one of {', '.join(SOURCES)}, and {got}.", named[-1] if named else None)
+        got = f"got {' and '.join(named)}" if named else "got none"
+        raise data.error(f"takes one of {', '.join(SOURCES)}, {got}.", named[-1] if named else None)
     (kind,) = named
     entry = data.get(kind)
     value = data.strings(kind) if kind == "parquet" else data.string(kind)
     assert entry is not None
     if not value:
         raise data.error("is empty.", kind)
-    return DataSource(kind=kind, value=value, place=entry.place)
+    return DataSource(kind=kind, value=value, position=entry.position)
 
 
 def _model(job: Section) -> Entry:
-    """The entry of ``import`` and ``arguments``, or of the name of an estimator."""
+    """The entry with ``import`` and ``arguments``, or with the name of an estimator."""
     entry = job.get("model")
     if entry is None:
         raise job.error(
@@ -275,30 +279,30 @@ def _model(job: Section) -> Entry:
         return entry
     section = _section(job, "model", (IMPORT, ARGUMENTS))
     name = _required(
-        section.string(IMPORT), section, IMPORT, "name what makes the model, as my_models:make_net"
+        section.string(IMPORT), section, IMPORT, "give the import path of the model, as my_models:make_net"
     )
     if ":" not in name:
         hint = f" For the estimator {name} write model: {name}." if name in READY_MADE else ""
         raise section.error(f"takes MODULE:NAME, as my_models:make_net, got {name!r}.{hint}", IMPORT)
-    return Entry(section.entries(), entry.place)
+    return Entry(section.entries(), entry.position)
 
 
 def _params(params: Section, data: Section, tracking: Section, registry: Section) -> dict[str, Entry]:
-    """The Params, with those that other sections stand for, each said once."""
+    """The Params, including those that other sections set; each may be set once."""
     found = params.entries()
     if "model" in found:
-        raise params.error("is said by the section model of the job.", "model")
-    for section, key, name in _stands_for(data, tracking, registry):
+        raise params.error("is set by the section model of the job.", "model")
+    for section, key, name in _keys_of_params(data, tracking, registry):
         entry = section.get(key)
         assert entry is not None
         if name in found:
-            raise params.error(f"is said twice; {section.path}.{key} says it at {entry.place}.", name)
+            raise params.error(f"is set twice, also by {section.path}.{key} at {entry.position}.", name)
         found[name] = entry
     return found
 
 
-def _stands_for(data: Section, tracking: Section, registry: Section) -> list[tuple[Section, str, str]]:
-    """What keys of other sections stand for: the section, its key and the name of the Param."""
+def _keys_of_params(data: Section, tracking: Section, registry: Section) -> list[tuple[Section, str, str]]:
+    """The keys of other sections that set Params: the section, its key and the name of the Param."""
     found = []
     validation = data.get("validation")
     if validation is not None:
@@ -312,12 +316,12 @@ def _stands_for(data: Section, tracking: Section, registry: Section) -> list[tup
     found += [(tracking, key, name) for key, name in PARAMS_OF_TRACKING.items() if key in tracking]
     found += [(registry, key, name) for key, name in PARAMS_OF_REGISTRY.items() if key in registry]
     if "alias" in registry and "name" not in registry:
-        raise registry.error("names a version of a model, and registry.name is missing.", "alias")
+        raise registry.error("is for a version of a registered model, and registry.name is missing.", "alias")
     return found
 
 
 def _spark(section: Section) -> SparkChoice:
-    config = Section(section.get("config"), "spark.config", None, section.place)
+    config = Section(section.get("config"), "spark.config", None, section.position)
     settings = {}
     for name, entry in config.entries().items():
         if isinstance(entry.value, dict | list):
@@ -325,5 +329,5 @@ def _spark(section: Section) -> SparkChoice:
         is_switch = isinstance(entry.value, bool)
         settings[name] = str(entry.value).lower() if is_switch else str(entry.value)
     if "spark.master" in settings:
-        raise config.error("is said by spark.master of the job.", "spark.master")
+        raise config.error("is set by spark.master of the job.", "spark.master")
     return SparkChoice(master=section.string("master"), config=settings)

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 _FACTORIES = ("optimizer", "scheduler")
-"""Params that take a function which makes something on each rank; a class is one."""
+"""Params that take a function to call on each rank, which may be a class."""
 
 _NAMED_IN_ERRORS = re.compile(r"\b(?:Params?|Metric) (?:(\w+)\b|'([^']+)')")
 
 
 def make_estimator(job: Job) -> Any:
-    """Return the estimator with all Params of the job, whose values were checked as far as they can without rows.
+    """Return the estimator with all Params of the job, checked as far as possible without rows.
 
-    The first weights of a network that the job names are drawn by its ``seed``.
+    The initial weights of the job's network are drawn from its ``seed``.
 
     Raises:
         JobFileError: naming file, line and Param.
@@ -53,7 +53,7 @@ def make_estimator(job: Job) -> Any:
         model = call_named(job.model, "model", seeded(estimator.getSeed()))
         if not isinstance(model, nn.Module):
             raise JobFileError(
-                f"{job.model.place}: model: a torch.nn.Module is needed, and this makes a {type(model).__name__}."
+                f"{job.model.position}: model: this must make a torch.nn.Module, and makes a {type(model).__name__}."
             )
         estimator.setModel(model)
     try:
@@ -61,48 +61,46 @@ def make_estimator(job: Job) -> Any:
         if job.estimator == "TorchEstimator":
             make_optimizer(estimator.getOptimizer(), estimator.getModel())
     except ParamError as error:
-        raise JobFileError(f"{_place_of(error, job)}: params: {error}") from error
+        raise JobFileError(f"{_position_of(error, job)}: params: {error}") from error
     return estimator
 
 
 def _set(estimator: Any, name: str, entry: Entry) -> None:
     value = entry.plain()
     if not estimator.hasParam(name):
-        pass  # the estimator says which it has
+        pass  # setParams() raises, with the names that there are
     elif _holds_objects(estimator.getParam(name)):
         value = named_object(entry, f"params.{name}", makes_instances=name not in _FACTORIES)
     elif isinstance(entry.value, dict):
-        raise JobFileError(
-            f"{entry.place}: params.{name}: {describe(entry.value)} is none of the values it takes."
-        )
+        raise JobFileError(f"{entry.position}: params.{name}: it does not take {describe(entry.value)}.")
     try:
         estimator.setParams(**{name: value})
     except ParamError as error:
-        raise JobFileError(f"{entry.place}: params.{name}: {error}") from error
+        raise JobFileError(f"{entry.position}: params.{name}: {error}") from error
 
 
 def _holds_objects(param: Param[Any]) -> bool:
     return param.typeConverter is TypeConverters.identity
 
 
-def _place_of(error: ParamError, job: Job) -> Any:
-    """The line of the first Param that an error names, or where Params are said."""
+def _position_of(error: ParamError, job: Job) -> Any:
+    """The position of the first Param that an error names, or else of the section of Params."""
     for match in _NAMED_IN_ERRORS.finditer(str(error)):
         entry = job.params.get(match[1] or "metrics")
         if entry is not None:
-            return entry.place
-    return job.params_place
+            return entry.position
+    return job.params_position
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """What a rank holds of a model, in bytes, beside what its layers compute.
+    """Memory of a model on a rank, in bytes, without activations.
 
     Attributes:
-        num_parameters: how many numbers are trained or frozen.
+        num_parameters: number of trained and frozen parameters.
         weights: parameters and buffers.
-        gradients: of the parameters that are trained.
-        optimizer: state of the optimizer after a step; None where that cannot be told without memory.
+        gradients: of the trained parameters.
+        optimizer: state of the optimizer after a step; None if that cannot be determined without allocating it.
     """
 
     num_parameters: int
@@ -112,7 +110,7 @@ class ModelSize:
 
     @property
     def total(self) -> int:
-        """All of it that is known."""
+        """The sum of what is known."""
         return self.weights + self.gradients + (self.optimizer or 0)
 
 
@@ -128,7 +126,7 @@ def model_size(module: nn.Module, optimizer: OptimizerFactory) -> ModelSize:
 
 
 def _optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None:
-    """Have the optimizer take a step on tensors without memory, and add up what it keeps."""
+    """The size of the optimizer's state, after a step on tensors without memory."""
     try:
         with torch.device("meta"):
             light = copy.deepcopy(module, _without_memory(module)).to("meta")
@@ -137,7 +135,7 @@ def _optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         made.step()
-    except Exception:  # an optimizer that looks at numbers, or a module that cannot be copied
+    except Exception:  # an optimizer that reads values, or a module that cannot be copied
         return None
     return _num_bytes(
         value for state in made.state.values() for value in state.values() if isinstance(value, torch.Tensor)
@@ -145,7 +143,7 @@ def _optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None
 
 
 def _without_memory(module: nn.Module) -> dict[int, object]:
-    """What ``deepcopy`` takes for the tensors of a module: tensors like them, of which only the form is there."""
+    """A memo that makes ``deepcopy`` replace the tensors of a module by tensors without memory."""
     memo: dict[int, object] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = torch.nn.Parameter(

@@ -1,6 +1,6 @@
-"""The output folder of a job: ``model/``, and ``result.json``, which exists only where all of it is complete.
+"""The output folder of a job: ``model/``, and ``result.json``, which exists only if the folder is complete.
 
-On filesystems that rename, the folder appears in one step; on object stores ``result.json`` is written last, and
+On filesystems that can rename, the folder appears in one step; on object stores ``result.json`` is written last and
 removed first. :func:`make_result` makes the content of ``result.json``.
 """
 
@@ -11,16 +11,15 @@ import math
 import platform
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import __version__
 from sparkdl.data import Store
 from sparkdl.data.files.failures import explain_failure, store_error
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, StoreError
 from sparkdl.estimators.persistence import FolderWriter
+from sparkdl.versions import package_versions
 
 if TYPE_CHECKING:
     from sparkdl.estimators import TorchModel
@@ -47,10 +46,10 @@ class JobOutput:
         self._location = open_location(self.url)
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result of the job that is done; None where there is no such folder.
+        """Return the result of the finished job; None if there is no such folder.
 
         Raises:
-            ParamError: if something else lies there.
+            ParamError: if the folder was not written by a job.
             StoreError: if it cannot be read.
         """
         filesystem, path = self._location.filesystem, self._location.path
@@ -68,11 +67,11 @@ class JobOutput:
         except ValueError as error:
             if isinstance(error, ParamError):
                 raise
-            raise self._something_else(f"has a {RESULT} that is no JSON") from error
+            raise self._something_else(f"has a {RESULT} that is not JSON") from error
         except OSError as error:
             raise StoreError(f"The output {self.url} cannot be read: {explain_failure(error)}") from error
         if not isinstance(content, dict) or "job" not in content:
-            raise self._something_else(f"has a {RESULT} that is none of a job")
+            raise self._something_else(f"has a {RESULT} without the key job")
         return content
 
     def check_writable(self) -> None:
@@ -81,14 +80,14 @@ class JobOutput:
         Raises:
             StoreError: if that fails.
         """
-        place = self.url.rpartition("/")[0] if self._location.can_rename else self.url
+        parent = self.url.rpartition("/")[0] if self._location.can_rename else self.url
         try:
-            Store(place or "/").check_writable()
+            Store(parent or "/").check_writable()
         except StoreError as error:
             raise StoreError(f"The output {self.url} cannot be written. {error}") from error
 
     def write(self, model: TorchModel, result: dict[str, Any]) -> None:
-        """Write model and result, in the place of those that are there.
+        """Write model and result, replacing existing ones.
 
         Raises:
             SavedModelError: if the model cannot be written.
@@ -118,12 +117,12 @@ class JobOutput:
 
     def _something_else(self, what: str) -> ParamError:
         return ParamError(
-            f"The output {self.url} {what}: no job wrote that. Choose another one, or remove it."
+            f"The output {self.url} {what}: it was not written by a job. Choose another output, or remove this one."
         )
 
 
 class _JobWriter(FolderWriter):
-    """Writes model and result as one folder."""
+    """A writer of model and result into one folder."""
 
     def __init__(self, model: TorchModel, result: str) -> None:
         super().__init__()
@@ -140,7 +139,7 @@ class _JobWriter(FolderWriter):
 
 
 def finite(value: Any) -> Any:
-    """Return a value as JSON has it, with null for numbers that it has not."""
+    """Return a value for JSON, with null for numbers that are not finite."""
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -152,13 +151,13 @@ _LIBRARIES = ("torch", "pyspark", "mlflow", "numpy")
 
 
 def make_result(job: Job, identity: Identity, model: TorchModel, *, began: datetime) -> dict[str, Any]:
-    """Return what is known of a job that is done, as JSON holds it.
+    """Return the content of ``result.json`` for a finished job.
 
     Args:
         job: the job.
-        identity: by which an equal one is recognized.
-        model: that it trained.
-        began: when.
+        identity: of the job.
+        model: the trained model.
+        began: when the job began.
     """
     summary = model.summary
     ended = datetime.now(timezone.utc)
@@ -179,15 +178,5 @@ def make_result(job: Job, identity: Identity, model: TorchModel, *, began: datet
         "history": [asdict(record) for record in summary.history],
         "run_id": summary.run_id,
         "model_uri": summary.model_uri,
-        "versions": _versions(),
+        "versions": {"python": platform.python_version(), **package_versions(_LIBRARIES)},
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {"sparkdl": __version__, "python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            pass  # mlflow need not be there
-    return found

@@ -1,8 +1,8 @@
 """The plan of a job: rows, shards, steps, memory, ranks per host, and the text that ``--dry-run`` prints.
 
 :func:`open_rows` returns the DataFrame of a job; :func:`count_rows` counts its rows and samples their size.
-``--dry-run`` counts the rows and starts all ranks once, without training, so that what it says of hosts was measured,
-not computed. :func:`plan_text` writes one fact a line.
+``--dry-run`` counts the rows and starts all ranks once without training, to measure the hosts. :func:`plan_text`
+writes one fact per line.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """How many rows there are, and how large they are in memory.
+    """The number of rows, and their size in memory.
 
     Attributes:
-        num_rows: all of them.
-        num_marked: those in which the column is true that marks rows to validate on; None where there is none.
-        bytes_per_row: of the columns that are read, on average over the first rows.
+        num_rows: of all rows.
+        num_marked: of the rows marked for validation by a column; None if there is no such column.
+        bytes_per_row: of the columns that are read, the average of the first rows.
     """
 
     num_rows: int
@@ -56,8 +56,10 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
     """Return the DataFrame of a job.
 
     Raises:
-        JobFileError: naming the line, if Spark cannot find it or does not understand the query.
+        JobFileError: naming the line, if Spark cannot find the source or parse the query.
     """
+    from pyspark.errors import AnalysisException, ParseException
+
     source = job.data
     try:
         with spark_job(spark, "opening the rows"):
@@ -67,27 +69,25 @@ def open_rows(job: Job, spark: SparkSession) -> DataFrame:
                 frame = spark.read.parquet(*source.value)
             else:
                 frame = spark.sql(str(source.value))
-            frame.columns  # noqa: B018 - has Spark Connect look at it
-    except Exception as error:
-        if type(error).__name__ not in ("AnalysisException", "ParseException"):
-            raise
+            frame.columns  # noqa: B018 - makes Spark Connect analyze it
+    except (AnalysisException, ParseException) as error:
         what = str(error).strip().split("\n")[0].rstrip(".;")
-        raise JobFileError(f"{source.place}: data.{source.kind}: Spark cannot read it: {what}.") from error
+        raise JobFileError(f"{source.position}: data.{source.kind}: Spark cannot read it: {what}.") from error
     return frame
 
 
 def key_of_rows(frame: DataFrame, columns: Sequence[str]) -> str | None:
-    """Return what tells rows from others, also in another application; None where Spark cannot tell."""
+    """Return a key of the rows that is valid in other applications; None if Spark has none."""
     return lasting_key(frame.select(*map(quoted, columns)))
 
 
 def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) -> RowCounts:
-    """Count rows and sample how large they are.
+    """Count rows and sample their size.
 
     Args:
         frame: the rows.
         columns: that a fit reads.
-        indicator: column of booleans that marks the rows to validate on, if there is one.
+        indicator: column of booleans that marks the rows for validation, if there is one.
 
     Raises:
         DataError: if a column cannot be read by a fit, or there are no rows.
@@ -98,7 +98,7 @@ def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) 
     counts = [F.count(F.lit(1))]
     if indicator is not None:
         if frame.schema[indicator].dataType.typeName() != "boolean":
-            raise DataError(f"Column {indicator!r} has to say true or false of each row.")
+            raise DataError(f"Column {indicator!r} must be of booleans, as it marks rows for validation.")
         counts.append(F.count_if(F.col(quoted(indicator))))
     with spark_job(frame.sparkSession, "counting rows"):
         (row,) = frame.agg(*counts).collect()
@@ -121,7 +121,7 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
         else F.col(quoted(name))
         for name in columns
     ]
-    # Numbered, as mapInArrow of classic Spark trips over dots in names.
+    # Numbered, as mapInArrow of classic Spark fails on dots in names.
     sample = frame.limit(_SAMPLE_ROWS).select(*[each.alias(f"c{index}") for index, each in enumerate(plain)])
     with spark_job(frame.sparkSession, "measuring rows"):
         sizes: Any = sample.mapInArrow(_measure, "num_rows long, num_bytes long").collect()
@@ -129,7 +129,7 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
 
 
 def _measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many rows and bytes a task has; runs on an executor."""
+    """Yield the number of rows and bytes of each batch; runs on an executor."""
     import pyarrow as pa
 
     for batch in batches:
@@ -141,10 +141,10 @@ class Host:
     """A host on which ranks were started.
 
     Attributes:
-        name: that it calls itself by.
-        ranks: their numbers.
-        available_bytes: memory that was free there while they ran; None where Linux does not tell.
-        num_cores: that each of them may use.
+        name: its host name.
+        ranks: numbers of its ranks.
+        available_bytes: free memory while they ran; None if Linux does not tell.
+        num_cores: that each rank may use.
     """
 
     name: str
@@ -155,18 +155,18 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a job will do.
+    """The plan of a fit.
 
     Attributes:
         rows: counts of the rows.
-        num_training: rows that are trained on.
-        is_exact: whether that is certain; rows that are drawn by lot come out a little more or fewer.
-        shards: rows of each rank.
-        steps: of an epoch.
-        updates: of the weights, in an epoch.
+        num_training: number of rows for training.
+        is_exact: whether that is exact; it is approximate if the rows for validation are drawn at random.
+        shards: number of rows of each rank.
+        steps: per epoch.
+        updates: of the weights, per epoch.
         epochs: of the fit.
         batch_size: rows of a rank in a step.
-        model: what the model takes on each rank; None for one that is made of the rows.
+        model: memory of the model on each rank; None if the rows determine the model.
         hosts: on which the ranks were started.
     """
 
@@ -183,17 +183,17 @@ class Plan:
 
     @property
     def rows_bytes(self) -> int:
-        """What all rows take, decoded."""
+        """Size of all rows, decoded."""
         return round(self.rows.num_rows * self.rows.bytes_per_row)
 
     @property
     def read_ahead_bytes(self) -> int:
-        """What a rank holds of them at most: each row group counts twice while it is decoded."""
+        """The most that a rank holds of them: each row group counts twice while it is decoded."""
         return min(2 * self.rows_bytes, READ_AHEAD_BYTES)
 
     @property
     def rank_bytes(self) -> int:
-        """What a rank takes, as far as that is known before it trains."""
+        """Memory of a rank, as far as it is known before training."""
         return self.read_ahead_bytes + (self.model.total if self.model else 0)
 
 
@@ -204,11 +204,11 @@ def make_plan(estimator: Any, frame: DataFrame, columns: list[str], model: Model
         estimator: with checked Params.
         frame: the rows.
         columns: that the fit reads.
-        model: what the model takes on each rank, where there is one already.
+        model: memory of the model on each rank, if there is a model already.
 
     Raises:
         DataError: if the rows cannot be used.
-        ShardingError: if there are fewer of them than ranks.
+        ShardingError: if there are fewer rows than ranks.
         LaunchError: if the ranks cannot be started.
     """
     params = estimator.params_of_fit()
@@ -232,9 +232,9 @@ def make_plan(estimator: Any, frame: DataFrame, columns: list[str], model: Model
 
 
 def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
-    with jobs_of("looking at hosts"):
-        told = run_on_ranks(
-            _describe_place,
+    with jobs_of("examining hosts"):
+        descriptions = run_on_ranks(
+            _describe_host,
             num_ranks=params.getNumWorkers(),
             spark=frame.sparkSession,
             transport=params.getTransport(),
@@ -242,10 +242,11 @@ def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
             gpus_per_rank=params.getGpusPerWorker(),
         )
     hosts = []
-    for index in sorted({place["host"] for place in told}):
-        ranks = tuple(rank for rank, place in enumerate(told) if place["host"] == index)
-        first = told[ranks[0]]
-        known = [told[rank]["available_bytes"] for rank in ranks if told[rank]["available_bytes"] is not None]
+    for index in sorted({each["host"] for each in descriptions}):
+        ranks = tuple(rank for rank, each in enumerate(descriptions) if each["host"] == index)
+        first = descriptions[ranks[0]]
+        sizes = [descriptions[rank]["available_bytes"] for rank in ranks]
+        known = [size for size in sizes if size is not None]
         hosts.append(
             Host(
                 name=first["name"],
@@ -257,8 +258,8 @@ def _start_ranks(params: Any, frame: DataFrame) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def _describe_place(context: RankContext) -> dict[str, Any]:
-    """What a rank sees of its host; runs on a rank."""
+def _describe_host(context: RankContext) -> dict[str, Any]:
+    """Describe the host of a rank; runs on the rank."""
     return {
         "host": context.topology.host,
         "name": socket.gethostname(),
@@ -268,7 +269,7 @@ def _describe_place(context: RankContext) -> dict[str, Any]:
 
 
 def _available_bytes() -> int | None:
-    """Memory that is free for programs, also within the limit of a container."""
+    """Memory that is free for programs, within the limit of the container if there is one."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -278,7 +279,7 @@ def _available_bytes() -> int | None:
         if limit != "max":
             found.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
     except (OSError, ValueError):
-        pass  # no such file outside of a container with limits, or before cgroup v2
+        pass  # no container with limits, or no cgroup v2
     return min(found) if found else None
 
 
@@ -290,16 +291,16 @@ def plan_text(job: Job, plan: Plan, columns: list[str], state: str) -> str:
 
     Args:
         job: the job.
-        plan: what it will do.
+        plan: its plan.
         columns: that the fit reads.
-        state: of the output, in words.
+        state: of the output, as text.
     """
     lines = [
         ("job", f"{job.file.name}: {job.estimator}"),
         ("rows", f"{plan.rows.num_rows:,} of {job.data}; {_training(plan)}"),
         ("columns", f"{', '.join(columns)}: {in_bytes(plan.rows_bytes)} when decoded"),
-        ("ranks", f"{len(plan.shards)}, {plan.batch_size} rows each in a step"),
-        ("shards", f"{_span(plan.shards)} rows for each rank and epoch"),
+        ("ranks", f"{len(plan.shards)}, with {plan.batch_size} rows each per step"),
+        ("shards", f"{_span(plan.shards)} rows per rank and epoch"),
         ("steps", _steps(plan)),
         ("model", _model(plan)),
         ("memory", _memory(plan)),
@@ -321,9 +322,9 @@ def in_bytes(count: float) -> str:
 def _training(plan: Plan) -> str:
     validation = plan.rows.num_rows - plan.num_training
     if not validation:
-        return "all are trained on"
+        return "all for training"
     about = "" if plan.is_exact else "about "
-    return f"{about}{plan.num_training:,} to train on, {about}{validation:,} to validate on"
+    return f"{about}{plan.num_training:,} for training, {about}{validation:,} for validation"
 
 
 def _span(shards: tuple[int, ...]) -> str:
@@ -335,13 +336,13 @@ def _steps(plan: Plan) -> str:
     about = "" if plan.is_exact else "about "
     updates = "" if plan.updates == plan.steps else f", {plan.updates:,} updates of the weights"
     epochs = f"{plan.epochs:,} epoch{'s' if plan.epochs > 1 else ''}"
-    return f"{about}{plan.steps:,} in an epoch{updates}; {about}{plan.steps * plan.epochs:,} in {epochs}"
+    return f"{about}{plan.steps:,} per epoch{updates}; {about}{plan.steps * plan.epochs:,} in {epochs}"
 
 
 def _model(plan: Plan) -> str:
     size = plan.model
     if size is None:
-        return "is made of the rows when the fit begins, so its size is not known yet"
+        return "size not known before the fit, as the rows determine the model"
     optimizer = "of unknown size" if size.optimizer is None else in_bytes(size.optimizer)
     return (
         f"{size.num_parameters:,} parameters: weights {in_bytes(size.weights)}, gradients {in_bytes(size.gradients)}, "
@@ -354,18 +355,18 @@ def _memory(plan: Plan) -> str:
         "the model" if plan.model is None else f"model, gradients and optimizer {in_bytes(plan.model.total)}"
     )
     return (
-        f"of each rank: {model}, rows read ahead up to {in_bytes(plan.read_ahead_bytes)}; beside that Python with "
-        "torch, and what layers compute for a step"
+        f"of each rank: {model}, rows read ahead up to {in_bytes(plan.read_ahead_bytes)}; in addition Python with "
+        "torch, and the activations of a step"
     )
 
 
 def _host(plan: Plan, index: int) -> str:
     host = plan.hosts[index]
     num = len(host.ranks)
-    free = "" if host.available_bytes is None else f", {in_bytes(host.available_bytes)} of memory free"
+    free = "" if host.available_bytes is None else f", {in_bytes(host.available_bytes)} of free memory"
     short = ""
     if host.available_bytes is not None and num * plan.rank_bytes > host.available_bytes:
-        short = f": too little for {in_bytes(num * plan.rank_bytes)}"
+        short = f": less than the {in_bytes(num * plan.rank_bytes)} that these need"
     numbers = ", ".join(map(str, host.ranks))
     return (
         f"{host.name}: {num} rank{'s' if num > 1 else ''} ({numbers}) on {host.num_cores} cores{free}{short}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.demo import quiet_libraries, quiet_spark_options
 from sparkdl.data.spark.jobs import jobs_of
+from sparkdl.data.spark.spark_errors import is_context_stopped, mentions_stopped_context, spark_words
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.fit.checkpoints import held_alone
 from sparkdl.estimators.fit.inputs import check_columns, column_names
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 
 
 _SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNORECASE)
-"""In names of settings; as ``spark.redaction.regex``, which says what Spark does not show, and longer."""
+"""Names of secret settings: those of Spark's default ``spark.redaction.regex``, and more."""
 
 
 @contextmanager
 def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[SparkSession]:
-    """Give the session that ``sparkdl train`` starts: by the job's ``spark``, else on this machine; it stops it."""
+    """The session of ``sparkdl train``, with the settings of the job's ``spark``; stopped at the end."""
     import pyspark
     from pyspark.sql import SparkSession
 
@@ -52,7 +53,7 @@ def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[S
     with tempfile.TemporaryDirectory(prefix="sparkdl-job-") as folder:
         settings = {
             "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",  # would overwrite the line of a fit
+            "spark.ui.showConsoleProgress": "false",  # would overwrite the progress line of a fit
             **quiet_spark_options(Path(folder)),
         }
         if master.startswith("local"):
@@ -70,9 +71,10 @@ def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[S
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """Start the JVM with settings, which pyspark puts into its arguments, where everybody on the machine reads them.
+    """Start the JVM with the settings that are not secret.
 
-    The others follow over pyspark's own connection to it.
+    pyspark passes settings as arguments of the JVM, which all users of the machine can read. The secret ones follow
+    over pyspark's connection to it.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -82,12 +84,12 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 @contextmanager
 def given_session(*, name: str) -> Iterator[SparkSession]:
-    """Give the session that spark-submit, or the platform, has its own settings for; stop it where it was not there."""
+    """The active session, or a new one with the settings of spark-submit, which is stopped at the end."""
     from pyspark.sql import SparkSession
 
-    there = SparkSession.getActiveSession()
-    if there is not None:
-        yield there
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
         return
     session = _open(SparkSession.builder.appName(name), "that spark-submit was given")
     try:
@@ -100,27 +102,22 @@ def _open(builder: Any, master: str) -> SparkSession:
     try:
         session: SparkSession = builder.getOrCreate()
     except Exception as error:
-        # Spark stops a context by itself that no master takes, while its constructor still runs.
-        if "stopped SparkContext" not in str(error):
+        # Spark stops a context that no master accepts while its constructor still runs.
+        if not mentions_stopped_context(error):
             raise
         raise ClusterLostError(
-            f"The master {master} did not take the application: it does not answer, or asks for a secret "
-            "(spark.authenticate) that is another here. What Spark logged says more."
+            f"The master {master} did not accept the application: it does not answer, or its secret "
+            "(spark.authenticate) differs from the one here. See Spark's log."
         ) from error
     return session
 
 
 def is_lost(session: SparkSession) -> bool:
-    """Whether the application of a session has ended without being asked to, as when its cluster went away."""
+    """Whether the application of a session has ended by itself, as when its cluster went away."""
     if is_connect(session):
         return False
     context: Any = session.sparkContext
-    if context._jsc is None:  # it was stopped
-        return False
-    try:
-        return bool(context._jsc.sc().isStopped())
-    except Exception:  # the JVM does not answer any more
-        return True
+    return context._jsc is not None and is_context_stopped(session)  # it is None once stop() was called
 
 
 OpenSession = Callable[[int], AbstractContextManager["SparkSession"]]
@@ -129,7 +126,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class _Checked:
-    """A job whose words were checked, before Spark starts."""
+    """A job that was checked as far as possible before Spark starts."""
 
     job: Job
     estimator: Any
@@ -147,15 +144,15 @@ def run_job(
 
     Args:
         job: the job.
-        open_session: gives the session for a number of ranks.
-        say: is told what happens, in lines.
-        is_again: whether to train also where the output has a result, which is replaced then.
-        is_dry_run: whether to say what would happen instead; ranks are started, and do nothing.
+        open_session: opens the session for a number of ranks.
+        say: called with lines that report progress.
+        is_again: whether to train even if the output has a result, which is then replaced.
+        is_dry_run: whether to print the plan instead; ranks are started without training.
 
     Raises:
-        ParamError: if the job cannot be run as it is, or the output has the result of another one.
+        ParamError: if the job is not valid, or the output has the result of another one.
         ClusterLostError: if Spark's application ended meanwhile.
-        SparkdlError: whatever :meth:`sparkdl.estimators.TorchEstimator.fit` raises.
+        SparkdlError: any exception of :meth:`sparkdl.estimators.TorchEstimator.fit`.
     """
     code = code_files(job)
     with importable(code):
@@ -225,23 +222,23 @@ def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
 
 
 def _state(checked: _Checked, *, is_again: bool) -> str:
-    """What there is already, in words."""
+    """The state of the output, as text."""
     url = checked.output.url
     if checked.before is not None:
         differences = checked.identity.differences(checked.before["job"])
         if is_again:
-            return f"{url} has a result, which would be replaced"
+            return f"{url} has a result, which will be replaced"
         if differences:
-            return f"{url} has the result of another job: {'; '.join(differences)}. It would be refused without --again"
-        return f"{url} has the result of this job: nothing would be trained"
+            return f"{url} has the result of another job: {'; '.join(differences)}. The job needs --again to replace it"
+        return f"{url} has the result of this job: nothing will be trained"
     checkpoints = checked.estimator.getCheckpointDir()
     if checkpoints is not None and not is_again and CheckpointFolder(checkpoints).names():
-        return f"{url} has nothing yet; the fit would go on from the checkpoints in {checkpoints}"
-    return f"{url} has nothing yet"
+        return f"{url} is empty; the fit will continue from the checkpoints in {checkpoints}"
+    return f"{url} is empty"
 
 
 def _refuse_another(checked: _Checked, identity: Identity) -> None:
-    """Raise where the output has the result of a job that is not equal."""
+    """Raise if the output has the result of a job that differs."""
     if checked.before is None:
         return
     differences = identity.differences(checked.before["job"])
@@ -254,26 +251,26 @@ def _refuse_another(checked: _Checked, identity: Identity) -> None:
 
 def _done_before(checked: _Checked) -> str:
     assert checked.before is not None
-    unseen = " As far as Spark tells, its rows are the same." if checked.identity.rows is None else ""
+    unknown = " Spark cannot tell whether its rows are the same." if checked.identity.rows is None else ""
     return (
-        f"Done before, at {checked.before.get('ended')}: {checked.output.url} has the result of this very job.{unseen} "
-        "Train it anew with --again."
+        f"Already done at {checked.before.get('ended')}: {checked.output.url} has the result of this job.{unknown} "
+        "Use --again to train it again."
     )
 
 
 def _remove_checkpoints(url: str, say: Say) -> None:
-    """Have a fit begin anew: it would go on from what lies there."""
+    """Remove the checkpoints, from which the fit would continue otherwise."""
     folder = CheckpointFolder(url)
     if names := folder.names():
         with held_alone(folder.url, say):
             for name in names:
                 folder.remove(name)
-        say(f"Removed {len(names)} checkpoints in {folder.url}, as the job is to be done again.")
+        say(f"Removed {len(names)} checkpoints in {folder.url}, to train from the beginning.")
 
 
 @contextmanager
 def _session(open_session: OpenSession, num_ranks: int) -> Iterator[SparkSession]:
-    """The session; what goes wrong because it is lost is told as that."""
+    """The session; if its application ends, exceptions become a :class:`ClusterLostError`."""
     with open_session(num_ranks) as spark:
         try:
             yield spark
@@ -281,9 +278,8 @@ def _session(open_session: OpenSession, num_ranks: int) -> Iterator[SparkSession
             raise
         except Exception as error:
             if is_lost(spark):
-                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise ClusterLostError(
-                    f"Spark's application ended while the job ran: its cluster went away, or somebody ended it. "
-                    f"What was seen of it: {first}"
+                    "Spark's application ended while the job ran: its cluster went away, or it was stopped. "
+                    f"{spark_words(error)}"
                 ) from error
             raise

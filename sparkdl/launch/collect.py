@@ -6,13 +6,13 @@ Runs on the driver.
 from __future__ import annotations
 
 import pickle
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 from sparkdl.data.spark.executor_python import executor_python_problem
+from sparkdl.data.spark.spark_errors import has_application_ended, spark_words, were_executors_lost
 from sparkdl.errors import (
     ClusterLostError,
     ExecutorsLostError,
@@ -30,13 +30,6 @@ from sparkdl.launch.wire.outcome import Failure, find_culprit, were_ranks_lost
 
 SPOOL_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
-
-
-_LOST_EXECUTOR = re.compile(
-    r"ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (was )?(lost|exited)|[Ee]xecutor heartbeat timed out"
-)
-
-_SHUT_DOWN = "SparkContext was shut down"
 
 
 def collect(
@@ -106,12 +99,12 @@ def _raise_for(
     if culprit is None or culprit.is_loss or culprit.is_consequence:
         if job.was_cancelled_elsewhere(spark_error):
             raise LaunchCancelledError(
-                f"The ranks' stage was cancelled in Spark, and all ranks were ended: {_first_line(spark_error)}"
+                f"The ranks' stage was cancelled in Spark, and all ranks were ended: {spark_words(spark_error)}"
             ) from spark_error
-        if _SHUT_DOWN in str(spark_error):
+        if has_application_ended(spark_error, job.spark):
             raise ClusterLostError(
                 "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
-                f"{_first_line(spark_error)}"
+                f"{spark_words(spark_error)}"
             ) from spark_error
     if culprit is not None:
         raise rank_error(culprit, were_lost, _stuck(failures)) from (
@@ -121,14 +114,8 @@ def _raise_for(
         problem = executor_python_problem(spark_error, job.spark)
         if problem:
             raise LaunchError(problem) from spark_error
-        kind = ExecutorsLostError if _LOST_EXECUTOR.search(str(spark_error)) else LaunchError
+        kind = ExecutorsLostError if were_executors_lost(spark_error) else LaunchError
         raise kind(f"Spark ended the ranks' stage: {spark_error}") from spark_error
-
-
-def _first_line(error: Exception | None) -> str:
-    """Spark's message, without the stacks of its threads and the line that py4j puts before."""
-    lines = [line.strip(" :") for line in str(error).splitlines()]
-    return next((line for line in lines if line and not line.startswith("An error occurred")), "")
 
 
 def _stuck(failures: list[Failure]) -> str:

@@ -19,6 +19,7 @@ from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.collective import Deadline
+from sparkdl.data.spark.spark_errors import was_cancelled
 from sparkdl.errors import LaunchError
 from sparkdl.launch.preflight import is_connect, setting
 from sparkdl.launch.task.barrier_task import run_barrier_task
@@ -159,9 +160,6 @@ ROW_SCHEMA = "rank int, kind string, chunk int, body binary"
 STATUS_LAG_S = 12.0
 """How late Spark's status tracker may be: it may learn of a task's start with the executor's next heartbeat."""
 
-# gRPC says CANCELLED of a connection that somebody in between has ended.
-_CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
-
 FETCH_CHUNKS = 12
 """How many chunks one fetch brings to the driver: 48 MiB, as 128 MiB end a Connect server with the default heap."""
 
@@ -231,11 +229,8 @@ class SparkJob:
         return self._call.error
 
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
-        """Whether Spark raised ``error`` as somebody had it cancel the stage, or what fetches its rows.
-
-        Not so where that was done by :meth:`cancel`.
-        """
-        return not self._call.was_cancelled_here and bool(_CANCELLED.search(str(error or "")))
+        """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
+        return not self._call.was_cancelled_here and was_cancelled(error)
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the stage in Spark until it has ended or the time is over."""

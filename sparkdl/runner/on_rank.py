@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,6 +104,15 @@ class Returned:
     has_met: bool
 
 
+def _was_raised_by_init(error: ValueError) -> bool:
+    """Whether ``init_process_group`` itself raised this. torch has no class for a second initialization."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return (frame.f_globals.get("__name__"), frame.f_code.co_name) == (
+        "torch.distributed.distributed_c10d",
+        "init_process_group",
+    )
+
+
 def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Returned:
     """Run the call with everything ready, and return its value where that is wanted."""
     from sparkdl.torch import collective_errors
@@ -113,11 +123,11 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
             with collective_errors():
                 value = call.run()
         except ValueError as error:
-            if "default process group twice" not in str(error):
+            if not (setup.init_torch and _was_raised_by_init(error)):
                 raise
             raise ParamError(
-                "torch.distributed is initialized already on every rank, with the backend 'sparkdl'. Leave the call of "
-                "init_process_group away, make it only if not torch.distributed.is_initialized(), or give the Runner "
+                "torch.distributed is already initialized on every rank, with the backend 'sparkdl'. Remove the call "
+                "of init_process_group, make it only if not torch.distributed.is_initialized(), or give the Runner "
                 "init_torch=False."
             ) from error
         has_met = _has_met(context)

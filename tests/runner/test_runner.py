@@ -165,7 +165,7 @@ def test_variables_modules_deadline_and_wire_are_those_that_were_given():
 def test_a_retry_answers_what_code_raised(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         assert make_runner(max_retries=1).run(functions.fail_until, str(tmp_path / "once")) == "done"
-    assert "LookupError: the first time. The run goes on" in caplog.text
+    assert "LookupError: the first time. The run continues" in caplog.text
     assert "retry 1 of 1" in caplog.text
 
 
@@ -241,7 +241,7 @@ def test_a_script_gets_its_arguments_and_its_exit_status_counts(tmp_path):
 
 
 def test_mistakes_of_those_who_come_from_elsewhere_are_explained():
-    with pytest.raises(RankError, match="initialized already on every rank.*Leave the call"):
+    with pytest.raises(RankError, match="already initialized on every rank.*Remove the call"):
         make_runner(num_workers=1).run(functions.initialize_again)
     with pytest.raises(RankError, match=r"returned a DistributedDataParallel.*Return its \.module"):
         make_runner(num_workers=1).run(functions.wrapped_model)

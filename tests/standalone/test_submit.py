@@ -66,7 +66,7 @@ def test_a_submitted_job_is_the_one_of_sparkdl_train_to_the_bit(cluster, rows, u
 
     again = run(submit_command(cluster, [SCRIPT, job]), tmp_path)
     assert again.code == 0, again.said
-    assert "Done before, at " in again.said
+    assert "Already done at " in again.said
     assert result_of(tmp_path) == here
 
     other = run(submit_command(cluster, [SCRIPT, job, "epochs=6"]), tmp_path)
@@ -80,13 +80,13 @@ def test_the_plan_of_a_submitted_job_is_printed_and_nothing_is_trained(cluster, 
     )
     assert done.code == 0, done.said
     lines = {line[:8].rstrip(): line[9:] for line in done.said.splitlines()}
-    assert lines["rows"] == f"203 of parquet {rows}; 162 to train on, 41 to validate on"
+    assert lines["rows"] == f"203 of parquet {rows}; 162 for training, 41 for validation"
     assert lines["columns"].startswith("image, digit, is_test: ")
-    assert lines["shards"] == "81 rows for each rank and epoch"
-    assert lines["steps"] == "9 in an epoch; 45 in 5 epochs"
+    assert lines["shards"] == "81 rows per rank and epoch"
+    assert lines["steps"] == "9 per epoch; 45 in 5 epochs"
     assert lines["model"].startswith("131 parameters: weights 524 B, gradients 524 B, optimizer 524 B")
     assert "2 ranks (0, 1) on " in lines["host"]
-    assert lines["output"] == f"{tmp_path / 'out'} has nothing yet"
+    assert lines["output"] == f"{tmp_path / 'out'} is empty"
     assert {path.name for path in tmp_path.iterdir()} <= {"job", "spark-warehouse"}  # which Spark makes
 
 

@@ -18,6 +18,12 @@ from sparkdl.data.dataset.reading_errors import reading_error
 from sparkdl.data.files.failures import describe_reading_words, without_paths
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.executor_python import executor_python_problem
+from sparkdl.data.spark.spark_errors import (
+    has_application_ended,
+    spark_words,
+    was_cancelled,
+    were_executors_lost,
+)
 from sparkdl.errors import (
     ClusterLostError,
     CorruptFileError,
@@ -40,7 +46,6 @@ _FILE = re.compile(r"Encountered error while reading file (\S+?)\.?(?:\s|$)")
 _GONE = re.compile(r"SparkFileNotFoundException: File (.+?) does not exist")  # as Spark 3.5 says it
 _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _JAVA_CLASSES = re.compile(r"^(?:[\w.$]+: )*")
-_JAVA_EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
 # In the message of the last cause, or its class; frames below it hold the like of any failure.
 _DAMAGE = (
     "could not read page",
@@ -53,20 +58,10 @@ _DAMAGE = (
     "corrupt",
 )
 
-# gRPC says CANCELLED of a connection that somebody in between has ended.
-CANCELLED = re.compile(r"(?<!StatusCode\.)cancell?ed(?! because SparkContext was shut down)", re.IGNORECASE)
-_ENDED = re.compile(
-    r"SparkContext was shut ?down|SparkContext has been shut ?down|stopped SparkContext|LiveListenerBus is stopped"
-)
-_LOST = re.compile(
-    r"Python worker exited unexpectedly|ExecutorLostFailure|ExecutorExited|[Ee]xecutor \S+ (?:was )?(?:lost|exited)"
-    r"|Executor heartbeat timed out|Remote RPC client disassociated"
-)
 # Exceptions that say nothing by their class; all others of pyspark are conditions of the query that users know.
 _RAW_OF_CONNECT = frozenset(
     {"SparkConnectException", "SparkConnectGrpcException", "SparkException", "UnknownException"}
 )
-_LONGEST_WORDS = 400
 
 
 @contextmanager
@@ -111,11 +106,11 @@ def _is_raw(error: Exception) -> bool:
 
 
 def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlError:
-    text, words = str(error), spark_words(error)
-    if type(error).__name__ == "Py4JNetworkError" or _ENDED.search(text):
+    words = spark_words(error)
+    if has_application_ended(error, spark):
         return ClusterLostError(f"{doing}: Spark's application ended meanwhile: {words}")
-    # Before a cancellation, which tasks of a job that failed are told of.
-    if _LOST.search(text):
+    # Before a cancellation: Spark also cancels the other tasks of a job that fails.
+    if were_executors_lost(error):
         once = ""
         if _is_tried_once(spark):
             once = " With the master local[N] Spark tries no task again; local[N, 4] has it tried four times."
@@ -124,8 +119,8 @@ def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlErro
             "look at the executors' logs, give them more (spark.executor.memoryOverhead) or make the DataFrame's "
             f"partitions smaller, and run it again.{once}"
         )
-    if CANCELLED.search(text):
-        return LaunchCancelledError(f"{doing}: Spark was told to cancel the job: {words}")
+    if was_cancelled(error):
+        return LaunchCancelledError(f"{doing}: the job was cancelled in Spark: {words}")
     return SparkJobError(
         f"{doing}: the Spark job failed: {words}. Spark's exception is the cause of this one."
     )
@@ -136,16 +131,6 @@ def _is_tried_once(spark: SparkSession) -> bool:
         return re.fullmatch(r"local(\[[^,]*\])?", spark.conf.get("spark.master", "") or "") is not None
     except Exception:  # of a session that ended; what is said of the failure matters more
         return False
-
-
-def spark_words(error: Exception | None) -> str:
-    """Return what Spark said in one line, without Java's classes and stacks; py4j puts a line of its own before."""
-    lines = [line.strip(" :") for line in str(error).splitlines()]
-    line = next((line for line in lines if line and not line.startswith("An error occurred")), "")
-    if not line:
-        return type(error).__name__
-    words = _JAVA_EXCEPTION.sub("", line.partition(" Consider setting ")[0]).rstrip(". ")
-    return words if len(words) <= _LONGEST_WORDS else f"{words[:_LONGEST_WORDS]}..."
 
 
 def _file_error(url: str, text: str, columns: Sequence[str] | None) -> DataError:

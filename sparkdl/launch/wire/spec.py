@@ -5,10 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 
-from sparkdl import __version__
 from sparkdl.rendezvous.addresses import Address
+from sparkdl.versions import package_versions
 
 COMPARED_PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle")
 """Packages whose objects travel between driver and ranks, so that their versions have to agree."""
@@ -67,15 +66,9 @@ class LaunchSpec:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""
-    versions = {"python": ".".join(platform.python_version_tuple()[:2]), "sparkdl": __version__}
-    for package in COMPARED_PACKAGES:
-        if package in versions:
-            continue
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    python = ".".join(platform.python_version_tuple()[:2])
+    missing = dict.fromkeys(COMPARED_PACKAGES, "not installed")
+    return {"python": python, **missing, **package_versions(COMPARED_PACKAGES)}
 
 
 def version_conflicts(driver: Mapping[str, str], executor: Mapping[str, str]) -> list[str]:

@@ -28,8 +28,8 @@ def test_code_that_the_job_names_is_sought_beside_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere.py", "does not exist; it is sought beside the job's file"),
-        ("job.yaml", "is none of .*.py, "),
+        ("nowhere.py", "does not exist. Paths are relative to the job's file"),
+        ("job.yaml", "is not a .*.py, "),
     ],
 )
 def test_code_that_cannot_be_is_named(tmp_path, name, message):

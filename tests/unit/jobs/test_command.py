@@ -58,7 +58,7 @@ def test_an_output_of_something_else_is_refused_before_spark_starts(tmp_path, ca
     file = write_job(tmp_path)
     (tmp_path / "thesis.tex").touch()
     assert main(["train", str(file), f"output={tmp_path}"]) == 2
-    assert "no job wrote that. Choose another one" in capsys.readouterr().err
+    assert "was not written by a job. Choose another output" in capsys.readouterr().err
 
 
 def test_job_script_prints_a_program_that_takes_the_same_arguments(tmp_path, capsys, monkeypatch):

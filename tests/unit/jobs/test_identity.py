@@ -57,10 +57,10 @@ def test_a_password_of_the_tracking_server_is_no_part_of_it(tmp_path):
 def test_other_code_and_other_rows_are_another_job(tmp_path):
     one = identity(tmp_path)
     changed = identity(tmp_path, **{"my_nets.py": "xyz"})
-    assert changed.differences(written(one)) == ["the code in my_nets.py is another"]
+    assert changed.differences(written(one)) == ["the code in my_nets.py has changed"]
     rows = Identity(said=one.said, code=one.code, rows="1")
     more = Identity(said=one.said, code=one.code, rows="2")
-    assert more.differences(written(rows)) == ["the rows are others"]
+    assert more.differences(written(rows)) == ["the rows have changed"]
     # Spark cannot always tell.
     assert one.differences(written(rows)) == rows.differences(written(one)) == []
 

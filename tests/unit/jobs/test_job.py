@@ -7,7 +7,7 @@ from sparkdl.jobs.job import read_job
 from tests.unit.jobs.job_files import JOB, read
 
 
-def test_a_job_says_where_rows_model_and_output_are(tmp_path):
+def test_job_has_source_model_params_and_output(tmp_path):
     job = read(tmp_path)
     assert (job.data.kind, job.data.value, job.output, job.estimator) == (
         "parquet",
@@ -48,7 +48,7 @@ def test_tracking_registry_and_spark_are_read_in_short_and_long_forms(tmp_path):
     assert read(tmp_path, "registry=digits").params["registeredModelName"].value == "digits"
 
 
-def test_only_where_it_runs_is_no_part_of_what_a_job_says(tmp_path):
+def test_spark_is_not_part_of_the_content(tmp_path):
     assert read(tmp_path, "spark.master=local[7]").content == read(tmp_path).content
 
 
@@ -60,9 +60,9 @@ def test_only_where_it_runs_is_no_part_of_what_a_job_says(tmp_path):
         (
             "  parquet: rows",
             "  table: a\n  sql: b",
-            ":3: data.sql: takes one of table, parquet, sql, and tab",
+            ":3: data.sql: takes one of table, parquet, sql, got tab",
         ),
-        ("  parquet: rows", "  # nothing", ":1: data: takes one of table, parquet, sql, and there is none."),
+        ("  parquet: rows", "  # nothing", ":1: data: takes one of table, parquet, sql, got none."),
         (
             "  parquet: rows",
             "  parquet: [rows, 3]",
@@ -83,31 +83,31 @@ def test_only_where_it_runs_is_no_part_of_what_a_job_says(tmp_path):
         (
             "  epochs: 2",
             "  epochs: 2\n  model: x:y",
-            ":17: params.model: is said by the section model of the job.",
+            ":17: params.model: is set by the section model of the job.",
         ),
         (
             "  epochs: 2",
             "  validationFraction: 0.1",
-            ":16: params.validationFraction: is said twice; data.validation",
+            ":16: params.validationFraction: is set twice, also by data.validation",
         ),
         ("tracking: off", "tracking: of", ":17: tracking.mode: takes auto, on, off, got 'of'."),
         ("tracking: off", "tracking: [off]", ":17: tracking: takes a mapping of keys to values, got a list."),
         (
             "tracking: off",
             "registry: {alias: best}",
-            ":17: registry.alias: names a version of a model, and registry",
+            ":17: registry.alias: is for a version of a registered model, and registry",
         ),
         (
             "tracking: off",
             "spark: {config: {a: [1]}}",
             ":17: spark.config.a: takes a plain value, got a list.",
         ),
-        ("output: out", "output:", ":1: output is missing; say where model and result go: a path or a URL."),
+        ("output: out", "output:", ":1: output is missing; give a path or URL for model and result."),
         ("output: out", "output: {a: b}", ":18: output: takes a text, got a mapping."),
     ],
     ids=lambda value: value.strip() if isinstance(value, str) else "",
 )
-def test_what_cannot_be_is_told_with_file_line_and_key(tmp_path, line, instead, message):
+def test_invalid_values_are_errors_with_file_line_and_key(tmp_path, line, instead, message):
     assert f"{line}\n" in JOB
     with pytest.raises(JobFileError) as caught:
         read(tmp_path, text=JOB.replace(f"{line}\n", f"{instead}\n"))
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     ):
         read_job(tmp_path / "nowhere.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(JobFileError, match="it is no text in UTF-8"):
+    with pytest.raises(JobFileError, match="it is not UTF-8"):
         read_job(tmp_path / "binary.yaml")
     (tmp_path / "list.yaml").write_text("- a\n")
     with pytest.raises(

@@ -93,7 +93,7 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
         ("batchSize=0", "params: Param batchSize must be at least 1, got 0"),
         ("data.validation=2", "params: Param validationFraction is 2.0: share of the rows"),
         ("bestMetric=f1", "params: Param bestMetric is 'f1', but this fit has loss, val_loss."),
-        ("labelCol={a: b}", "params.labelCol: a mapping is none of the values it takes."),
+        ("labelCol={a: b}", "params.labelCol: it does not take a mapping."),
         ("loss=CrossEntropyLoss", "params.loss.import: takes MODULE:NAME, as torch.nn:CrossEntropyLoss"),
         (
             "loss=torch.nn:CrosEntropyLoss",
@@ -105,7 +105,7 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
         ),
         (
             "loss={import: 'my_nets:net', arguments: {a: 1}}",
-            "params.loss.arguments: what is imported is of the type",
+            "params.loss.arguments: the imported object is of the type",
         ),
         (
             "loss={import: 'a:b', argument: {a: 1}}",
@@ -114,7 +114,7 @@ def test_first_weights_are_those_of_the_seed(tmp_path):
         ("model.arguments.hiden=3", "model.arguments.hiden: make_net(hidden=16, hiden=3) raised TypeError"),
         (
             "model={import: 'my_nets:make_nothing'}",
-            "model: a torch.nn.Module is needed, and this makes a NoneType.",
+            "model: this must make a torch.nn.Module, and makes a NoneType.",
         ),
     ],
 )

@@ -20,7 +20,7 @@ def model() -> TorchModel:
 
 @pytest.fixture(params=["local", "memory"])
 def url(request, tmp_path) -> str:
-    """A place that does not exist yet, on a filesystem that renames, and on another."""
+    """A position that does not exist yet, on a filesystem that renames, and on another."""
     return str(tmp_path / "models" / "out") if request.param == "local" else f"memory://{tmp_path.name}/out"
 
 
@@ -69,10 +69,10 @@ def test_an_empty_folder_is_as_good_as_none(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("out", "text", "is a file: no job wrote that. Choose another one, or remove it"),
-        ("out/thesis.tex", "text", "holds thesis.tex and no result.json: no job wrote that"),
-        ("out/result.json", "text", "has a result.json that is no JSON: no job wrote that"),
-        ("out/result.json", "[1]", "has a result.json that is none of a job: no job wrote that"),
+        ("out", "text", "is a file: it was not written by a job. Choose another output"),
+        ("out/thesis.tex", "text", "holds thesis.tex and no result.json: it was not written by a job"),
+        ("out/result.json", "text", "has a result.json that is not JSON: it was not written by a job"),
+        ("out/result.json", "[1]", "has a result.json without the key job: it was not written by a job"),
     ],
 )
 def test_what_no_job_wrote_is_refused(tmp_path, name, content, message):
@@ -83,7 +83,7 @@ def test_what_no_job_wrote_is_refused(tmp_path, name, content, message):
         JobOutput(str(tmp_path / "out")).result()
 
 
-def test_a_place_that_cannot_be_written_is_known_before(tmp_path):
+def test_a_position_that_cannot_be_written_is_known_before(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"The output .*/file/out cannot be written"):
         JobOutput(str(tmp_path / "file" / "out")).check_writable()

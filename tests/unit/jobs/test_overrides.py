@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.yaml_tree import SECTIONS, apply_overrides, read_override, read_tree
+from sparkdl.jobs.yaml_tree import SECTIONS, Position, apply_overrides, read_override, read_tree
 from tests.unit.jobs.job_files import JOB
 
 
 def changed(*arguments: str, text: str = JOB) -> dict:
-    tree = apply_overrides(read_tree(text, "job.yaml"), [read_override(each) for each in arguments])
+    tree = apply_overrides(read_tree(text, Position("job.yaml")), [read_override(each) for each in arguments])
     return tree.plain()
 
 
 def before() -> dict:
-    return read_tree(JOB, "job.yaml").plain()
+    return read_tree(JOB, Position("job.yaml")).plain()
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,7 @@ def before() -> dict:
         ("validation=", ("params", "validation"), None),
     ],
 )
-def test_an_argument_changes_one_value_and_leaves_the_others(
-    argument: str, keys: tuple, value: object
-) -> None:
+def test_argument_replaces_one_value(argument: str, keys: tuple, value: object) -> None:
     after, was = changed(argument), before()
     inner = after
     for key in keys:
@@ -47,7 +45,7 @@ def test_an_argument_changes_one_value_and_leaves_the_others(
             assert after.get(name) == was.get(name)
 
 
-def test_a_short_form_becomes_long_where_something_is_said_below_it() -> None:
+def test_short_form_becomes_a_mapping_if_an_argument_sets_a_key_below_it() -> None:
     assert changed("tracking.uri=http://there:5000")["tracking"] == {
         "mode": "off",
         "uri": "http://there:5000",
@@ -67,12 +65,12 @@ def test_one_source_of_rows_replaces_another() -> None:
     }
 
 
-def test_the_last_of_several_arguments_counts() -> None:
+def test_last_argument_wins() -> None:
     assert changed("epochs=3", "epochs=4")["params"]["epochs"] == 4
 
 
 @given(st.lists(st.sampled_from(["epochs", "batchSize", "seed"]), unique=True, min_size=2), st.randoms())
-def test_arguments_about_different_things_may_stand_in_any_order(names: list[str], random) -> None:
+def test_order_of_arguments_for_different_keys_does_not_matter(names: list[str], random) -> None:
     arguments = [f"{name}={index}" for index, name in enumerate(names)]
     mixed = list(arguments)
     random.shuffle(mixed)
@@ -82,11 +80,11 @@ def test_arguments_about_different_things_may_stand_in_any_order(names: list[str
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("epochs", "the argument 'epochs' is not understood. Write KEY=VALUE, as in epochs=3"),
-        ("=3", "the argument '=3' is not understood."),
-        ("model..hidden=3", "the argument 'model..hidden=3' is not understood."),
+        ("epochs", "the argument 'epochs' is not of the form KEY=VALUE, as epochs=3"),
+        ("=3", "the argument '=3' is not of the form KEY=VALUE"),
+        ("model..hidden=3", "the argument 'model..hidden=3' is not of the form KEY=VALUE"),
         ("dat.table=x", "the argument 'dat.table=x': a job has no 'dat'. Did you mean data?"),
-        ("epochs=[3", "the argument 'epochs=[3':1: this is no YAML"),
+        ("epochs=[3", "the argument 'epochs=[3': this is not YAML"),
         (
             "output.folder=x",
             "the argument 'output.folder=x': output is 'out', which has no 'folder' below it.",
@@ -97,7 +95,7 @@ def test_arguments_about_different_things_may_stand_in_any_order(names: list[str
         ),
     ],
 )
-def test_an_argument_that_cannot_be_is_told_as_it_was_written(argument: str, message: str) -> None:
+def test_invalid_arguments_are_quoted_in_errors(argument: str, message: str) -> None:
     with pytest.raises(JobFileError) as caught:
         changed(argument)
     assert str(caught.value).startswith(message)

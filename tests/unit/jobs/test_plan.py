@@ -73,27 +73,27 @@ def make_plan(**changes) -> Plan:
     return Plan(**{**values, **changes})
 
 
-def test_a_plan_says_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
-    text = plan_text(read(tmp_path), make_plan(), ["image", "digit"], "/out has nothing yet")
+def test_plan_has_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
+    text = plan_text(read(tmp_path), make_plan(), ["image", "digit"], "/out is empty")
     assert text.splitlines() == [
         "job      job.yaml: TorchEstimator",
-        "rows     1,000 of parquet rows; about 803 to train on, about 197 to validate on",
+        "rows     1,000 of parquet rows; about 803 for training, about 197 for validation",
         "columns  image, digit: 3.9 MiB when decoded",
-        "ranks    2, 16 rows each in a step",
-        "shards   401 or 402 rows for each rank and epoch",
-        "steps    about 26 in an epoch, 13 updates of the weights; about 78 in 3 epochs",
+        "ranks    2, with 16 rows each per step",
+        "shards   401 or 402 rows per rank and epoch",
+        "steps    about 26 per epoch, 13 updates of the weights; about 78 in 3 epochs",
         "model    15 parameters: weights 60 B, gradients 60 B, optimizer 0 B",
-        "memory   of each rank: model, gradients and optimizer 120 B, rows read ahead up to 7.8 MiB; beside that "
-        "Python with torch, and what layers compute for a step",
-        "host     alpha: 1 rank (0) on 4 cores, 1.0 MiB of memory free: too little for 7.8 MiB",
+        "memory   of each rank: model, gradients and optimizer 120 B, rows read ahead up to 7.8 MiB; in addition "
+        "Python with torch, and the activations of a step",
+        "host     alpha: 1 rank (0) on 4 cores, 1.0 MiB of free memory: less than the 7.8 MiB that these need",
         "host     beta: 1 rank (1) on 8 cores",
-        "output   /out has nothing yet",
+        "output   /out is empty",
     ]
 
 
-def test_a_model_that_is_made_of_the_rows_has_no_size_yet(tmp_path):
+def test_model_that_the_rows_determine_has_no_size(tmp_path):
     lines = plan_text(read(tmp_path), make_plan(model=None), ["image"], "").splitlines()
-    assert "model    is made of the rows when the fit begins, so its size is not known yet" in lines
+    assert "model    size not known before the fit, as the rows determine the model" in lines
 
 
 def test_rows_that_are_no_more_than_a_feed_reads_ahead_count_twice():

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.yaml_tree import read_tree
+from sparkdl.jobs.yaml_tree import Position, read_tree
+
+JOB = Position("job.yaml")
 
 
 def plain(text: str) -> object:
-    return read_tree(text, "job.yaml").plain()
+    return read_tree(text, JOB).plain()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def plain(text: str) -> object:
         ('"null"', "null"),
     ],
 )
-def test_words_mean_what_yaml_1_2_says(word: str, value: object) -> None:
+def test_plain_scalars_are_those_of_yaml_1_2(word: str, value: object) -> None:
     assert plain(f"key: {word}") == {"key": value}
     assert type(plain(word)) is type(value)
 
@@ -56,16 +58,16 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_what_pyyaml_writes_is_read_as_it_was(value: object) -> None:
+def test_output_of_pyyaml_is_read_back(value: object) -> None:
     assert plain(yaml.safe_dump(value)) == value
 
 
-def test_every_key_and_item_knows_its_line() -> None:
-    tree = read_tree("a:\n  b: 1\n  c:\n  - x\n  - y\n\nd: {e: 2}\n", "job.yaml")
+def test_every_key_and_item_has_its_line() -> None:
+    tree = read_tree("a:\n  b: 1\n  c:\n  - x\n  - y\n\nd: {e: 2}\n", JOB)
     inner = tree.value["a"].value
-    assert str(inner["b"].place) == "job.yaml:2"
-    assert [str(each.place) for each in inner["c"].value] == ["job.yaml:4", "job.yaml:5"]
-    assert str(tree.value["d"].value["e"].place) == "job.yaml:7"
+    assert str(inner["b"].position) == "job.yaml:2"
+    assert [str(each.position) for each in inner["c"].value] == ["job.yaml:4", "job.yaml:5"]
+    assert str(tree.value["d"].value["e"].position) == "job.yaml:7"
 
 
 @pytest.mark.parametrize(
@@ -73,36 +75,36 @@ def test_every_key_and_item_knows_its_line() -> None:
     [
         ("", "job.yaml: the file is empty."),
         ("# nothing\n", "job.yaml: the file is empty."),
-        ("a: 1\nb: [1, 2\nc: 3\n", "job.yaml:3: this is no YAML: while parsing a flow sequence"),
-        ("a: 1\n\tb: 2\n", "job.yaml:2: this is no YAML: "),
-        ("a: 1\n---\nb: 2\n", "job.yaml:2: this is no YAML: expected a single document"),
-        ("a: \x07", "job.yaml: this is no YAML: unacceptable character"),
-        ("a: 1\nb: 2\na: 3\n", "job.yaml:3: the key 'a' stands in line 1 already."),
+        ("a: 1\nb: [1, 2\nc: 3\n", "job.yaml:3: this is not YAML: while parsing a flow sequence"),
+        ("a: 1\n\tb: 2\n", "job.yaml:2: this is not YAML: "),
+        ("a: 1\n---\nb: 2\n", "job.yaml:2: this is not YAML: expected a single document"),
+        ("a: \x07", "job.yaml: this is not YAML: unacceptable character"),
+        ("a: 1\nb: 2\na: 3\n", "job.yaml:3: the key 'a' is already in line 1."),
         (
             "a: 1\nb: !!python/name:os.system x\n",
             "job.yaml:2: the tag !!python/name:os.system has no meaning",
         ),
-        ("a: !secret x\n", "job.yaml:1: the tag !secret has no meaning in a job file. Leave it out."),
-        ("? [1]\n: 2\n", "job.yaml:1: a key is a word, and this is a list or a mapping."),
-        ("a: &x\n  b: *x\n", "job.yaml:2: an alias stands inside of what it stands for."),
+        ("a: !secret x\n", "job.yaml:1: the tag !secret has no meaning in a job file. Remove it."),
+        ("? [1]\n: 2\n", "job.yaml:1: a key must be a word, and this is a list or a mapping."),
+        ("a: &x\n  b: *x\n", "job.yaml:2: an alias is used inside its own anchor."),
     ],
 )
-def test_what_is_no_job_file_is_told_with_its_line(text: str, message: str) -> None:
+def test_invalid_files_are_errors_with_the_line(text: str, message: str) -> None:
     with pytest.raises(JobFileError) as caught:
-        read_tree(text, "job.yaml")
+        read_tree(text, JOB)
     assert str(caught.value).startswith(message)
 
 
-def test_an_alias_stands_for_what_is_anchored() -> None:
+def test_alias_has_the_value_of_its_anchor() -> None:
     assert plain("a: &x {b: 1}\nc: *x\n") == {"a": {"b": 1}, "c": {"b": 1}}
 
 
 def test_aliases_of_aliases_take_no_time() -> None:
     lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
-    assert "a59" in read_tree("\n".join(lines), "job.yaml").value
+    assert "a59" in read_tree("\n".join(lines), JOB).value
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused_by_an_error_of_ours(text: str) -> None:
+def test_any_text_is_read_or_raises_a_job_file_error(text: str) -> None:
     with suppress(JobFileError):
-        read_tree(text, "job.yaml")
+        read_tree(text, JOB)

@@ -1,0 +1,19 @@
+"""Versions of installed packages, found without importing them. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import metadata
+
+from sparkdl import __version__
+
+
+def package_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the version of sparkdl, and those of the packages that are installed."""
+    found = {"sparkdl": __version__}
+    for package in packages:
+        try:
+            found.setdefault(package, metadata.version(package))
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -70,7 +70,7 @@ test-native: setup
 PYTHON311 ?= $(shell for p in $(PYTHON) python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && break; done)
 RUNTIMES := 15.4 16.4
-OF_RUNTIMES := tests/unit/data tests/unit/estimators tests/unit/mlflow tests/unit/tracking tests/unit/training
+OF_RUNTIMES := $(addprefix tests/unit/,data estimators mlflow model networks tracking training)
 
 test-spark35: $(RUNTIMES:%=test-runtime-%)
 

@@ -145,7 +145,7 @@ OLD_NAMES = {
     "sparkdl.training.loss_sum": "sparkdl.training.history",
     "sparkdl.training.losses": "sparkdl.model.heads",
     "sparkdl.training.model_inputs": "sparkdl.model.inputs",
-    "sparkdl.training.optimizer": "sparkdl.bench.contenders.fit_job",
+    "sparkdl.training.optimizer": "sparkdl.training.update",
     "sparkdl.training.output_range": "sparkdl.training.probe",
     "sparkdl.training.padding": "sparkdl.model.inputs",
     "sparkdl.training.parametrized": "sparkdl.model.architecture",

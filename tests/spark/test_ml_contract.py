@@ -1,6 +1,6 @@
 """Every public estimator in Spark's own pipelines and tuning, saved and loaded by Spark's own readers and writers.
 
-What needs no session is in ``tests/unit/estimators/test_params_contract.py``.
+What needs no session is in ``tests/unit/estimators/params/test_contract.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ready-made estimators on a real session: column names go in, what Spark's evaluators and OneVsRest take comes out.
 
 Their pipelines, tuning and saving are in ``test_ml_contract.py``, what they learn in
-``tests/unit/estimators/test_ready_made.py``.
+``tests/unit/estimators/ready_made/test_tabular.py``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.data import ParquetDataset
-from tests.unit.data.unischema_folders import write_scenes
+from tests.unit.data.petastorm.unischema_folders import write_scenes
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 

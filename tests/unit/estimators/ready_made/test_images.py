@@ -21,7 +21,7 @@ from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
-from tests.unit.training.image_libraries import TIMM, TORCHVISION, keep_weights
+from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 
 NUM_ROWS = 40
 SPARK_IMAGE = pa.struct(

@@ -1,6 +1,6 @@
 """Run by itself, under any CPython: nobody but Petastorm's own modules may see what lets Petastorm run.
 
-    python tests/unit/data/containment_check.py URL_OF_PLAIN_FILES URL_OF_UNISCHEMA_DATASET
+    python tests/unit/data/petastorm/containment_check.py URL_OF_PLAIN_FILES URL_OF_UNISCHEMA_DATASET
 
 Prints the interpreter's version, how many rows were read, and nothing else.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[4]))
 
 WATCHED = (
     "builtins",

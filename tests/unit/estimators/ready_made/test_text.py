@@ -21,7 +21,7 @@ from sparkdl.estimators.ready_made.text import texts_with_words
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.pyfunc import PyfuncModel
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
-from tests.unit.training.pretrained_folders import NUM_TOKENS, change_config, leave_out, write_folder
+from tests.unit.networks.pretrained_folders import NUM_TOKENS, change_config, leave_out, write_folder
 
 TEXTS = ["b a a a", "B c", "d, c", "", "e a d.", "f A d!"] * 5
 SMALL = {"embeddingSize": 8, "numLayers": 1, "numHeads": 2}

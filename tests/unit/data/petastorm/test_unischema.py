@@ -17,7 +17,7 @@ import pytest
 from sparkdl.data import Column, ParquetFeed
 from sparkdl.data.feed.sources import find_dataset
 from sparkdl.errors import CorruptFileError, DataError
-from tests.unit.data.unischema_folders import SCHEMA, scene, write_scenes
+from tests.unit.data.petastorm.unischema_folders import SCHEMA, scene, write_scenes
 
 from petastorm import make_reader  # isort: skip - after the containment
 from petastorm.predicates import in_lambda, in_pseudorandom_split, in_set  # isort: skip
@@ -218,7 +218,7 @@ with ParquetFeed(sys.argv[1], columns=["id", "image"], batch_size=4) as feed:
         text=True,
         check=False,
         timeout=60,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     assert done.stdout.strip() == str(sum(range(12))), done.stderr
 

@@ -24,7 +24,7 @@ from sparkdl.networks.images import (
     brought_to,
     encoded_size,
 )
-from tests.unit.training.image_libraries import TIMM, TORCHVISION, keep_weights
+from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 
 RED_LEFT = np.zeros((4, 6, 3), np.uint8)
 RED_LEFT[:, :3, 0] = 200

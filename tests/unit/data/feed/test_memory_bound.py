@@ -13,7 +13,7 @@ import pytest
 
 from sparkdl.launch.rank.environment import ARROW_VARIABLES
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 MIB = 1 << 20
 FLOATS = 1024
 ROWS_PER_GROUP = 2048  # 8 MiB

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, RowFilter
 from sparkdl.data.feed.planned_feed import parts_of_rank
 from sparkdl.errors import ParamError
-from tests.unit.data.test_resume import buffers, dataset_of, layouts
+from tests.unit.data.feed.test_resume import buffers, dataset_of, layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

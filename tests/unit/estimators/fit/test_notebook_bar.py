@@ -12,11 +12,11 @@ from sparkdl.estimators.fit.progress import is_in_notebook
 nbformat = pytest.importorskip("nbformat", reason="tests on Spark 3.5 have no notebooks")
 nbclient = pytest.importorskip("nbclient", reason="likewise")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CELLS = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     "from sparkdl.estimators.fit.progress import ProgressLine\n"
-    "from tests.unit.estimators.test_progress import EPOCH, STEP\n"
+    "from tests.unit.estimators.fit.test_progress import EPOCH, STEP\n"
     "line = ProgressLine()\n"
     "line.status('Starting 2 ranks')",
     "line.update({**STEP, 'eta_s': 8.4})\n"

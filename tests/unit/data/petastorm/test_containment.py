@@ -29,7 +29,7 @@ def run_python(code: str, *arguments: str) -> str:
         text=True,
         timeout=120,
         check=False,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

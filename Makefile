@@ -101,6 +101,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_layout.py
 	$(BIN)/clang-format --dry-run --Werror $(filter-out %.txt,$(NATIVE))
 	@$(BIN)/python tests/native.py --tidy
 

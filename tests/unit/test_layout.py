@@ -24,6 +24,25 @@ SMALL_FOR_A_REASON = {
 }
 """Modules of less than 60 lines that one other module imports, and why they are files of their own."""
 
+LAYERS = {
+    "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, channel | store, "
+    "addresses | deadline | protocol",
+    "collective": "current, job, opening, mpi | native, communicator, messages | process_sets, nccl | telemetry, "
+    "buffers | byte_exchange | turns",
+    "torch": "registration, gpu, process_group, movements | reductions, submission, "
+    "buffers | data_parallel | sync_batch_norm | work",
+    "data": "blend | converter, feed | spark, petastorm | store, dataset, checks | files",
+    "parallel": "context, attention, parallelism | pipeline | sequence | sharding | tensor",
+    "training": "trainer, callbacks | step | validation, checkpoint, history | objective | probe, "
+    "batches | feed_dataset | learning_rate | metrics | random_state | single_rows | spec | update",
+    "launch": "local_launch, run, collect, spark_job, task, forkserver | hangs, rank | restarts, preflight | wire",
+    "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
+    "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
+    "estimators": "ready_made, torch_estimator, torch_model, fit | persistence, params | summary, "
+    "scoring | summary_plot",
+}
+"""The modules and folders of a floor, the upper ones first: a layer imports those after it alone, as it runs."""
+
 ROOT = Path(sparkdl.__file__).parent
 
 
@@ -66,6 +85,30 @@ def test_no_import_goes_round(graph: grimp.ImportGraph) -> None:
     modules = modules_of(graph)
     imports = {name: graph.find_modules_directly_imported_by(name) & modules for name in modules}
     assert circles(imports) == []
+
+
+@pytest.mark.parametrize("floor", LAYERS)
+def test_a_layer_of_a_floor_imports_lower_ones_alone(graph: grimp.ImportGraph, floor: str) -> None:
+    package = f"sparkdl.{floor}"
+    level_of = {
+        f"{package}.{name}": level
+        for level, layer in enumerate(LAYERS[floor].split(", "))
+        for name in layer.split(" | ")
+    }
+    assert graph.find_children(package) == set(level_of), "place the new module in LAYERS"
+    upward = []
+    for module in graph.find_descendants(package):
+        part = part_of(module, package)
+        for imported in graph.find_modules_directly_imported_by(module):
+            other = part_of(imported, package)
+            if other in level_of and other != part and level_of[other] <= level_of[part]:
+                upward.append((module, imported))
+    assert upward == []
+
+
+def part_of(module: str, package: str) -> str:
+    """The module or folder of a package in which a module lies."""
+    return ".".join(module.split(".")[: package.count(".") + 2])
 
 
 def test_no_old_name_hides_a_module_of_today(graph: grimp.ImportGraph) -> None:

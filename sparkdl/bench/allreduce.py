@@ -67,7 +67,7 @@ def _ring_over_loopback(num_bytes: int, world_size: int) -> float:
     return sent_per_pass * (2 * _LOOPBACK_BYTES_PER_BYTE_SENT + _BYTES_PER_BYTE_ADDED)
 
 
-# MPI and Horovod are not among them: what they do depends on the library, its version and the size.
+# MPI and Horovod are not included: their rounding depends on the library, its version and the size.
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
     "copy": _copy,
     "native": _shared_memory,
@@ -89,7 +89,7 @@ OURS = {"native": "native", "arena": "native", "torch": "torch"}
 """Our contenders, and the library that the ranks of each open."""
 
 AGAINST = {"gloo": {"gloo": "gloo", "gloo tuned": "gloo tuned"}, "mpi": {"mpi": "mpi"}}
-"""What can be compared with, and the contenders that it stands for."""
+"""Libraries to compare with, and their contenders."""
 
 _IF_INSTALLED = {"horovod": "horovod"}
 _YARDSTICK = {"copy": "native"}

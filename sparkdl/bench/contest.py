@@ -26,7 +26,7 @@ class Case:
     """What all contenders do.
 
     Attributes:
-        name: stands in reports.
+        name: in reports.
         settings: what the ranks' trial makes it from, in JSON's terms.
         max_operations: how many operations a repetition has at most; it has fewer where they take long.
     """
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """Who is measured, at what, and for how long.
+    """Contenders, cases, and time of a measurement.
 
     Attributes:
         benchmark: a key of :data:`sparkdl.bench.contenders.rank.TRIALS`.
@@ -77,7 +77,7 @@ def hold(contest: Contest, *, announce: Callable[[str], None]) -> dict[str, dict
 
     Args:
         contest: what to measure.
-        announce: is told what is being done.
+        announce: called with a line on each step.
 
     Raises:
         RankError: if a contender failed; it holds what its rank wrote to standard error.
@@ -103,7 +103,7 @@ def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup])
     measured = {contender: Measured() for contender in contest.libraries}
     contenders = list(contest.libraries)
     for index in range(contest.num_rounds):
-        # Nobody always comes after the same one.
+        # No contender always follows the same one.
         start = index % len(contenders)
         for contender in contenders[start:] + contenders[:start]:
             repetitions, operations = plans[contender]

@@ -46,7 +46,7 @@ _ARITHMETIC_SECONDS = 4.0
 _WARM_UP_SHARE = 0.01
 
 _LOSS_TOLERANCE = 1.5
-"""How many times the loss of the best model that of another may be: orders of rows differ."""
+"""Largest accepted ratio of a contender's loss to the best loss: the orders of rows differ."""
 
 _LEGEND = (
     "From the call of fit to the model: an MLP 28-256-256-1, AdamW, batches of 256 rows on a rank, which has one\n"
@@ -130,7 +130,7 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[Job, list[str]]:
 
 
 def measure_arithmetic(job: Job) -> list[float]:
-    """Seconds that the steps of a fit take the ranks, as each repetition tells, with nothing read or reduced."""
+    """Seconds that the steps of a fit take on the ranks without reading and reducing, of each repetition."""
     case = Case(name=ARITHMETIC, settings={"steps": _STEPS_OF_OPERATION, "batch_size": job.batch_size})
     contest = Contest(
         benchmark="fit",
@@ -180,7 +180,7 @@ def fit_in_turn(
     fits: dict[str, list[Fitted]] = {name: [] for name in contenders}
     try:
         for index in range(num_rounds):
-            # Nobody always comes after the same one.
+            # No contender always follows the same one.
             start = index % len(contenders)
             for name in [*contenders[start:], *contenders[:start]]:
                 announce(f"fitting {job.num_rows:,} rows with {name}")

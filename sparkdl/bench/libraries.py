@@ -1,4 +1,4 @@
-"""What a benchmark compares: libraries, each of which gets ranks of its own, and what these ranks are started with.
+"""The libraries that a benchmark compares, each in ranks of its own, and the environment of these ranks.
 
 Runs where the benchmark was called; :mod:`sparkdl.bench.contenders.sessions` has the ranks' half.
 """
@@ -83,7 +83,7 @@ LIBRARIES: dict[str, Library] = {
         is_horovod=True,
         is_stopped_when_idle=True,
     ),
-    # Readers: a process each, so that neither memory nor threads of one are another's; ours in the environment of a
+    # Readers: a process each, so that they share neither memory nor threads; ours in the environment of a
     # rank, the others in Arrow's own, which suits them better.
     "feed": Library(requires="petastorm", advice=_DATA_ADVICE, variables=ARROW_VARIABLES),
     "feed of petastorm": Library(requires="petastorm", advice=_DATA_ADVICE),

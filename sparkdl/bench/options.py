@@ -10,7 +10,7 @@ from sparkdl.errors import ParamError
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, seconds: float) -> None:
-    """Declare them; ``seconds`` is how long to measure unless told otherwise."""
+    """Declare the common options; ``seconds`` is the default time of a measurement."""
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: %(default)s)")
     parser.add_argument(
         "--seconds",

@@ -27,7 +27,7 @@ _END_TIMEOUT_S = 20.0
 RANK_ARGUMENTS: tuple[str, ...] = ("-m", "sparkdl.bench.contenders.rank")
 
 Answer = dict[str, Any]
-"""What a rank says after a turn."""
+"""The message of a rank after a turn."""
 
 
 class RankGroup:
@@ -106,7 +106,7 @@ class RankGroup:
             process.stdin.flush()
 
     def _start_rank(self, given: RankVariables) -> subprocess.Popen[str]:
-        # A file, not a pipe: nobody reads along, and a full pipe would stop the rank.
+        # A file: a pipe that is not read would fill up and block the rank.
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the stack is its context
         self._stack.callback(errors.close)
         process = subprocess.Popen(

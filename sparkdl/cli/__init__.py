@@ -1,10 +1,10 @@
-"""The ``sparkdl`` command: a table of its subcommands. Each lives in a module of its own."""
+"""The ``sparkdl`` command: a table of its subcommands."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sparkdl import __version__
 from sparkdl.bench import allreduce, feed, fit, step, transform
@@ -12,6 +12,30 @@ from sparkdl.cli import demo, run
 from sparkdl.doctor import command as doctor
 from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.jobs import command as jobs
+
+_COMMANDS = {
+    "demo": (demo.add_arguments, demo.run, "train, track and serve a digit classifier on this machine"),
+    "run": (run.add_arguments, run.run, "run a program on several ranks of this machine"),
+    "doctor": (
+        doctor.add_arguments,
+        doctor.run,
+        "check this machine or a cluster, and say what will not work and how to fix it",
+    ),
+    "train": (jobs.add_arguments, jobs.train, "train the model that a job file describes"),
+    "job-script": (
+        None,
+        jobs.print_script_path,
+        "print the path of the program that spark-submit runs for jobs",
+    ),
+}
+
+_BENCHMARKS = {
+    "allreduce": (allreduce, "time an allreduce against Gloo, MPI and Horovod"),
+    "step": (step, "time a training step against Gloo and Horovod"),
+    "feed": (feed, "time reading Parquet against Petastorm, pyarrow and torch"),
+    "transform": (transform, "time predictions against Spark's predict_batch_udf"),
+    "fit": (fit, "time a whole fit against TorchDistributor and Horovod's estimator"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,47 +55,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkdl", description="Train PyTorch models on a Spark cluster.")
     parser.add_argument("--version", action="version", version=f"sparkdl {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    command = commands.add_parser("demo", help="train, track and serve a digit classifier on this machine")
-    demo.add_arguments(command)
-    command.set_defaults(run=demo.run)
-
-    command = commands.add_parser("run", help="run a program on several ranks of this machine")
-    run.add_arguments(command)
-    command.set_defaults(run=run.run)
-
-    command = commands.add_parser(
-        "doctor", help="check this machine or a cluster, and say what will not work and how to mend it"
-    )
-    doctor.add_arguments(command)
-    command.set_defaults(run=doctor.run)
-
-    command = commands.add_parser("train", help="train the model that a job file describes")
-    jobs.add_arguments(command)
-    command.set_defaults(run=jobs.train)
-
-    command = commands.add_parser(
-        "job-script", help="print the path of the program that spark-submit runs for jobs"
-    )
-    command.set_defaults(run=jobs.print_script_path)
-
+    for name, (add_arguments, run_command, text) in _COMMANDS.items():
+        _add(commands.add_parser(name, help=text), add_arguments, run_command)
     bench = commands.add_parser("bench", help="measure this machine against other libraries")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
-    command = benchmarks.add_parser("allreduce", help="time an allreduce against Gloo, MPI and Horovod")
-    allreduce.add_arguments(command)
-    command.set_defaults(run=allreduce.run)
-    command = benchmarks.add_parser("step", help="time a training step against Gloo and Horovod")
-    step.add_arguments(command)
-    command.set_defaults(run=step.run)
-    command = benchmarks.add_parser("feed", help="time reading Parquet against Petastorm, pyarrow and torch")
-    feed.add_arguments(command)
-    command.set_defaults(run=feed.run)
-    command = benchmarks.add_parser("transform", help="time predictions against Spark's predict_batch_udf")
-    transform.add_arguments(command)
-    command.set_defaults(run=transform.run)
-    command = benchmarks.add_parser(
-        "fit", help="time a whole fit against TorchDistributor and Horovod's estimator"
-    )
-    fit.add_arguments(command)
-    command.set_defaults(run=fit.run)
+    for name, (module, text) in _BENCHMARKS.items():
+        _add(benchmarks.add_parser(name, help=text), module.add_arguments, module.run)
     return parser
+
+
+def _add(
+    command: argparse.ArgumentParser,
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None,
+    run_command: Callable[[argparse.Namespace], int],
+) -> None:
+    if add_arguments is not None:
+        add_arguments(command)
+    command.set_defaults(run=run_command)

@@ -13,13 +13,13 @@ from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
 from sparkdl.launch.local_launch import LocalRanks
 
 _DESCRIPTION = """\
-Starts COMMAND once for each rank on this machine and prefixes what they print with their numbers. Scripts for torchrun
-run unchanged: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like are set, and the other ranks are found by
-torch.distributed.init_process_group() with the backend "sparkdl", "gloo" or none, also where a Trainer calls it, by
+Starts COMMAND once for each rank on this machine and prefixes its output with the number of the rank. Scripts for
+torchrun run unchanged: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on are set, and the ranks connect by
+torch.distributed.init_process_group() with the backend "sparkdl", "gloo" or none, also if a Trainer calls it, by
 sparkdl.torch.init_process_group(), hvd.init() and sparkdl.collective.current_communicator(). If no rank calls any of
 these, a warning says so at the end.
-A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is each rank's share of the
-cores where it is not set.
+A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is set to each rank's share
+of the cores unless it is set already.
 When a rank fails, all are ended, and its exit status is that of this command.
 """
 
@@ -32,8 +32,8 @@ _UNCONNECTED = (
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 _NOT_LOADED = (
-    f"sparkdl: {_AUTOLOAD} kept torch from loading what finds the other ranks. If init_process_group() failed, set it "
-    "to 1, or import sparkdl.torch in the program."
+    f"sparkdl: because of {_AUTOLOAD}=0 torch did not load sparkdl.torch, by which ranks connect. If "
+    "init_process_group() failed, set it to 1, or import sparkdl.torch in the program."
 )
 
 _BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -50,38 +50,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--transport",
         choices=TRANSPORTS,
         default=os.environ.get(TRANSPORT) or "auto",
-        help=f"what carries their data (default: ${TRANSPORT} or auto)",
+        help=f"transport of their communicator (default: ${TRANSPORT} or auto)",
     )
     parser.add_argument(
         "--wire",
         choices=WIRES,
         default=os.environ.get(WIRE) or "float32",
-        help=f"how sums of float32 travel by TCP (default: ${WIRE} or float32)",
+        help=f"data type for sums of float32 over TCP (default: ${WIRE} or float32)",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=os.environ.get(TIMEOUT_S) or "300",
         metavar="SECONDS",
-        help=f"for ranks to find each other, and for a collective that names none (default: ${TIMEOUT_S} or 300)",
+        help=f"for connecting the ranks, and default deadline of a collective (default: ${TIMEOUT_S} or 300)",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="python script.py, say")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="such as: python script.py"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the ranks; the status is 0, or that of the rank that failed, 128 and the signal's number if one ended it.
+    """Run the ranks; the status is 0, or that of the failed rank: 128 plus the signal's number if a signal ended it.
 
     Raises:
-        ParamError: if there is to be no rank, or no communicator can be opened with these choices.
+        ParamError: if there are fewer ranks than 1, or no communicator can be opened with these options.
         LaunchError: if there is no such program.
     """
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        print("sparkdl run: say what to run, as in: sparkdl run -n 2 -- python script.py", file=sys.stderr)
+        print(
+            "sparkdl run: a command is missing, as in: sparkdl run -n 2 -- python script.py", file=sys.stderr
+        )
         return 2
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
-    # A polite request ends the ranks politely, too.
+    # SIGTERM also ends the ranks by SIGTERM.
     signal.signal(signal.SIGTERM, _leave)
     ranks = LocalRanks(
         command,
@@ -96,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
             failed = ranks.wait()
             have_met = ranks.have_met()
     except BrokenPipeError:
-        # Nobody reads it, and the interpreter would complain when it flushes it at its end.
+        # The interpreter would report an error when it flushes standard output at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     if failed is None:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorFacts:
-    """What one executor has, and how many of the tasks it ran."""
+    """Facts about an executor, and how many of the tasks it ran."""
 
     facts: MachineFacts
     num_tasks: int
 
 
 def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) -> list[ExecutorFacts]:
-    """Return what every executor has that runs one of so many tasks at once.
+    """Return facts about every executor that runs one of this many tasks at once.
 
     Args:
         spark: classic or Connect session.
@@ -48,11 +48,11 @@ def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) 
     )
     with named_jobs(spark, "looking at the executors"):
         rows = collect_within(spark, tasks, timeout_s)
-    told = [json.loads(row["facts"]) for row in rows]
-    nums = [each["executor"] for each in told]
+    facts = [json.loads(row["facts"]) for row in rows]
+    nums = [each["executor"] for each in facts]
     return [
         ExecutorFacts(facts=MachineFacts.from_fields(each["facts"]), num_tasks=nums.count(each["executor"]))
-        for each in told
+        for each in facts
         if each["facts"] is not None
     ]
 
@@ -66,15 +66,15 @@ def _look(timeout_s: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
 
         for _ in batches:
             pass  # the rows only number the tasks
-        told: dict[str, Any] = look_from_task(BarrierTaskContext.get(), timeout_s)
-        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(told)], pa.string())], names=["facts"])
+        facts: dict[str, Any] = look_from_task(BarrierTaskContext.get(), timeout_s)
+        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(facts)], pa.string())], names=["facts"])
 
     return run
 
 
 def look_from_task(context: BarrierTaskContext, timeout_s: float) -> dict[str, Any]:
-    """Return the executor's name, and what it has if this task is the one to look."""
-    # Python workers are forked from one process for each executor.
+    """Return the executor's name, and its facts if this task is the one to collect them."""
+    # The Python workers of an executor are forked from one process.
     executor = f"{socket.gethostname()} {os.getppid()}"
     executors = context.allGather(executor)
     is_first = executors.index(executor) == context.partitionId()

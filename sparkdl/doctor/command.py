@@ -1,4 +1,4 @@
-"""``sparkdl doctor``: what will not work on this machine or cluster, and how to mend it."""
+"""``sparkdl doctor``: what will not work on this machine or cluster, and how to fix it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from sparkdl.data.spark.spark_errors import spark_words
 from sparkdl.doctor.examination import HERE, examine
 from sparkdl.doctor.finding import BAD, Finding, as_table, is_healthy
 from sparkdl.errors import LaunchError, ParamError
@@ -77,11 +78,11 @@ def run(options: argparse.Namespace) -> int:
     has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(as_table(findings, width=width, has_colours=has_colours))
     if options.json is not None:
-        told = {"is_healthy": is_healthy(findings), "findings": [asdict(finding) for finding in findings]}
-        options.json.write_text(json.dumps(told, indent=2) + "\n")
+        content = {"is_healthy": is_healthy(findings), "findings": [asdict(finding) for finding in findings]}
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
     status = 0 if is_healthy(findings) else 1
     if any(thread.name == _SESSION_THREAD for thread in threading.enumerate()):
-        # What still waits for the server, gRPC's threads among it, would hold up the end for as long.
+        # Threads that still wait for the server, gRPC's among them, would delay the exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -104,16 +105,16 @@ def _examine(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
         _say("Starting Spark")
         try:
             spark = _within(options.timeout, lambda: _session(options, settings, stack))
-        except Exception as error:  # whatever Spark, py4j or gRPC raise
+        except Exception as error:  # of Spark, py4j or gRPC
             findings = examine(num_ranks=options.ranks, timeout_s=options.timeout, on_step=_say)
-            found = f"no session on {options.master or options.remote}: {_first_words(error)}"
+            found = f"no session on {options.master or options.remote}: {spark_words(error)}"
             advice = "Look at the URL, at whether the server runs, and at Java and pyspark above."
             return [*findings, Finding(check="Spark", where=HERE, status=BAD, found=found, advice=advice)]
     return examine(spark, num_ranks=options.ranks, timeout_s=options.timeout, on_step=_say)
 
 
 def _within(timeout_s: float, start: Callable[[], SparkSession]) -> SparkSession:
-    """Return what ``start`` does, which may wait for a server for many minutes."""
+    """Return the value of ``start``, or raise after a timeout: it may wait for a server for many minutes."""
     outcome: queue.SimpleQueue[SparkSession | Exception] = queue.SimpleQueue()
 
     def run() -> None:
@@ -130,13 +131,6 @@ def _within(timeout_s: float, start: Callable[[], SparkSession]) -> SparkSession
     if isinstance(started, Exception):
         raise started
     return started
-
-
-def _first_words(error: Exception) -> str:
-    """What went wrong, without the stack of Java that follows, or py4j's head before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return told[0].removeprefix(": ") if told else type(error).__name__
 
 
 def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitStack) -> SparkSession:

@@ -28,7 +28,7 @@ CLUSTER = "the cluster"
 _TRANSFER_S = 0.3
 _LOOK_S = 0.5
 _SETTLED_LOOKS = 6
-"""Executors come one after the other: when none has come for so many looks, it is taken that all are there."""
+"""Executors register one after the other: after so many polls without a new one all are taken to be there."""
 
 _RANKS_UNLESS_KNOWN = 2
 
@@ -105,11 +105,11 @@ def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
 
 
 def _tell_nobody(step: str) -> None:
-    """Where nobody wants to know what is looked at next."""
+    """Ignore progress messages."""
 
 
 def _hear_nothing(rank: int, line: str) -> None:
-    """What the ranks print: the transports' notices, of which the findings tell."""
+    """Ignore the output of the ranks: their notices on transports are in the findings."""
 
 
 def _ranks_failed(where: str, error: SparkdlError) -> Finding:
@@ -129,7 +129,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
         what, _, advice = str(error).partition(". ")
         finding = Finding(check="slots", where=CLUSTER, status=BAD, found=what + ".", advice=advice)
         return (0 if "dynamic allocation" in what or not slots else slots), [finding]
-    said = f"Spark Connect does not tell; {wanted} tasks are tried"
+    said = f"not told by Spark Connect; {wanted} tasks are tried"
     if slots is not None:
         said = f"{slots} slot{'' if slots == 1 else 's'}"
     version = f"Spark {spark.version}"
@@ -137,7 +137,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
 
 
 def _settled_slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> int | None:
-    """How many slots there are once no more executors come; None where Spark does not say."""
+    """The number of slots once no more executors register; None if Spark does not tell."""
     if num_ranks is not None:
         return wait_for_slots(spark, num_ranks, timeout_s=timeout_s)
     deadline, pause = Deadline(timeout_s), threading.Event()
@@ -203,7 +203,9 @@ def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[F
     found = f"{slots} ran on {len(names)} host{'s' if len(names) > 1 else ''}"
     findings = [Finding(check="ranks", where=CLUSTER, status=GOOD, found=found)]
     if not heard:
-        advice = "Log lines and progress come with the result. Open the driver's ports for executors to have them live."
+        advice = (
+            "Log lines arrive with the result, progress not at all. Open the driver's ports to the executors."
+        )
         found = "executors cannot reach it"
         findings.append(Finding(check="driver", where=CLUSTER, status=NOTE, found=found, advice=advice))
     return findings + judge_network(surveys, names)

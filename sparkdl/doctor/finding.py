@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 GOOD, NOTE, BAD = "good", "note", "bad"
-"""As it should be; works, but less well, or is missing and not always needed; will not work."""
+"""Works; works less well, or is missing and not always needed; will not work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was checked at one place."""
+    """The result of a check in one place."""
 
     check: str
-    """What was looked at: ``Java``, ``shared memory``."""
+    """What was checked: ``Java``, ``shared memory``."""
 
     where: str
     """``this machine``, a host, ``host-1 and host-2``, ``the cluster``."""
@@ -24,10 +24,10 @@ class Finding:
     """One of :data:`GOOD`, :data:`NOTE` and :data:`BAD`."""
 
     found: str
-    """What there is, with values."""
+    """What was found, with values."""
 
     advice: str = ""
-    """What to do about it; empty where all is well."""
+    """What to do about it; empty if nothing is wrong."""
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
@@ -49,7 +49,7 @@ def as_table(findings: Sequence[Finding], *, width: int, has_colours: bool) -> s
         width: of the terminal, in characters.
         has_colours: whether it shows colours.
     """
-    summary, findings = _summary(findings), _put_together(findings)
+    summary, findings = _summary(findings), _merged(findings)
     first = max(len(finding.check) for finding in findings)
     second = max(len(finding.where) for finding in findings)
     indent = 6 + first + 2 + second + 2
@@ -70,8 +70,8 @@ def as_table(findings: Sequence[Finding], *, width: int, has_colours: bool) -> s
     return "\n".join([*lines, "", summary])
 
 
-def _put_together(findings: Sequence[Finding]) -> list[Finding]:
-    """Have machines that are alike in something share a line."""
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Merge the findings of machines that are alike into one line."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)

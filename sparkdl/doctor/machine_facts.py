@@ -70,7 +70,7 @@ def ask_python(code: str, *, timeout_s: float) -> tuple[bool, str]:
 
 
 PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle", "pyspark", "pyarrow", "petastorm", "pandas", "mlflow")
-"""Whose versions are told."""
+"""Packages whose versions are reported."""
 
 _NCCL = (
     "from sparkdl.collective.nccl.opening import load_nccl; n = load_nccl(); print(n.version, 'from', n.path)"

@@ -1,8 +1,9 @@
-"""Runs any training function or script on ranks, from Spark or on this machine; also with HorovodRunner's signature.
+"""Runs any training function or script on ranks, on a Spark cluster or on this machine.
 
-The *driver* makes a :class:`Runner` or a :class:`HorovodRunner`; on the *ranks* torch.distributed, the communicator,
-the Horovod face and MPI are ready, and a :class:`TrainingState` outlives ranks that are lost. Knows no DataFrame and no
-estimator.
+The *driver* makes a :class:`Runner`, or a :class:`HorovodRunner` with the signature of Databricks' class. On the
+*ranks* torch.distributed, the communicator, the Horovod API and MPI are ready, and a :class:`TrainingState` survives
+the loss of ranks. Does not depend on DataFrames and estimators. Begin with :mod:`~sparkdl.runner.runner`; the
+ranks run ``on_rank``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["HorovodRunner", "Runner", "TrainingState", "progress"]
 
 
 def __getattr__(name: str) -> Any:
-    # Needs torch, which the driver of a cluster need not have.
+    # Needs torch, which may not be installed on the driver.
     if name == "TrainingState":
         from sparkdl.runner.training_state import TrainingState
 

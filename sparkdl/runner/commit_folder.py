@@ -1,9 +1,9 @@
-"""Where the commits of a run lie: one file for each state, replaced as a whole, on any filesystem a Store may lie on.
+"""The folder for the commits of a run: a file for each state, replaced atomically, on any filesystem of a Store.
 
-The *driver* claims the folder and looks how far the ranks had come; *rank 0* writes and reads. Of a state with sharded
-parts every rank writes its pieces to a file of its own; rank 0's file, written when these are there, names them. A
-killed process leaves at worst a file that is not whole, or not named, which nobody reads. Files are archives of torch,
-loaded with ``weights_only=True``: nothing in them runs as a program.
+The *driver* claims the folder and finds the last commit; *rank 0* writes and reads. If a state has sharded parts, every
+rank writes its pieces to a file of its own, and rank 0's file, written afterwards, names them. A killed process leaves
+at worst an incomplete file, or one that no other file names, which is never read. Files are archives of torch, loaded
+with ``weights_only=True``, so that loading runs no code of theirs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class CommitFolder:
 
     Attributes:
         url: its path or URL.
-        token: of the ranks that were started last; others that are started leave their own there.
+        token: of the ranks that were started last; a later start writes its own.
     """
 
     url: str
     token: str
 
     def claim(self) -> None:
-        """Note that this run uses the folder, and no other one any more. Runs on the *driver*.
+        """Claim the folder for this run. Runs on the *driver*.
 
         Raises:
             StoreError: if it cannot be written.
@@ -52,7 +52,7 @@ class CommitFolder:
         owner = f"{location.path}/{_OWNER}"
         try:
             location.make_folder()
-            # Ranks that look meanwhile see the old one or the new one, whole.
+            # Ranks that read it meanwhile see the complete old or new file.
             written = f"{owner}.tmp" if location.can_rename else owner
             with location.filesystem.open(written, "wb") as file:
                 file.write(json.dumps({"run": self.token}).encode())
@@ -60,9 +60,7 @@ class CommitFolder:
                 location.filesystem.mv(written, owner)
             location.filesystem.invalidate_cache()
             for entry in location.filesystem.ls(location.path, detail=False):
-                if re.fullmatch(
-                    r"state-.*\.tmp", str(entry).rsplit("/", 1)[-1]
-                ):  # left by ranks that were killed
+                if re.fullmatch(r"state-.*\.tmp", str(entry).rsplit("/", 1)[-1]):  # of ranks that were killed
                     with suppress(FileNotFoundError):
                         location.filesystem.rm(str(entry))
         except Exception as error:
@@ -71,10 +69,10 @@ class CommitFolder:
             )
             raise store_error(f"The commits of a run cannot be kept in {self.url}: {why}") from error
 
-    def claimed_anew(self) -> CommitFolder:
-        """The folder for ranks that are started again, claimed from those before. Runs on the *driver*.
+    def reclaimed(self) -> CommitFolder:
+        """The folder for restarted ranks, claimed from those before. Runs on the *driver*.
 
-        A rank that was thought to be lost, and is not, may not write into what the others go on from.
+        A rank that was wrongly taken for lost must not write to the folder from which the others continue.
 
         Raises:
             StoreError: if it cannot be read or written.
@@ -87,9 +85,9 @@ class CommitFolder:
         """Write a commit and remove the one before; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
 
         Raises:
-            ParamError: if the state holds what a commit cannot.
+            ParamError: if a value of the state cannot be loaded again.
             StoreError: if it cannot be written.
-            CheckpointsInUseError: if another run, or ranks that took the place of these, have claimed the folder.
+            CheckpointsInUseError: if another run, or the ranks of a restart, have claimed the folder.
         """
         self._check_owner()
         before = self._commits(state)
@@ -102,7 +100,7 @@ class CommitFolder:
         old = [f"state-{state}-commit-{number}.pt" for number in before]
         for name in self._names() if "pieces" in contents else ():
             piece = _PIECE.fullmatch(name)
-            # Other ranks may be at the pieces of the next commit already.
+            # Other ranks may already write the pieces of the next commit.
             if piece and int(piece[1]) == state and (int(piece[2]) < commit or piece[3] != self.token):
                 old.append(name)
         for name in old:
@@ -121,7 +119,7 @@ class CommitFolder:
         """Write a rank's pieces of a commit; see :class:`sparkdl.horovod.torch.elastic.CommitKeeper`.
 
         Raises:
-            ParamError: if they hold what a commit cannot.
+            ParamError: if a value cannot be loaded again.
             StoreError: if they cannot be written.
             CheckpointsInUseError: as :meth:`keep`.
         """
@@ -141,23 +139,23 @@ class CommitFolder:
 
     @staticmethod
     def _piece_name(state: int, commit: int, rank: int, token: str) -> str:
-        # The token, as ranks that were thought to be lost may yet write theirs.
+        # With the token, as ranks that were wrongly taken for lost may still write theirs.
         return f"state-{state}-commit-{commit}-rank-{rank}-{token}.pt"
 
     def _write(self, name: str, contents: dict[str, Any], *, is_first: bool) -> None:
-        """Write a file that is whole under its name; check for the first one whether it can be read again."""
+        """Write a file atomically; check whether the first one can be loaded again."""
         from sparkdl.training.checkpoint.files import write_file
 
         location = open_location(self.url)
         if is_first and not location.is_local:
             _check_loadable(contents["parts"])
-        # Object stores show a file when it is complete; elsewhere renaming makes it so.
+        # Object stores write files atomically; elsewhere renaming is atomic.
         written = f"{name}.{self.token}.tmp" if location.can_rename else name
         try:
             write_file(location, written, contents)
             if is_first and location.is_local:
                 _check_written(f"{location.path}/{written}", contents["parts"])
-            self._check_owner()  # to write may have taken long
+            self._check_owner()  # again, as writing may have taken long
             if written != name:
                 location.filesystem.mv(f"{location.path}/{written}", f"{location.path}/{name}")
         except Exception as error:
@@ -197,8 +195,8 @@ class CommitFolder:
             raise StoreError(f"{self.url}/{name} cannot be read: {explain_failure(error)}") from error
         return contents
 
-    def place(self) -> str:
-        """Say in words from where the ranks go on. Runs on the *driver*."""
+    def position(self) -> str:
+        """Return, as text, from where the ranks continue. Runs on the *driver*."""
         numbers = self._commits(0)
         return f"commit {max(numbers)} of its state" if numbers else "the beginning, as nothing was committed"
 
@@ -227,7 +225,7 @@ class CommitFolder:
                 owner = json.loads(file.read()).get("run")
         except FileNotFoundError:
             raise StoreError(
-                f"The state's commits were to be kept in {self.url}, which the driver made and {host} does not see. "
+                f"The state's commits cannot be written to {self.url}, which {host} cannot reach. "
                 "Give the Runner a checkpoint_dir that the driver and every executor reach, or set SPARKDL_STORE to "
                 "such a folder."
             ) from None
@@ -235,8 +233,8 @@ class CommitFolder:
             raise StoreError(f"{self.url} cannot be read on {host}: {explain_failure(error)}") from error
         if owner != self.token:
             raise CheckpointsInUseError(
-                f"Another run uses the checkpoint_dir {self.url} since this one began, or this rank was taken to be "
-                "lost and others are in its place. Give each run its own."
+                f"Another run has claimed the checkpoint_dir {self.url} since this one began, or this rank was taken "
+                "for lost and the ranks were restarted. Give each run its own folder."
             )
 
 
@@ -244,12 +242,12 @@ class CommitFolder:
 def commit_folder(
     checkpoint_dir: str | os.PathLike[str] | None, *, is_wanted: bool, is_local: bool
 ) -> Iterator[CommitFolder | None]:
-    """Give the folder for the commits of a run, claimed for it. Runs on the *driver*.
+    """Make and claim the folder for the commits of a run. Runs on the *driver*.
 
     Args:
-        checkpoint_dir: of the user's, which stays; None for one that is removed at the end.
-        is_wanted: whether ranks may be started again.
-        is_local: whether all ranks run on this machine; else the folder lies in the default Store.
+        checkpoint_dir: the user's folder, which is kept; None for a folder that is removed at the end.
+        is_wanted: whether ranks may be restarted.
+        is_local: whether all ranks run on this machine; otherwise the folder is in the default Store.
 
     Raises:
         StoreError: if it cannot be written.
@@ -273,17 +271,17 @@ def _claimed(url: str) -> CommitFolder:
 
 
 def _check_written(path: str, parts: dict[str, Any]) -> None:
-    """Refuse parts that cannot be read again, from a file of this machine: it is mapped, which takes no memory."""
+    """Raise if a local file cannot be loaded again; it is mapped, which takes no memory."""
     import torch
 
     try:
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # of a part, which is named then, or of a filesystem that maps no files
+    except Exception:  # a value cannot be loaded, which the check names, or the filesystem cannot map files
         _check_loadable(parts)
 
 
 def _check_loadable(values: dict[str, Any]) -> None:
-    """Refuse what could be written and not be read again."""
+    """Raise if a value can be written but not loaded again."""
     import torch
 
     for name, value in values.items():
@@ -294,6 +292,6 @@ def _check_loadable(values: dict[str, Any]) -> None:
             torch.load(copy, map_location="cpu", weights_only=True)
         except Exception as error:
             raise ParamError(
-                f"The state's {name} is a {type(value).__name__} that no commit can keep. It keeps tensors, numbers, "
-                "strings, and lists and dictionaries of them; float() and .tolist() make such of NumPy's."
+                f"The state's {name} is a {type(value).__name__}, which a commit cannot hold. It can hold tensors, "
+                "numbers, strings, and lists and dictionaries of them; convert NumPy's by float() and .tolist()."
             ) from error

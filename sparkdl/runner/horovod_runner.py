@@ -1,7 +1,6 @@
 """``HorovodRunner``: the class of Databricks with its signature. Runs on the *driver*.
 
-What it does is documented at https://databricks.github.io/spark-deep-learning; where that leaves a choice, the
-docstring says what was chosen.
+It follows https://databricks.github.io/spark-deep-learning; the docstrings describe what that leaves open.
 """
 
 from __future__ import annotations
@@ -16,47 +15,47 @@ from sparkdl.runner.runner import Runner
 VERBOSITIES = ("all", "log_callback_only")
 
 SLOT_TIMEOUT_S = 24 * 60 * 60.0
-"""How long a run waits for ``np`` free slots, for which Databricks names no limit."""
+"""How long a run waits for ``np`` free slots; Databricks documents no limit."""
 
 OPERATION_TIMEOUT_S = 24 * 60 * 60.0
-"""How long ranks wait for each other, for which Horovod names no limit: one may download data for the others, say."""
+"""How long ranks wait for each other, for example while one downloads data; Horovod documents no limit."""
 
 SILENCE_TIMEOUT_S = 240.0
-"""How long a process or a host may give no sign of life, which those that work or wait go on giving."""
+"""How long a process or a host may send no heartbeat; processes that compute or wait send them."""
 
 
 class HorovodRunner:
     """Runs a function that was written for Horovod on ranks.
 
-    A notebook for Databricks' class runs after ``import horovod.torch as hvd`` became
-    ``import sparkdl.horovod.torch as hvd``; no MPI needs to be installed.
+    To run a notebook for Databricks' class, replace ``import horovod.torch as hvd`` by
+    ``import sparkdl.horovod.torch as hvd``; MPI need not be installed.
 
     Args:
         np: how many processes. If positive, as many tasks of the active Spark session run them, all at once: a run
             waits until so many slots are free, and fails if the cluster has fewer. If negative, ``-np`` processes of
             the driver's machine run them, without Spark; -1 is one process there.
-        driver_log_verbosity: ``"all"`` shows all that processes on the cluster print; ``"log_callback_only"`` only what
-            they say by :func:`sparkdl.horovod.log_to_driver`. Processes on the driver's machine always show all.
+        driver_log_verbosity: ``"all"`` shows the whole output of processes on the cluster; ``"log_callback_only"`` only
+            messages of :func:`sparkdl.horovod.log_to_driver`. Processes on the driver's machine always show all.
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
-        self.num_processor = np  # the name that Databricks' class has for it
+        self.num_processor = np  # the attribute of Databricks' class
         self.driver_log_verbosity = driver_log_verbosity
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Run ``main(**kwargs)`` on every rank and return what it returned on rank 0.
+        """Run ``main(**kwargs)`` on every rank and return its value on rank 0.
 
         Args:
             main: a function; it begins with ``hvd.init()``.
-            kwargs: its keyword arguments. They and the function travel by cloudpickle.
+            kwargs: its keyword arguments. They and the function are pickled with cloudpickle.
 
         Raises:
             ParamError: if ``np`` is 0, or ``driver_log_verbosity`` is unknown.
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or not enough slots.
             RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
-            HangError: if a rank's process or host gives no sign of life for four minutes. Others may wait for it for
-                a day as long as it does; each operation that waits a minute is warned of.
+            HangError: if a rank's process or host sends no heartbeat for four minutes. While it does, others may wait
+                for it for a day; each operation that waits a minute logs a warning.
         """
         self._check(main)
         on_driver = self.num_processor < 0
@@ -87,7 +86,7 @@ class HorovodRunner:
             )
         if self.num_processor == 0:
             raise ParamError(
-                "np=0, which once meant all slots of the cluster, is no longer a number of processes. Give that number."
+                "np=0, which once meant all slots of the cluster, is not supported. Give the number of processes."
             )
         if self.num_processor > 0:
             try:

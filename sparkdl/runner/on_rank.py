@@ -1,6 +1,6 @@
 """Prepares a rank of a Runner, calls the function, and cleans up. Runs on a *rank*.
 
-:func:`see_gpus_of_host` sets which GPUs the ranks of one host see, for programs that choose theirs by ``local_rank``.
+:func:`see_gpus_of_host` makes all GPUs of a host visible, for programs that select theirs by ``local_rank``.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def see_gpus_of_host(context: RankContext) -> None:
 
 
 def joined(visible: Sequence[str]) -> str | None:
-    """Join what the ranks of a host see, by local rank; None where they had better see what they saw before.
+    """Join the visible GPUs of the ranks of a host, by local rank; None if they should not be changed.
 
-    That is where some rank has no GPU of its own, where ranks share GPUs, or where one has several: then the number of
-    a rank on its host is not that of its GPU.
+    That is if a rank has no GPU, if ranks share GPUs, or if a rank has several: then the local rank is not the number
+    of its GPU.
     """
     if len(set(visible)) < len(visible) or any(not each or "," in each for each in visible):
         return None
@@ -61,23 +61,23 @@ def joined(visible: Sequence[str]) -> str | None:
 
 
 IMPORTED_FIRST = (__name__, "sparkdl.torch", "sparkdl.horovod.torch", "torch._dynamo")
-"""Modules that every function needs; the last one is imported by the first optimizer of a process."""
+"""Modules that every function needs; the last one is imported when a process makes its first optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSetup:
-    """What a rank has to know besides the call.
+    """Options of a rank besides the call.
 
     Attributes:
         returns_all: whether the values of all ranks are wanted, or only rank 0's.
-        gpus: how many are the rank's own.
-        sees_gpus_of_host: whether the rank also sees those of the host's other ranks, by the order of local ranks.
-        log_level: of the root logger; None leaves it alone.
+        gpus: number of GPUs of the rank.
+        sees_gpus_of_host: whether the rank also sees those of the host's other ranks, in the order of local ranks.
+        log_level: of the root logger; None does not set it.
         operation_timeout_s: deadline of a collective of torch.distributed that names none.
         commits: where the state's commits are kept; None to keep them in memory.
         init_torch: whether torch.distributed is to be initialized before the call.
-        restart_count: how often the ranks have been started again.
-        max_restarts: how often they may be, for whatever reason.
+        restart_count: how often the ranks have been restarted.
+        max_restarts: how often they may be, for any reason.
     """
 
     returns_all: bool
@@ -93,11 +93,11 @@ class RankSetup:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a rank gives back to the driver.
+    """The result of a rank.
 
     Attributes:
-        value: of the function, where it is wanted.
-        has_met: the rank has looked for the others, so that they are connected.
+        value: of the function, if it is wanted.
+        has_met: whether the rank has connected to the others.
     """
 
     value: Any
@@ -114,12 +114,12 @@ def _was_raised_by_init(error: ValueError) -> bool:
 
 
 def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Returned:
-    """Run the call with everything ready, and return its value where that is wanted."""
+    """Prepare the rank, run the call, and return its value if it is wanted."""
     from sparkdl.torch import collective_errors
 
     with _ready(context, setup):
         try:
-            # Else what torch makes of another rank's failure looks like one of this rank.
+            # Otherwise torch's exception for the failure of another rank looks like a failure of this rank.
             with collective_errors():
                 value = call.run()
         except ValueError as error:
@@ -150,17 +150,17 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
         provide_commit_keeper(setup.commits)
     teach_accelerate()
     if setup.init_torch:
-        # A process that looks for GPUs takes hundreds of MiB of the one that it finds.
+        # A process that initializes CUDA takes hundreds of MiB of GPU memory.
         init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)
     yield
-    # After an exception the communicator is aborted, and the others with it.
+    # After an exception the communicator is aborted, which ends the other ranks.
     if hvd.is_initialized():
         hvd.shutdown()
     destroy_process_group()
 
 
 def _set_variables(context: RankContext, setup: RankSetup) -> None:
-    """Set what ``torchrun`` sets; a rank with GPUs of its own sees no others, and these begin with number 0."""
+    """Set the variables of ``torchrun``; a rank with GPUs of its own sees only these, numbered from 0."""
     variables = context.job.to_torchrun_variables(
         context.topology,
         is_alone=setup.gpus > 0,
@@ -168,16 +168,16 @@ def _set_variables(context: RankContext, setup: RankSetup) -> None:
         max_restarts=setup.max_restarts,
     )
     if context.topology.num_hosts == 1:
-        # Gloo would listen on the interface of the host's name, which need not have one.
+        # By default Gloo listens on the interface of the host's name, which may have none.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        # An address that the user has chosen for the ranks' own store.
+        # The user may have set an address for a store of the ranks.
         os.environ.setdefault(name, variables.pop(name))
     os.environ.update(variables)
 
 
 def _has_met(context: RankContext) -> bool:
-    """Whether this rank has the communicator, or has looked for the others by torch.distributed or MPI."""
+    """Whether this rank has opened the communicator, or has connected by torch.distributed or MPI."""
     import torch.distributed as dist
 
     from sparkdl.torch.registration import has_met

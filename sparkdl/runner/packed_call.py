@@ -1,4 +1,4 @@
-"""What crosses to the ranks for them to call: a function with its arguments, or a script with its command line."""
+"""The call that is sent to the ranks: a function with its arguments, or a script with its command line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sparkdl.runner.script import Script, read_script
 
 
 class PackedCall:
-    """A call that is pickled once, on the driver, so that what cannot travel is named as the user knows it.
+    """A call that is pickled once, on the driver, so that an error names what cannot be pickled.
 
-    Unpickling it gives the :class:`Call`.
+    Unpickling it returns the :class:`Call`.
 
     Args:
-        function: what the ranks call.
+        function: to call on the ranks.
         args: its positional arguments.
         kwargs: its keyword arguments.
 
@@ -36,21 +36,21 @@ class PackedCall:
 
 @dataclass(frozen=True)
 class Call:
-    """The same on a *rank*."""
+    """The unpickled call on a *rank*."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def run(self) -> Any:
-        """Call it, and return what it returns; None of a script."""
+        """Call the function and return its value."""
         return self.function(*self.args, **self.kwargs)
 
 
 def pack(
     train: Callable[..., Any] | str | os.PathLike[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> PackedCall | Script:
-    """Make ready to travel what a user wants to run.
+    """Pickle a function with its arguments, or read a script.
 
     Raises:
         ParamError: if it is neither a function nor the path of a Python file that can be read.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 OnLine = Callable[[int, str, "int | None"], None]
-"""Gets rank, line, and the level of the log record that the line is of; None if the line was printed."""
+"""Called with rank, line, and the level of the log record that it belongs to; None for a printed line."""
 
 _FORMAT = "%(levelname)s %(name)s: %(message)s"
 
@@ -40,11 +40,11 @@ class _MarkingHandler(logging.StreamHandler):  # type: ignore[type-arg]  # gener
 
 
 def set_up_logging(level: int | None) -> None:
-    """Have log records say their level to the driver.
+    """Mark log records with their level for the driver.
 
     Args:
-        level: of the root logger, which gets a handler; when None, only what nobody has configured logging for goes
-            through ours, from warnings on, as Python has it, and ``logging.basicConfig`` works as ever.
+        level: of the root logger, which gets a handler. When None, our handler replaces Python's handler of last
+            resort, which shows warnings of loggers without handlers, so that ``logging.basicConfig`` works as usual.
     """
     if level is None:
         logging.lastResort = _MarkingHandler(logging.WARNING)
@@ -55,12 +55,12 @@ def set_up_logging(level: int | None) -> None:
 
 
 class LineReader:
-    """Takes the marks off lines and hands them on.
+    """Removes the marks of lines and passes the lines on.
 
     Args:
-        on_line: gets them; when None, they are printed with the rank before them, messages for the driver to standard
-            output and everything else to standard error.
-        only_for_driver: drop what is no message for the driver.
+        on_line: called with them; when None, they are printed with the rank before them, messages for the driver to
+            standard output and all others to standard error.
+        only_for_driver: drop all but messages for the driver.
     """
 
     def __init__(self, on_line: OnLine | None, only_for_driver: bool) -> None:
@@ -82,34 +82,36 @@ def level_number(level: int | str | None) -> int | None:
     """Return a level of Python's logging as its number.
 
     Raises:
-        ParamError: if there is none of that name.
+        ParamError: if there is no level of that name.
     """
     if level is None or (isinstance(level, int) and not isinstance(level, bool)):
         return level
     names = {name: number for number, name in logging._levelToName.items()}
     if not isinstance(level, str) or level.upper() not in names:
-        raise ParamError(f"log_level={level!r} is no level of logging; it may be one of {', '.join(names)}.")
+        raise ParamError(
+            f"log_level={level!r} is not a level of logging; it may be one of {', '.join(names)}."
+        )
     return names[level.upper()]
 
 
 _contexts: list[RankContext] = []
-"""That of the rank which this process is; none in any other process."""
+"""The context, if this process is a rank; empty otherwise."""
 
 
 def provide_progress(context: RankContext) -> None:
-    """Have :func:`progress` speak for this rank."""
+    """Set the rank for which :func:`progress` reports."""
     _contexts[:] = [context]
 
 
 def progress(*, done: bool = False) -> None:
-    """Say that the function has come a step further; call it as often as you like, it costs next to nothing.
+    """Report progress. Costs next to nothing; call it as often as you like.
 
     From the first call on, a rank that does not call this for the Runner's ``hang_timeout_s``, and waits for no other
-    rank meanwhile, counts as hanging. A function that never calls it may compute as long as it keeps nobody waiting.
-    In a process that is no rank of a Runner, as where a script is tried alone, it does nothing.
+    rank meanwhile, counts as hanging. A function that never calls it may compute for as long as no other rank waits for
+    it. In a process that is not a rank of a Runner, as when a script runs alone, it does nothing.
 
     Args:
-        done: that was the last step, and what follows may take as long as it keeps nobody waiting.
+        done: this was the last step; the rest of the function may take as long as no other rank waits for it.
     """
     for context in _contexts:
         context.progress(done=done)

@@ -1,4 +1,4 @@
-"""``Runner``: runs a training function or script on every rank, with all that it needs ready. Runs on the *driver*."""
+"""``Runner``: runs a training function or script on every rank. Runs on the *driver*."""
 
 from __future__ import annotations
 
@@ -28,42 +28,43 @@ class Runner:
     """Runs a function or a script in one process per rank, all at once.
 
     On the ranks ``torch.distributed`` is initialized with the backend ``"sparkdl"`` unless ``init_torch`` is False, the
-    variables that ``torchrun`` sets are there, :func:`sparkdl.collective.current_communicator` gives the communicator,
-    ``hvd.init()`` of :mod:`sparkdl.horovod.torch` joins the world, and mpi4py finds all ranks in ``MPI.COMM_WORLD``. A
-    rank that fails ends all of them within seconds. Nothing is checked before :meth:`run`.
+    variables of ``torchrun`` are set, :func:`sparkdl.collective.current_communicator` returns the communicator,
+    ``hvd.init()`` of :mod:`sparkdl.horovod.torch` joins the world, and mpi4py has all ranks in ``MPI.COMM_WORLD``. A
+    failing rank ends all of them within seconds. Arguments are checked by :meth:`run`.
 
     Args:
-        num_workers: how many ranks. On a cluster each takes a slot, and all have to be free at once.
-        gpus_per_worker: GPUs that are a rank's own; it sees no others. CUDA tensors then travel over NCCL.
+        num_workers: number of ranks. On a cluster each takes a slot, and all have to be free at once.
+        gpus_per_worker: GPUs of each rank, which sees no others. Collectives of CUDA tensors then use NCCL.
         local: run the ranks as processes of this machine, without Spark.
         spark: classic or Connect session; the active one when None.
-        transport: what carries the data of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
+        transport: of the communicator; see :func:`~sparkdl.launch.run_on_ranks`.
         init_torch: whether ``torch.distributed`` is initialized before the function is called. False for a function or
-            script that calls ``torch.distributed.init_process_group()`` itself, or whose trainer does: with the
-            backend ``"sparkdl"``, ``"gloo"`` or any other, and no address, it finds the other ranks.
-        wire: how sums and averages of float32 travel between hosts: ``float32``, ``bfloat16`` or ``float16``. Those of
-            CUDA tensors only with ``transport="hierarchical"``, as NCCL does not round.
-        resources: a ``pyspark.resource.ResourceProfile`` of what each rank takes of the cluster, where that differs
-            from what all tasks of the application take. Task requests alone; needs Spark 4.0, and a cluster.
+            script that calls ``torch.distributed.init_process_group()`` itself, or whose trainer does. With the
+            backend ``"sparkdl"``, ``"gloo"`` or any other, and no address, that connects the ranks.
+        wire: data type in which sums and averages of float32 are sent between hosts: ``float32``, ``bfloat16`` or
+            ``float16``. Those of CUDA tensors only with ``transport="hierarchical"``, as NCCL does not convert.
+        resources: a ``pyspark.resource.ResourceProfile`` of what each rank takes of the cluster, if that differs from
+            what all tasks of the application take. Task requests alone; needs Spark 4.0, and a cluster.
         environment: variables for the rank processes.
-        modules: libraries that the function needs and that take long to import; the next run finds them imported.
-        max_restarts: how often the ranks are started again after a loss: a process that was killed, an executor or a
-            host that went away; and after a rank hung.
-        max_retries: how often the ranks are started again after code on one of them raised.
-        min_workers: with how many ranks a restart makes do where slots are gone; ``num_workers`` when None.
-        checkpoint_dir: folder or URL, as a Store takes it, where rank 0 keeps the commits of a state (see
-            :class:`~sparkdl.runner.TrainingState`), so that a later run goes on from the last one. When None, they are
-            kept until the run ends, if there may be restarts or retries: in the default Store, which driver and
+        modules: libraries that the function needs and that take long to import; they are already imported in the ranks
+            of the next run.
+        max_restarts: how often the ranks are restarted after a loss: a process that was killed, an executor or a host
+            that went away, or a rank that hung.
+        max_retries: how often the ranks are restarted after code on one of them raised.
+        min_workers: least number of ranks after a restart, if slots are gone; ``num_workers`` when None.
+        checkpoint_dir: folder or URL, as for a Store, where rank 0 writes the commits of a state (see
+            :class:`~sparkdl.runner.TrainingState`), so that a later run continues from the last one. When None, they
+            are kept until the run ends, if restarts or retries are possible: in the default Store, which driver and
             executors have to reach, or on this machine for local ranks.
-        log_level: level of the root logger on the ranks, as a number or a name. When None, that is left alone: as in
-            any Python program warnings are shown, until the function configures logging.
+        log_level: level of the root logger on the ranks, as a number or a name. When None, it is not set: as in any
+            Python program warnings are shown, until the function configures logging.
         on_log: called with rank, line and level for each line that the ranks print or log; the level is None for lines
             that were printed. When None, lines are printed with ``[rank N]`` before them.
         start_timeout_s: seconds until all ranks must have started, for which slots have to be free. Without effect on
             local ranks.
         operation_timeout_s: deadline of a collective that names none, in seconds.
-        hang_timeout_s: seconds after which a rank that others wait for, or that does not answer, counts as hanging, and
-            so as lost; four fifths of ``operation_timeout_s`` when None. See :func:`~sparkdl.launch.run_on_ranks`.
+        hang_timeout_s: seconds after which a rank that others wait for, or that does not respond, counts as hanging,
+            and so as lost; four fifths of ``operation_timeout_s`` when None. See :func:`~sparkdl.launch.run_on_ranks`.
     """
 
     def __init__(
@@ -110,32 +111,32 @@ class Runner:
         self.hang_timeout_s = hang_timeout_s
 
     def run(self, train: Callable[..., Any] | str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function or a script on every rank and return what it returned on rank 0.
+        """Run a function or a script on every rank and return its value on rank 0.
 
         Args:
-            train: a function, or the path of a file ``*.py`` on the driver, whose source travels to the ranks.
+            train: a function, or the path of a file ``*.py`` on the driver, whose source is sent to the ranks.
             args: positional arguments of the function; words of the script's command line.
-            kwargs: keyword arguments of the function. Of a script ``name=value`` becomes ``--name value``, with the
-                name as it is spelled; ``name=True`` becomes ``--name``, a list ``--name value value``, and what is
-                False or None is left out.
+            kwargs: keyword arguments of the function. For a script ``name=value`` becomes ``--name value``, with the
+                name as it is spelled; ``name=True`` becomes ``--name``, a list ``--name value value``, and False and
+                None are left out.
 
         Returns:
-            The value of rank 0, of any size; None of a script.
+            The value of rank 0, of any size; None for a script.
 
         Raises:
-            ParamError: if an argument of the Runner has a value that cannot work, or there is no such script.
+            ParamError: if an argument of the Runner has an invalid value, or there is no such script.
             SerializationError: if the function or its arguments cannot be pickled; the message names them.
             LaunchError: if there is no Spark session, or the ranks cannot be started.
             RankError: if a rank fails; it names the first one, and its ``__cause__`` is that rank's exception.
             HangError: if a rank hangs; it names that rank and where it was. The log has the stacks of all ranks.
-            StoreError: if the commits of a state cannot be kept where they are to be.
+            StoreError: if the commits of a state cannot be written.
         """
         return self._run(train, args, kwargs)[0]
 
     def run_all(
         self, train: Callable[..., Any] | str | os.PathLike[str], /, *args: Any, **kwargs: Any
     ) -> list[Any]:
-        """Like :meth:`run`, but return what the function returned on every rank, in the order of the ranks."""
+        """Like :meth:`run`, but return the values of all ranks, in the order of the ranks."""
         return self._run(train, args, kwargs, returns_all=True)
 
     def _run(
@@ -182,21 +183,21 @@ class Runner:
                     self._restarts(),
                     spark=session,
                     num_ranks=self.num_workers,
-                    where=lambda: "the beginning" if commits is None else commits.place(),
+                    where=lambda: "the beginning" if commits is None else commits.position(),
                     resources=self.resources,
                 )
         if len(returned) > 1 and not any(each.has_met for each in returned):
             logger.warning(
                 "No rank opened the communicator or initialized torch.distributed. If the function trains a model, its "
                 "%d ranks trained %d unconnected models: call torch.distributed.init_process_group() in it, or leave "
-                "init_torch=False away.",
+                "out init_torch=False.",
                 len(returned),
                 len(returned),
             )
         return [each.value for each in returned]
 
     def _starter(self, session: SparkSession | None) -> Callable[..., list[Any]]:
-        """What starts ranks, given what they run and how many."""
+        """The function that starts ranks."""
         start: Callable[..., list[Any]] = run_on_local_ranks
         if session is not None:
             start = partial(
@@ -225,13 +226,11 @@ class Runner:
         )
 
     def _session(self) -> SparkSession | None:
-        """The session whose cluster runs the ranks; None where they are processes of this machine."""
+        """The session whose cluster runs the ranks; None for processes of this machine."""
         if self.local:
             if self.resources is not None or self.spark is not None:
                 name = "spark" if self.resources is None else "resources"
-                raise ParamError(
-                    f"{name} has no meaning for local=True, where there is no Spark. Leave it away."
-                )
+                raise ParamError(f"{name} has no meaning with local=True, which does not use Spark. Omit it.")
             return None
         try:
             return self.spark or active_session()
@@ -246,14 +245,14 @@ class Runner:
                 raise ParamError(f"{name} cannot be negative, got {getattr(self, name)}.")
         if self.min_workers is not None and not 1 <= self.min_workers <= self.num_workers:
             raise ParamError(
-                f"min_workers={self.min_workers} has to lie between 1 and num_workers={self.num_workers}."
+                f"min_workers={self.min_workers} must be between 1 and num_workers={self.num_workers}."
             )
 
 
 def _attempts_of(setup: RankSetup) -> Iterator[RankSetup]:
-    """What the ranks have to know when they are started for the first time, the second time and so on."""
+    """The setups of the first start of the ranks, the second, and so on."""
     while True:
         yield setup
         setup = replace(setup, restart_count=setup.restart_count + 1)
         if setup.commits is not None:
-            setup = replace(setup, commits=setup.commits.claimed_anew())
+            setup = replace(setup, commits=setup.commits.reclaimed())

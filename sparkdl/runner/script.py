@@ -1,4 +1,4 @@
-"""A script as what the ranks run: its source travels from the driver, so that no executor needs the file.
+"""A script to run on the ranks: its source is sent from the driver, so that executors do not need the file.
 
 :func:`read_script` runs on the *driver*, :meth:`Script.run` on a *rank*.
 """
@@ -24,9 +24,9 @@ class Script:
     """A Python file and its command line.
 
     Attributes:
-        path: where it lies on the driver.
-        source: what it holds.
-        arguments: what ``sys.argv`` is to have after the path.
+        path: on the driver.
+        source: its content.
+        arguments: ``sys.argv`` after the path.
     """
 
     path: str
@@ -34,7 +34,7 @@ class Script:
     arguments: tuple[str, ...]
 
     def run(self) -> None:
-        """Run it as ``__main__``, as ``python path arguments`` would; ``sys.exit()`` and ``sys.exit(0)`` are its end.
+        """Run it as ``__main__``, like ``python path arguments``; ``sys.exit()`` and ``sys.exit(0)`` end it normally.
 
         Raises:
             SystemExit: if it exits with anything else.
@@ -49,21 +49,21 @@ class Script:
                 raise
 
     def _put(self) -> str:
-        """The path of the file here: where it lies on the driver if the same is there, else in a folder of its own."""
+        """The path of the file here: that of the driver if it is the same file, else in a temporary folder."""
         try:
             if Path(self.path).read_bytes() == self.source:
                 return self.path
         except OSError:
             pass  # this is another machine
         folder = tempfile.mkdtemp(prefix="sparkdl-script-", dir=_folder_of_application())
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a traceback shows its lines until then
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # tracebacks read its lines until then
         path = Path(folder, os.path.basename(self.path))
         path.write_bytes(self.source)
         return str(path)
 
 
 def _folder_of_application() -> str | None:
-    """Where Spark keeps files of this application, and removes them at its end, also those of a killed rank."""
+    """The folder for files of this application, which Spark removes at its end, also those of killed ranks."""
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((folder for folder in folders if os.access(folder, os.W_OK | os.X_OK)), None)
 
@@ -72,28 +72,26 @@ def read_script(path: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sc
     """Read a script, and make a command line of arguments; see :func:`command_line`.
 
     Raises:
-        ParamError: if there is no such file, or it is no Python file.
+        ParamError: if there is no such file, or it is not a Python file.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path).endswith(".py"):
-        raise ParamError(
-            f"A function or the path of a file *.py can be run on the ranks, and this is {path!r}."
-        )
+        raise ParamError(f"Ranks run a function or a file *.py given by its path, not {path!r}.")
     absolute = os.path.abspath(path)
     try:
         source = Path(absolute).read_bytes()
     except OSError as error:
         raise ParamError(
-            f"The script {absolute} cannot be read: {error.strerror}. It has to lie on the driver."
+            f"The script {absolute} cannot be read: {error.strerror}. It must be on the driver."
         ) from error
     return Script(path=absolute, source=source, arguments=tuple(command_line(args, kwargs)))
 
 
 def command_line(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """Turn arguments of a call into those of a command line.
+    """Convert the arguments of a call to those of a command line.
 
-    Positional ones go as they are. ``name=value`` becomes ``--name value`` with the name as it is spelled,
+    Positional ones are not changed. ``name=value`` becomes ``--name value`` with the name as it is spelled,
     ``name=True`` becomes ``--name``, a list or tuple ``--name value value``; False and None are left out. A value that
-    begins with a dash goes as ``--name=-1``, which no parser takes for an option.
+    begins with a dash becomes ``--name=-1``, which no parser takes for an option.
     """
     words = [str(arg) for arg in args]
     for name, value in kwargs.items():

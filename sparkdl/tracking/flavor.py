@@ -55,17 +55,17 @@ LOADER_MODULE = "sparkdl_model_loader"
 """Name under which :mod:`sparkdl.tracking.model_loader` lies in the model: MLflow imports it before sparkdl."""
 
 _LEFT_OUT = frozenset({"bench", "cli", "doctor", "estimators", "jobs", "launch", "runner"})
-"""Folders of what trains: it needs Spark, or the extension, which the wheel does not have."""
+"""Packages for training, which need Spark or the extension; the wheel has neither."""
 
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
-"""The first time that a zip file can name: the same modules make the same bytes."""
+"""The earliest time in a zip file, so that the same modules result in the same bytes."""
 
 _code: ContextVar[tuple[str, ...]] = ContextVar("code of logged models", default=())
 
 
 @contextmanager
 def models_with_code(paths: Sequence[Path]) -> Iterator[None]:
-    """Have the fits of this thread log copies of files and folders with their models, which import from them."""
+    """Have the fits of this thread log files and folders of code with their models."""
     token = _code.set(tuple(map(str, paths)))
     try:
         yield
@@ -74,14 +74,14 @@ def models_with_code(paths: Sequence[Path]) -> Iterator[None]:
 
 
 def current_code() -> list[str]:
-    """Return the files and folders that go along with a model that is logged now."""
+    """Return the files and folders of code for models that are logged now."""
     return list(_code.get())
 
 
-def write_carried_code(folder: Path) -> list[str]:
-    """Write what every logged model carries into a local folder, and return the paths of the files.
+def write_code(folder: Path) -> list[str]:
+    """Write the code that is part of every logged model into a local folder, and return the paths of the files.
 
-    They are the wheel with the modules of the sparkdl that runs here, and the module that imports from it.
+    They are a wheel of the modules of the running sparkdl, and the module that imports from it.
     """
     wheel = folder / f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
     wheel.write_bytes(_wheel())
@@ -93,7 +93,7 @@ def write_carried_code(folder: Path) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _wheel() -> bytes:
-    """A wheel with the modules that a served model may import, in the format of PEP 427."""
+    """A wheel of the modules that a served model may import (PEP 427)."""
     info = f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
     files = {
         **dict(_modules(resources.files("sparkdl"), "sparkdl")),
@@ -112,7 +112,7 @@ def _wheel() -> bytes:
 
 
 def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
-    """The Python files below a folder by their paths in the wheel; sparkdl itself may be imported from a wheel."""
+    """The Python files below a folder, by their paths in the wheel; the folder may itself be in a wheel."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         there = f"{path}/{entry.name}"
         if entry.is_file() and entry.name.endswith(".py"):
@@ -122,7 +122,7 @@ def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _digest(content: bytes) -> str:
-    """A hash as RECORD has it."""
+    """A hash in the format of RECORD."""
     return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip('=')}"
 
 
@@ -194,7 +194,7 @@ def save_flavor(
             signature=signature if options.has_signature else None,
             input_example=example if options.has_input_example else None,
             pip_requirements=[*requirements, *options.extra_pip_requirements],
-            code_paths=[*(options.code_paths or ()), *write_carried_code(Path(folder))],
+            code_paths=[*(options.code_paths or ()), *write_code(Path(folder))],
             metadata={**_classes(spec), **(options.metadata or {})} or None,
         )
 

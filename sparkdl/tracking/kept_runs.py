@@ -1,7 +1,7 @@
-"""What could not be sent of a run, as a folder of files that can be sent later. Runs on the *driver*.
+"""Folders with the unsent messages of a run, which can be sent later. Runs on the *driver*.
 
-A folder holds the folders of models and checkpoints, and last of all ``run.json``: one without it is not complete, and
-is never read. Where it lies is the business of a :class:`Shelf`, as this package knows no Store.
+A folder has the folders of models and checkpoints, and ``run.json``, which is written last: a folder without it is
+incomplete, and is never read. A :class:`Shelf` stores the folders, as this package does not depend on Stores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FORMAT = 2
-"""2: a model is logged and registered by a message each."""
+"""Since 2 a model is logged and registered by separate messages."""
 
 RUN_FILE = "run.json"
 
@@ -60,14 +60,14 @@ class Shelf(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRun:
-    """What is left to say of a run.
+    """The unsent messages of a run.
 
     Attributes:
-        tracking_uri: of the server that it was meant for, without user and password.
-        start: how the run begins.
-        run: the run, where the server had begun it.
+        tracking_uri: of its server, without user and password.
+        start: description of the run.
+        run: the run, if it was opened on the server.
         messages: in order; the folder of each is a name inside the kept folder.
-        model_uri: of its model, where the server has taken that.
+        model_uri: of its model, if the server has accepted that.
     """
 
     tracking_uri: str
@@ -78,12 +78,12 @@ class KeptRun:
 
 
 def keep_run(kept: KeptRun, shelf: Shelf, *, part: int = 0) -> str:
-    """Keep what is left to say, and return where.
+    """Store unsent messages, and return where.
 
     Args:
-        kept: the run.
-        shelf: where.
-        part: number among what is kept of this run, which is sent in this order.
+        kept: the messages.
+        shelf: where to store them.
+        part: number among the kept parts of this run, which are sent in this order.
 
     Raises:
         StoreError: if it cannot be written.
@@ -113,7 +113,7 @@ class SentRun:
     Attributes:
         run_id: of MLflow.
         model_uri: of the model that was sent, if there was one.
-        error: why it could not be sent, and stays kept; None where it was.
+        error: why it could not be sent and is still kept; None if it was sent.
     """
 
     run_id: str | None
@@ -152,7 +152,7 @@ def _send_folder(name: str, folder: Path, tracking_uri: str | None) -> SentRun:
         kept = _read(folder, tracking_uri)
     except (StoreError, ValueError, KeyError, TypeError) as error:
         said = f"{name} cannot be read: {type(error).__name__}: {error}"
-        _logger.warning("A kept run stays kept: %s", said)
+        _logger.warning("A kept run was not sent: %s", said)
         return SentRun(run_id=None, error=said)
     return _send(kept)
 
@@ -178,18 +178,18 @@ def _send(kept: KeptRun) -> SentRun:
                 if not is_refusal(error):
                     raise
                 said = without_credentials(str(error))
-                _logger.warning("MLflow does not take %s of the kept run %s: %s", message.kind, run_id, said)
+                _logger.warning("MLflow refuses %s of the kept run %s: %s", message.kind, run_id, said)
                 if message.kind in KINDS_OF_MODELS:
                     refusal = f"{type(error).__name__}: {said}"
     except Exception as error:
         said = f"{type(error).__name__}: {without_credentials(str(error))}"
-        _logger.warning("A kept run could not be sent, and stays kept: %s", said)
+        _logger.warning("A kept run could not be sent, and is still kept: %s", said)
         return SentRun(run_id=run_id, model_uri=model_uri, error=said)
     return SentRun(run_id=run_id, model_uri=model_uri, error=refusal)
 
 
 def _parent(client: MlflowClient, start: RunStart) -> str | None:
-    """The run that this one is nested under, as the server knows it; None where it has none."""
+    """The id of the run under which this one is nested; None if there is none on the server."""
     if start.parent_key is None:
         return None
     return find_run(client, [each.experiment_id for each in client.search_experiments()], start.parent_key)
@@ -222,7 +222,7 @@ def _read(folder: Path, tracking_uri: str | None) -> KeptRun:
 
 
 def _messages(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The messages of a kept run; those of format 1 as they would be now."""
+    """The messages of a kept run, those of format 1 converted."""
     for each in content["messages"]:
         registration = each["content"].get("registration")
         if each["kind"] != "model" or "key" in each["content"]:

@@ -28,13 +28,13 @@ _REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "torch")
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedColumn:
-    """A column that a model takes or gives.
+    """An input or output column of a model.
 
     Attributes:
         name: of the column.
-        kind: ``"boolean"``, ``"long"``, ``"double"``, ``"string"`` or ``"binary"``: what its elements are; ``"any"``
-            where MLflow has no type for them.
-        depth: how many arrays are nested around them.
+        kind: type of its elements: ``"boolean"``, ``"long"``, ``"double"``, ``"string"`` or ``"binary"``; ``"any"`` if
+            MLflow has no type for them.
+        depth: number of nested arrays around the elements.
     """
 
     name: str
@@ -44,17 +44,17 @@ class LoggedColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedModelSpec:
-    """A saved model and what MLflow should know about it.
+    """A saved model and its description for MLflow.
 
     Attributes:
         folder: local folder of the saved model, as a TorchModel is saved.
-        model_class: full name of the class that reads it back for Spark.
+        model_class: full name of the class that loads it for Spark.
         inputs: the input columns.
-        example: one row, by the names of the columns; the input example, if there is one.
+        example: the input example: one row, by the names of the columns; None for none.
         outputs: the output columns.
         params: params of an inference by name, with their defaults.
-        modules: full names of the modules that it imports, whoever has them.
-        classes: by the name of each output what its classes are called, in the order of their probabilities.
+        modules: full names of the modules that it imports, from any package.
+        classes: by the name of each output the names of its classes, in the order of their probabilities.
     """
 
     folder: str | os.PathLike[str]
@@ -68,13 +68,13 @@ class LoggedModelSpec:
 
 
 def pip_requirements(modules: Iterable[str] = ()) -> list[str]:
-    """Return what a process that serves a model has to install, in the versions that are installed here.
+    """Return the pip requirements of a process that serves a model, with the versions that are installed here.
 
-    sparkdl is not among it: the model carries its modules.
+    sparkdl is not one of them: the model contains its modules.
 
     Args:
-        modules: full names of the modules that the model imports. What no installed package has, as a file of the
-            user's own, is left out.
+        modules: full names of the modules that the model imports. Modules of no installed package, as files of the
+            user, are left out.
     """
     modules = [module for module in modules if module.partition(".")[0] != "sparkdl"]
     return [_requirement(package) for package in sorted({*_REQUIREMENTS, *_packages_of(modules)})]
@@ -86,7 +86,7 @@ def _packages_of(modules: Iterable[str]) -> set[str]:
     packages: set[str] = set()
     for module in modules:
         found = set(having.get(module.partition(".")[0], ()))
-        if len(found) > 1:  # they share a namespace, as google.auth and google.protobuf do
+        if len(found) > 1:  # packages that share a namespace, like google.auth and google.protobuf
             found = {package for package in found if _has_module(package, module)}
         packages |= found
     return packages
@@ -107,7 +107,7 @@ def _requirement(package: str) -> str:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed package; ``"unknown"`` of sources that run uninstalled."""
+    """Return the version of an installed package; ``"unknown"`` if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -133,7 +133,7 @@ def _column_type(column: LoggedColumn) -> Any:
     from mlflow.types.schema import Array
 
     if column.kind == "any":
-        # What comes in several forms, an image, then has to come as bytes.
+        # A value of several forms, such as an image, then has to be bytes.
         found: Any = schema.AnyType() if _has_any_type() else DataType.binary
     else:
         found = DataType[column.kind]
@@ -143,25 +143,25 @@ def _column_type(column: LoggedColumn) -> Any:
 
 
 def _has_any_type() -> bool:
-    """Whether MLflow has a type for what comes in several forms, as from 2.19 on."""
+    """Whether MLflow has a type for values of several forms, as since 2.19."""
     from mlflow.types import schema
 
     return hasattr(schema, "AnyType")
 
 
 def example_of(model: LoggedModelSpec) -> Any:
-    """Return the input example as a DataFrame of one row; None without one that MLflow can read back."""
+    """Return the input example as a DataFrame of one row; None without an example that MLflow can load again."""
     import pandas as pd
 
     if model.example is None:
         return None
     if not _has_any_type() and any(column.kind == "any" for column in model.inputs):
-        return None  # written down it would be no bytes, and MLflow could not read it back
+        return None  # MLflow would not save it as bytes, and could not load it
     return pd.DataFrame({name: [_plain(value)] for name, value in model.example.items()})
 
 
 def _plain(value: Any) -> Any:
-    """A value of the example as JSON has it: lists and Python's own numbers, floats in double precision."""
+    """A value of the example for JSON: lists and Python's numbers, floats in double precision."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return (value.astype(np.float64) if value.dtype.kind == "f" else value).tolist()
     if isinstance(value, np.ndarray | list):
@@ -174,12 +174,12 @@ class LoggedDataset:
     """The fields of MLflow's dataset.
 
     Attributes:
-        name: for people.
+        name: to show.
         digest: hash of the data, up to 36 characters.
-        source_type: what the source is, ``"spark"`` or ``"local"`` say.
-        source: where it lies, as JSON.
+        source_type: type of the source, such as ``"spark"`` or ``"local"``.
+        source: its location, as JSON.
         schema: its columns, as JSON.
-        profile: numbers about it, as JSON.
+        profile: statistics, as JSON.
     """
 
     name: str
@@ -191,18 +191,18 @@ class LoggedDataset:
 
 
 MODEL_TAG = "sparkdl.model_uri"
-"""Tag of a version: the logged model that it was made of."""
+"""Tag of a version: URI of the logged model."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """Under what a logged model is registered.
+    """The name and alias of a registered model.
 
     Attributes:
         name: of the registered model; ``catalog.schema.model`` in Unity Catalog.
-        alias: that is set to the new version; None for none.
+        alias: to set to the new version; None for none.
         await_s: how long to wait until the version is ready.
     """
 
@@ -212,12 +212,12 @@ class Registration:
 
 
 def register(client: MlflowClient, model_uri: str, registration: Registration) -> str:
-    """Register a logged model, unless that has been done, and return its version.
+    """Register a logged model, unless it is registered, and return its version.
 
-    An alias that names a newer version already stays there.
+    An alias of a newer version is not moved.
 
     Raises:
-        mlflow.exceptions.MlflowException: if the server does not take it.
+        mlflow.exceptions.MlflowException: if the server refuses it.
     """
     import mlflow
 
@@ -252,7 +252,7 @@ def _point(client: MlflowClient, name: str, alias: str, version: str) -> None:
         current = 0  # nothing has the alias
     if current > int(version):
         _logger.warning(
-            "The alias %s of %s stays with version %d, as the model that was registered now is of version %s.",
+            "The alias %s of %s stays at version %d, as the model was registered as the older version %s.",
             alias,
             name,
             current,

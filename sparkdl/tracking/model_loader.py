@@ -28,17 +28,17 @@ def _load_pyfunc(path: str) -> Any:
 
 
 def _is_importable() -> bool:
-    """Whether ``import sparkdl`` finds this project's package, without the import of one that may be a stranger's."""
+    """Whether ``import sparkdl`` finds this project's package; it may be another project's, so it is not imported."""
     found = find_spec(_PACKAGE)
     folders = None if found is None else found.submodule_search_locations
     return folders is not None and PathFinder.find_spec(_FLAVOR, list(folders)) is not None
 
 
 def _import_from(code: Path) -> None:
-    """Put the wheel that a model carries before all else on ``sys.path``.
+    """Put the wheel of a model at the head of ``sys.path``.
 
     Raises:
-        ImportError: if the model carries none, or another project's package of the name is imported already.
+        ImportError: if the model has none, or another project's package of that name is already imported.
     """
     imported = sys.modules.get(_PACKAGE)
     if imported is not None:

@@ -65,7 +65,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MlflowRun:
-    """A run of MLflow, with the thread that tells of it; see :class:`sparkdl.tracking.run.FitRun`."""
+    """A run of MLflow, with the thread that sends to it; see :class:`FitRun`."""
 
     is_tracked = True
 
@@ -98,24 +98,24 @@ class MlflowRun:
         )
         self._wait_s = wait_s
         self._num_kept = 0
-        self._refused: list[Message] = []  # what is kept although the server will not have it now
+        self._refused: list[Message] = []  # kept, although the server refuses them now
         self._is_abandoned = False
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
-        # With nothing to say: so that the run begins at once.
+        # An empty message, so that the run is opened at once.
         self._sender.put(Message(kind="tags", content={"tags": {}}))
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Write down Params, cut to the length that MLflow takes."""
+        """Log Params, cut to MLflow's maximal length."""
         cut = {name: _cut(str(value)) for name, value in params.items()}
         self._sender.put(Message(kind="params", content={"params": cut}))
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down metrics; those that are no numbers are left out."""
+        """Log metrics, except those that are not finite."""
         now = int(time.time() * 1000)
-        told = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
-        for start in range(0, len(told), MAX_METRICS_PER_MESSAGE):
-            part = told[start : start + MAX_METRICS_PER_MESSAGE]
+        finite = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
+        for start in range(0, len(finite), MAX_METRICS_PER_MESSAGE):
+            part = finite[start : start + MAX_METRICS_PER_MESSAGE]
             self._sender.put(Message(kind="metrics", content={"metrics": part}))
 
     def log_file(self, path: str, content: bytes) -> None:
@@ -128,7 +128,7 @@ class MlflowRun:
         self._sender.put(Message(kind="folder", content={"path": path}, folder=folder))
 
     def log_dataset(self, dataset: LoggedDataset) -> None:
-        """Write down what was trained on."""
+        """Log the dataset of the fit as an input of the run."""
         if self.switches.log_datasets:
             content = {"dataset": asdict(dataset), "context": "training"}
             self._sender.put(Message(kind="dataset", content=content))
@@ -153,18 +153,18 @@ class MlflowRun:
             self._sender.put(Message(kind="registration", content=content))
 
     def flush(self) -> None:
-        """Wait until all is sent, for as long as a fit waits."""
+        """Wait until all is sent, for at most the time that a fit waits."""
         self._is_abandoned = not self._wait(self._wait_s)
 
     def close(self, status: str) -> None:
-        """End the run, and keep what the server has not taken."""
+        """End the run, and keep the messages that were not sent."""
         end = {"status": status, "end_time": int(time.time() * 1000)}
         self._sender.put(Message(kind="end", content=end))
         wait_s = min(self._wait_s, _WAIT_AFTER_INTERRUPT_S) if status == "KILLED" else self._wait_s
         is_sent = False
         try:
             is_sent = not self._is_abandoned and self._wait(wait_s)
-        finally:  # also when the user does not want to wait any more
+        finally:  # also if the user interrupts the wait
             left = self._sender.close()
             left = [*self._refused, *([] if is_sent else left)]
             if left:
@@ -177,7 +177,7 @@ class MlflowRun:
         return is_sent
 
     def _send(self, message: Message) -> None:
-        """Send one message, the beginning of the run before the first; on the sender's thread."""
+        """Send a message, and open the run before the first one; on the sender's thread."""
         import mlflow
         from mlflow.exceptions import MlflowException
 
@@ -216,7 +216,7 @@ class MlflowRun:
             place = keep_run(kept, self._shelf(), part=self._num_kept)
         except Exception as error:
             self._warn(
-                "MLflow did not take what this fit had to say%s, and it could not be kept either: %s. The "
+                "Not everything of this fit could be logged to MLflow%s, and keeping the rest failed, too: %s. The "
                 "model is trained; sparkdl.mlflow.log_model(model) logs it.",
                 why,
                 without_credentials(str(error)),
@@ -224,8 +224,8 @@ class MlflowRun:
             return
         self._num_kept += 1
         self._warn(
-            "MLflow did not take all that this fit had to say%s. It is kept in %s: when the server takes it, "
-            "send it by sparkdl.mlflow.send_kept(%r).",
+            "Not everything of this fit could be logged to MLflow%s. The rest is kept in %s: send it by "
+            "sparkdl.mlflow.send_kept(%r) when the server is available.",
             why,
             place,
             place.rpartition("/unsent-runs/")[0],
@@ -243,46 +243,46 @@ def _cut(value: str) -> str:
 TrackingMode = Literal["auto", "on", "off"]
 
 WAIT_S = 30.0
-"""How long a fit waits at its end until all is sent, beside what its model takes."""
+"""How long a fit waits at its end until all is sent, in addition to the time for its model."""
 
 
 class FitRun(Protocol):
-    """Where a fit writes down what it does; nothing here waits for a server, but for :meth:`flush`."""
+    """The run to which a fit is logged; only :meth:`flush` waits for the server."""
 
     switches: Switches
 
     @property
     def is_tracked(self) -> bool:
-        """Whether anything is written down."""
+        """Whether anything is logged."""
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's id of the run; None without tracking, and as long as the server has not told."""
+        """MLflow's id of the run; None without tracking, and until the run is opened on the server."""
 
     @property
     def model_uri(self) -> str | None:
-        """URI of the logged model; None where the server has not taken one."""
+        """URI of the logged model; None if the server has not accepted one."""
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Write down Params, cut to the length that MLflow takes."""
+        """Log Params, cut to MLflow's maximal length."""
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down metrics; those that are no numbers are left out."""
+        """Log metrics, except those that are not finite."""
 
     def log_file(self, path: str, content: bytes) -> None:
         """Write a small file into the artifacts of the run."""
 
     def log_folder(self, path: str, folder: Path) -> None:
-        """Copy a local folder into the artifacts of the run; it has to stay until the run is closed."""
+        """Copy a local folder into the artifacts of the run; it must exist until the run is closed."""
 
     def log_dataset(self, dataset: LoggedDataset) -> None:
-        """Write down what was trained on."""
+        """Log the dataset of the fit as an input of the run."""
 
     def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
-        """Log a saved model, for which files are written below a local folder that stays until the run is closed."""
+        """Log a saved model; files are written below a local folder, which must exist until the run is closed."""
 
     def flush(self) -> None:
-        """Wait until all is sent, for as long as a fit waits."""
+        """Wait until all is sent, for at most the time that a fit waits."""
 
 
 class NoRun:
@@ -316,7 +316,7 @@ class NoRun:
 
 
 def is_tracking(mode: TrackingMode) -> bool:
-    """Return whether fits are tracked: for ``"auto"`` where mlflow is installed and autolog not disabled.
+    """Return whether fits are tracked: for ``"auto"`` if mlflow is installed and autolog not disabled.
 
     Raises:
         ParamError: for ``"on"`` when mlflow is not installed.
@@ -343,21 +343,20 @@ def open_run(
     group: GroupOfRuns | None = None,
     wait_s: float = WAIT_S,
 ) -> Iterator[FitRun]:
-    """Open the run of a fit, or join the one that is active; end it as the fit ends.
+    """Open the run of a fit, or join the active run; end it when the fit ends.
 
-    A run that was active before stays open. A run that already holds the Params of an earlier fit is not
-    written over: the fit then gets a nested run. Where MLflow has no tracking URI (no
-    ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks) it is set to the SQLite store
-    ``mlflow.db`` in the working directory. A server that does not answer costs warnings.
+    A run that was active before stays open. If it already has the Params of an earlier fit, the fit gets a nested run.
+    If MLflow has no tracking URI (no ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks), it is set to
+    the SQLite store ``mlflow.db`` in the working directory. A server that does not respond only leads to warnings.
 
     Args:
         mode: ``"on"``, ``"off"``, or ``"auto"``: on when mlflow is installed.
-        shelf: gives the place for what cannot be sent.
-        experiment: name of the experiment, made when it is not there; MLflow's active one when None.
-        run_name: name of a new run; MLflow makes one up when None.
+        shelf: makes the shelf for messages that cannot be sent.
+        experiment: name of the experiment, created if missing; MLflow's active one when None.
+        run_name: name of a new run; MLflow generates one when None.
         tags: of a new run.
-        group: of runs that this one is nested in.
-        wait_s: how long to wait for the server at the end, beside the time of what is large.
+        group: of runs to which this one belongs.
+        wait_s: how long to wait for the server at the end, in addition to the time for large uploads.
 
     Raises:
         ParamError: for ``"on"`` when mlflow is not installed.
@@ -385,11 +384,11 @@ _WAIT_AT_END_S = 10.0
 
 
 class RunGroup:
-    """The user's run that was active where the group began, or else a run of its own, which ends with :meth:`close`.
+    """The run under which others are nested: the user's active run, or a new one, which ends with :meth:`close`.
 
     Attributes:
         active: the user's run.
-        key: of the run of its own.
+        key: of the new run.
     """
 
     def __init__(
@@ -409,24 +408,24 @@ class RunGroup:
         self._lock = threading.Lock()
 
     def parent_id(self) -> str:
-        """Return the id of the run that others are nested in; called on the threads that send.
+        """Return the id of the run under which others are nested; called on the threads that send.
 
         Raises:
-            TimeoutError: if the server has not told in time.
+            TimeoutError: if the run was not opened on the server in time.
         """
         if self._run is None:
             return str(self.active.info.run_id)
         if not self._run.has_begun.wait(_WAIT_FOR_PARENT_S):
-            raise TimeoutError("the run that this one is nested in could not be opened")
+            raise TimeoutError("the run under which this one is nested could not be opened")
         assert self._run.run_id is not None
         return self._run.run_id
 
     def note_failure(self) -> None:
-        """Have the run of its own end as failed."""
+        """Have the new run end as failed."""
         self._has_failed = True
 
     def close(self) -> None:
-        """End the run of its own; doing so again does nothing."""
+        """End the new run; may be called again."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if self._run is not None and not was_closed:
@@ -436,7 +435,7 @@ class RunGroup:
 def open_group(
     mode: TrackingMode, shelf: Callable[[], Shelf], *, experiment: str | None, name: str
 ) -> RunGroup | None:
-    """Begin a group of runs; None without tracking.
+    """Open a group of runs; None without tracking.
 
     Raises:
         ParamError: for ``"on"`` when mlflow is not installed.

@@ -29,13 +29,13 @@ Kind: TypeAlias = Literal[
 ]
 
 KINDS_OF_MODELS: tuple[Kind, ...] = ("model", "registration")
-"""What is too dear to be left out where a server refuses it: permissions can be given."""
+"""Kinds that are kept if a server refuses them: models are valuable, and permissions can be granted later."""
 
 MAX_METRICS_PER_MESSAGE = 1000
 """MLflow's own limit for a batch."""
 
 _MAX_PARAMS_PER_BATCH = 100
-# Not BAD_REQUEST, which MLflow says also of a database that is gone.
+# Not BAD_REQUEST, which MLflow also returns if its database is gone.
 _REFUSALS = frozenset(
     {
         "FEATURE_DISABLED",
@@ -51,12 +51,12 @@ _REFUSALS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One thing to say of a run.
+    """A request to MLflow about a run.
 
     Attributes:
-        kind: what it is.
-        content: what JSON can hold; by kind the arguments of :func:`deliver`'s helpers.
-        folder: local folder that goes with it: of files, or of a model of MLflow.
+        kind: of the request.
+        content: arguments of the request, as JSON can hold them.
+        folder: local folder to upload: of files, or of a model of MLflow.
     """
 
     kind: Kind
@@ -65,7 +65,7 @@ class Message:
 
 
 def joined(first: Message, second: Message) -> Message | None:
-    """Return one message for two that follow each other, where MLflow takes them at once: metrics."""
+    """Return one message for two messages of metrics, which MLflow can take at once; None for others."""
     if not first.kind == second.kind == "metrics":
         return None
     metrics = [*first.content["metrics"], *second.content["metrics"]]
@@ -82,21 +82,21 @@ def file_message(path: str, content: bytes) -> Message:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a server that raised this would raise it for the same message again, however often it is sent."""
+    """Return whether the server refuses the message, so that sending it again is useless."""
     return getattr(error, "error_code", None) in _REFUSALS
 
 
 def deliver(client: MlflowClient, run_id: str, message: Message, model_uri: str | None = None) -> str | None:
-    """Say it to the server; return the URI of the model that it logged.
+    """Send a message; return the URI of the model that was logged, if it was a model.
 
     Args:
         client: of the server.
         run_id: of the run.
-        message: what is said.
-        model_uri: of the model that is registered.
+        message: to send.
+        model_uri: of the model, for its registration.
 
     Raises:
-        Exception: what MLflow raises when the server or its artifact store does not take it.
+        Exception: of MLflow, if the server or its artifact store fails or refuses the message.
     """
     content = message.content
     if message.kind == "params":
@@ -163,18 +163,18 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class RefusedError(Exception):
-    """The server will not take a message, however often it is sent; its ``__cause__`` says why."""
+    """The server refuses a message; ``__cause__`` is MLflow's exception."""
 
 
 class Sender:
-    """Sends messages by a function, one after the other.
+    """Sends messages in order, from a thread.
 
     Args:
-        send: sends one. It raises :class:`RefusedError` for one that is never taken, which is then left out with a
-            warning, and anything else for one that is to be tried again.
-        spill: takes messages that are more than may wait; called on the thread of :meth:`put`.
-        warn: takes warnings, as a logger does.
-        name: of what is told, for warnings.
+        send: sends a message. It raises :class:`RefusedError` if the message is to be dropped with a warning, and any
+            other exception if it is to be sent again.
+        spill: called with messages that exceed the queue, on the thread of :meth:`put`.
+        warn: logs a warning, like a logger's method.
+        name: of the run, for warnings.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Sender:
         self._thread.start()
 
     def put(self, message: Message) -> None:
-        """Have a message sent; returns at once."""
+        """Queue a message; returns at once."""
         with self._changed:
             last = joined(self._waiting[-1], message) if self._waiting else None
             if last is not None:
@@ -211,12 +211,12 @@ class Sender:
             self._spill(spilled)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all is sent, for so long; return whether it is.
+        """Wait until all messages are sent or the time is over; return whether they are.
 
-        What failed before is tried again at once; when that fails too, there is nothing to wait for.
+        A message that failed before is sent again at once; if that fails, too, the wait ends.
         """
         with self._changed:
-            # What is being sent now may have begun when things were worse.
+            # A message that is being sent now may have been started before the server recovered.
             enough = self._num_failures + (1 if self._in_flight is None else 2)
             self._num_hurries += 1
             self._changed.notify_all()
@@ -228,7 +228,7 @@ class Sender:
         return not self._waiting and self._in_flight is None
 
     def close(self) -> list[Message]:
-        """Send nothing more, and return what was not sent, what is being sent among it."""
+        """Stop sending, and return the messages that were not sent, including the one that is being sent."""
         with self._changed:
             self._is_closed = True
             left = [*([self._in_flight] if self._in_flight is not None else []), *self._waiting]
@@ -242,12 +242,12 @@ class Sender:
             try:
                 self._send(message)
             except RefusedError as error:
-                if self._is_closed:  # it was kept, and what it sends from may be gone by now
+                if self._is_closed:  # the message was kept, and its folder may be gone by now
                     return
                 why = without_credentials(str(error.__cause__))
-                self._warn("MLflow does not take %s of %s: %s", message.kind, self._name, why)
+                self._warn("MLflow refuses %s of %s: %s", message.kind, self._name, why)
             except Exception as error:
-                if self._is_closed:  # likewise
+                if self._is_closed:  # as above
                     return
                 self._note(error)
                 with self._changed:
@@ -272,7 +272,7 @@ class Sender:
             return self._in_flight
 
     def _pause(self, pause_s: float) -> None:
-        """Wait until it is time to try again; with the lock."""
+        """Wait until the next attempt; with the lock held."""
         before = self._num_hurries
         self._changed.wait_for(lambda: self._is_closed or self._num_hurries > before, pause_s)
 
@@ -281,7 +281,7 @@ class Sender:
         if not self._is_warned:
             self._is_warned = True
             self._warn(
-                "MLflow cannot be told of %s: %s: %s. The fit goes on; what could not be sent is tried again.",
+                "Logging %s to MLflow failed: %s: %s. The fit continues; what could not be sent is sent again later.",
                 self._name,
                 type(error).__name__,
                 _first_line(error),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 KEY_TAG = "sparkdl.run_key"
-"""By which runs find each other that were begun without a server."""
+"""Tag with the key of a run, by which a run that was described without a server is found later."""
 
 _PARENT_TAG = "mlflow.parentRunId"
 _DEFAULT_STORE = "mlflow.db"
@@ -42,18 +42,18 @@ _DEFAULT_STORE = "mlflow.db"
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """What is known of a run before the server knows of it; JSON holds it.
+    """The description of a run before the server has created it; it can be stored as JSON.
 
     Attributes:
-        key: names it until it has an id.
-        experiment: name of the experiment, made when it is not there; None for the one with `experiment_id`.
+        key: identifies the run until it has an id.
+        experiment: name of the experiment, created if missing; None for the one with `experiment_id`.
         experiment_id: of the experiment; None for MLflow's active one.
-        name: of the run; MLflow makes one up when None.
-        tags: of the run: who runs what, as MLflow notes it.
+        name: of the run; MLflow generates one when None.
+        tags: of the run, including those that MLflow sets for user and source.
         start_time: in milliseconds.
         active: id of the run that was active on the caller's thread, if any.
-        may_join: whether the fit goes into the active run where that has no params yet; else it is nested under it.
-        parent_key: key of the run under which it is nested, in the place of the active one.
+        may_join: whether the fit is logged to the active run if that has no params yet; otherwise it is nested.
+        parent_key: key of the run under which it is nested, instead of the active one.
     """
 
     key: str
@@ -68,18 +68,18 @@ class RunStart:
 
 
 class GroupOfRuns(Protocol):
-    """Runs that are nested under one.
+    """Runs that are nested under one run.
 
     Attributes:
-        active: the user's run that they are nested under, if there is one.
-        key: else the key of the run that was begun for them.
+        active: the user's run under which they are nested, if there is one.
+        key: otherwise the key of the run that was opened for them.
     """
 
     active: Any
     key: str | None
 
     def parent_id(self) -> str:
-        """Return the id of the run that they are nested in; may wait for the server."""
+        """Return the id of the run under which they are nested; may wait for the server."""
 
 
 def describe_start(
@@ -90,14 +90,14 @@ def describe_start(
     exclusive: bool,
     group: GroupOfRuns | None = None,
 ) -> RunStart:
-    """Find out how a run that is begun on this thread begins.
+    """Describe a run that is opened on this thread.
 
     Args:
         experiment: name of the experiment.
         run_name: name of the run.
-        tags: beside those that MLflow makes of the context.
-        exclusive: whether a run that is active is left alone.
-        group: that the run is one of.
+        tags: in addition to those that MLflow derives from the context.
+        exclusive: whether to ignore an active run.
+        group: of the run, if it has one.
     """
     import mlflow
     from mlflow.tracking.context.registry import resolve_tags
@@ -109,7 +109,7 @@ def describe_start(
         active = group.active
     experiment_id = None if active is None else active.info.experiment_id
     if experiment is None and experiment_id is None and "DATABRICKS_RUNTIME_VERSION" in os.environ:
-        experiment_id = _get_experiment_id()  # of the notebook, of which other threads may not know
+        experiment_id = _get_experiment_id()  # of the notebook, which other threads may not know
     return RunStart(
         key=key,
         experiment=experiment if active is None else None,
@@ -125,11 +125,11 @@ def describe_start(
 
 @dataclass(frozen=True)
 class BegunRun:
-    """A run that the server knows.
+    """A run that exists on the server.
 
     Attributes:
         run_id: its id.
-        is_joined: whether somebody else has opened it and will end it.
+        is_joined: whether it was opened by the user, who will end it.
     """
 
     run_id: str
@@ -145,13 +145,13 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
         parent_id: id of the run that ``start.parent_key`` names.
 
     Raises:
-        Exception: what MLflow raises when the run cannot be opened.
+        Exception: of MLflow, if the run cannot be opened.
     """
     if start.active is not None and start.may_join and not client.get_run(start.active).data.params:
         return BegunRun(start.active, is_joined=True)
     experiment_id = _experiment_id(client, start)
     before = find_run(client, [experiment_id], start.key)
-    if before is not None:  # it was begun, and the answer got lost
+    if before is not None:  # it was opened, and the response was lost
         return BegunRun(before)
     parent = parent_id or start.active
     tags = {**start.tags, **({_PARENT_TAG: parent} if parent is not None else {})}
@@ -160,7 +160,7 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
 
 
 def find_run(client: MlflowClient, experiment_ids: list[str], key: str) -> str | None:
-    """Return the id of the run that was begun with a key; None if the experiments have none."""
+    """Return the id of the run with a key; None if the experiments have none."""
     found = client.search_runs(experiment_ids, f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
     return found[0].info.run_id if found else None
 
@@ -176,25 +176,25 @@ def _experiment_id(client: MlflowClient, start: RunStart) -> str:
         try:
             return str(client.create_experiment(start.experiment))
         except MlflowException:
-            found = client.get_experiment_by_name(start.experiment)  # another fit was faster
+            found = client.get_experiment_by_name(start.experiment)  # another fit has created it
             if found is None:
                 raise
     return str(found.experiment_id)
 
 
 def choose_store() -> None:
-    """Have MLflow write to ``mlflow.db`` in the working directory, where nobody has told it where to."""
+    """Have MLflow write to ``mlflow.db`` in the working directory, unless a tracking URI is set."""
     import mlflow
 
     if mlflow.is_tracking_uri_set() or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return
-    if mlflow.active_run() is not None:  # and lies where MLflow writes by itself
+    if mlflow.active_run() is not None:  # in MLflow's default store
         return
-    # MLflow 2 would write ./mlruns; MLflow 3 too, where that folder already holds runs.
+    # MLflow 2 writes to ./mlruns by default, and MLflow 3 too if that folder has runs.
     mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / _DEFAULT_STORE}")
 
 
-# Of databases a password ends at the @, as SQLAlchemy reads it; of servers the host ends at the first slash.
+# In URLs of databases a password ends at the @, as in SQLAlchemy; in those of servers the host ends at the first slash.
 _USER_AND_PASSWORD = re.compile(
     r"(?P<scheme>https?://)(?:[^\s/?#@]*@)+"
     r"|(?P<database>\b(?!https?:)[a-z][\w+.-]*://)[^\s:/?#@]*(?::[^\s@]*)?@(?:[^\s/?#@]*@)*",
@@ -207,7 +207,7 @@ _one_at_a_time = threading.RLock()
 
 
 def without_credentials(text: str) -> str:
-    """Return a URI, or a text that may name some, without the users and passwords in them."""
+    """Return a URI, or a text that may contain URIs, without users and passwords."""
     bare = _USER_AND_PASSWORD.sub(lambda found: found["scheme"] or found["database"], text)
     return _PASSWORD_IN_QUERY.sub(lambda found: found["name"], bare)
 
@@ -230,9 +230,9 @@ def use_tracking_uri(uri: str) -> None:
 
 @contextmanager
 def reporting_to(uri: str) -> Iterator[None]:
-    """Have functions of MLflow that know only the process's server report to a given one, one thread at a time.
+    """Set the tracking URI of the process for functions of MLflow that take none, for one thread at a time.
 
-    The process's server is as it was afterwards, also where none was set; one that the user has set meanwhile stays.
+    It is restored afterwards, unless the user has set another one meanwhile.
     """
     import mlflow
 
@@ -248,7 +248,7 @@ def reporting_to(uri: str) -> Iterator[None]:
         finally:
             if mlflow.get_tracking_uri() == uri:
                 mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None unsets it
-                # MLflow writes it there as well; 2.19 does not take it back.
+                # MLflow also sets the variable; 2.19 does not restore it.
                 if variable is None:
                     os.environ.pop(_VARIABLE, None)
                 else:
@@ -256,7 +256,7 @@ def reporting_to(uri: str) -> Iterator[None]:
 
 
 def with_known_credentials(uri: str) -> str:
-    """Return the process's own URI where it differs from a bare one only by user and password; else the bare one."""
+    """Return the process's own URI if it differs from the given one only by user and password; else the given one."""
     import mlflow
 
     own = mlflow.get_tracking_uri()
@@ -268,7 +268,7 @@ INTEGRATION = "sparkdl"
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """Switches of ``sparkdl.autolog``, with the values that hold without a call; see there what each does."""
+    """Options of :func:`sparkdl.autolog`, which documents them, with the defaults without a call."""
 
     log_models: bool = True
     log_input_examples: bool = True

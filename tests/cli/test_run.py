@@ -278,7 +278,7 @@ def test_ranks_share_the_cores_unless_the_user_has_said_otherwise(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ((), 2, "sparkdl run: say what to run, as in: sparkdl run -n 2 -- python script.py"),
+        ((), 2, "sparkdl run: a command is missing, as in: sparkdl run -n 2 -- python script.py"),
         (("-n", "0", "true"), 2, "sparkdl: 0 ranks are too few; start 1 or more"),
         (
             ("--transport", "mpi", "--wire", "bfloat16", "no-such-program"),

@@ -93,6 +93,6 @@ def test_each_state_of_a_function_finds_its_own_commits(tmp_path):
 
 
 def test_what_a_commit_cannot_keep_is_named_at_the_first_one():
-    with pytest.raises(RankError, match="The state's best is a object that no commit can keep") as caught:
+    with pytest.raises(RankError, match="The state's best is a object, which a commit cannot hold") as caught:
         make_runner(num_workers=1, max_restarts=1).run(functions.keep_what_no_commit_can)
     assert isinstance(caught.value.__cause__, ParamError)

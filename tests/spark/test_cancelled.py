@@ -1,4 +1,4 @@
-"""Launches that are cancelled by Spark's own means, as a notebook's Cancel and Spark's UI do."""
+"""Launches that are cancelled: in Spark, by Ctrl-C, or by a timeout."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ from tests.spark import rank_functions as functions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyspark.sql import SparkSession
+import signal
+from collections.abc import Callable
+
+from sparkdl.errors import LaunchError
+from sparkdl.launch import run
+from sparkdl.launch.spark_job import TaggedCall, collect_within
+from sparkdl.launch.wire.channel import PURPOSE, DriverChannel, RankMessage
+from sparkdl.rendezvous.dialing import connect_authenticated
+
+if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
@@ -106,3 +117,89 @@ def test_an_application_that_ends_meanwhile_is_told_as_that_and_not_tried_again(
     assert told.startswith("ClusterLostError Spark's application ended while the ranks ran"), told
     pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
     assert wait_until_gone(pids, 20) == []
+
+
+def threads(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+@pytest.mark.any_spark_will_do
+def test_call_that_is_cancelled_before_it_submits_its_job_ends(
+    spark: SparkSession, hold: Callable[[Any], Any]
+) -> None:
+    submits, slow_frame = threading.Event(), spark.range(0, 1, 1, 1).mapInArrow(hold, "id long")
+
+    def collect() -> Any:
+        assert submits.wait(60)
+        return slow_frame.collect()
+
+    call = TaggedCall(spark, "sparkdl-cancelled", collect)
+    call.cancel(timeout_s=0.01)
+    assert call.running, "Spark knows nothing of it yet"
+    submits.set()
+    call.cancel(timeout_s=30)
+    assert not call.running
+    assert "cancel" in str(call.error).lower()
+
+
+@pytest.mark.any_spark_will_do
+def test_launch_that_is_cancelled_before_its_job_is_active_runs_no_rank(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    channels: list[tuple[DriverChannel, bytes]] = []
+
+    class KnownChannel(DriverChannel):
+        def __init__(self, secret: bytes, num_ranks: int, **places: Any) -> None:
+            super().__init__(secret, num_ranks, **places)
+            channels.append((self, secret))
+
+        def next_message(self, timeout_s: float) -> RankMessage | None:
+            raise KeyboardInterrupt  # as by Ctrl-C, when Spark has not been given the job yet
+
+    monkeypatch.setattr(run, "DriverChannel", KnownChannel)
+    monkeypatch.setattr(run, "CANCEL_TIMEOUT_S", 0.0)
+    ran = tmp_path / "ran"
+    with pytest.raises(KeyboardInterrupt):
+        run_on_ranks(lambda context: ran.touch(), num_ranks=1, spark=spark)
+    (canceller,) = threads("sparkdl-cancel")
+    canceller.join(60)
+    assert not canceller.is_alive()
+    assert eventually(lambda: not threads("sparkdl-job"), timeout_s=20)
+    assert not ran.exists()
+    ((channel, secret),) = channels
+    with pytest.raises(OSError):
+        connect_authenticated(channel.address, secret, purpose=PURPOSE, timeout_s=5)
+
+
+@pytest.mark.any_spark_will_do
+def test_interrupt_ends_a_job_with_a_timeout(
+    spark: SparkSession, hold: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # that of pyspark cancels all jobs itself
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        if eventually((tmp_path / "running").exists, timeout_s=60):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    frame = spark.range(0, 1, 1, 1).mapInArrow(hold, "id long")
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            collect_within(spark, frame, 90)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        interrupter.join()
+    assert eventually(lambda: not threads("sparkdl-job"), timeout_s=20)
+
+
+@pytest.mark.any_spark_will_do
+def test_job_that_exceeds_its_timeout_is_ended(spark: SparkSession, hold: Callable[[Any], Any]) -> None:
+    frame = spark.range(0, 1, 1, 1).mapInArrow(hold, "id long")
+    with pytest.raises(LaunchError, match="had not run the tasks within 1 s"):
+        collect_within(spark, frame, 1)
+    assert eventually(lambda: not threads("sparkdl-job"), timeout_s=20)

@@ -1,4 +1,4 @@
-"""Ranks that stand still are found in time, named, shown with where every rank was, and ended."""
+"""Hanging ranks are found in time, named, reported with the stacks of all ranks, and ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 
 from sparkdl.errors import HangError, LaunchError, LossError, RankError, SlotsMissingError
 from sparkdl.launch import run, run_on_ranks, wait_for_slots
-from sparkdl.launch import run as hang_guard
 from tests.collective.eventually import eventually
 from tests.processes import wait_until_gone
 from tests.spark import rank_functions as functions
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HANG_S = 3.0
+WAITS: Any = {"hang_timeout_s": 2.0, "silence_timeout_s": 120.0}
+"""For hangs that are found by waits or missing progress: heartbeats may be late on a busy machine."""
 
 
 def pids_in(folder: Path) -> list[int]:
@@ -34,7 +35,7 @@ def pids_in(folder: Path) -> list[int]:
 
 
 @pytest.mark.any_spark_will_do
-def test_rank_that_sleeps_while_the_others_wait_is_named_and_every_rank_is_shown(
+def test_rank_that_sleeps_while_others_wait_is_named_with_the_stacks_of_all(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -43,7 +44,7 @@ def test_rank_that_sleeps_while_the_others_wait_is_named_and_every_rank_is_shown
             HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* 'gradients' .* for rank 1"
         ) as caught,
     ):
-        run_on_ranks(functions.sleep_on, 1, str(tmp_path), num_ranks=2, spark=spark, hang_timeout_s=HANG_S)
+        run_on_ranks(functions.sleep_on, 1, str(tmp_path), num_ranks=2, spark=spark, **WAITS)
     assert caught.value.rank == 1
     assert caught.value.host
     assert "in sleep_on" in caught.value.traceback_text
@@ -64,7 +65,7 @@ def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
     with pytest.raises(HangError, match=r"Rank 1 on \S+ hangs.*rank 0 has waited .* 'gradients'") as caught:
-        run_on_ranks(functions.sleep_on, 1, str(tmp_path), num_ranks=2, spark=spark, hang_timeout_s=HANG_S)
+        run_on_ranks(functions.sleep_on, 1, str(tmp_path), num_ranks=2, spark=spark, **WAITS)
     assert "in sleep_on" in caught.value.traceback_text
     assert "waiting in allreduce 'gradients'" in caught.value.report
     assert wait_until_gone(pids_in(tmp_path), 10) == []
@@ -74,7 +75,7 @@ def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
 def test_python_worker_that_is_stopped_is_named_and_ended(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang_guard, "END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(run, "END_TIMEOUT_S", 0.5)
     with pytest.raises(HangError, match="no message from the task of rank 1 for") as caught:
         run_on_ranks(
             functions.stop_own_worker_on, 1, str(tmp_path), num_ranks=2, spark=spark, hang_timeout_s=HANG_S
@@ -85,10 +86,10 @@ def test_python_worker_that_is_stopped_is_named_and_ended(
 
 
 @pytest.mark.any_spark_will_do
-def test_failure_is_raised_and_the_stage_ended_also_where_the_task_of_another_rank_stands_still(
+def test_failure_is_raised_and_the_stage_ended_even_if_the_task_of_another_rank_hangs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang_guard, "END_AFTER_FAILURE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(run, "END_AFTER_FAILURE_TIMEOUT_S", 0.5)
     with pytest.raises(RankError, match="Rank 0 on .* failed .*rank 0 failed") as caught:
         run_on_ranks(
             functions.fail_while_the_worker_of_another_is_stopped, str(tmp_path), num_ranks=2, spark=spark
@@ -99,17 +100,15 @@ def test_failure_is_raised_and_the_stage_ended_also_where_the_task_of_another_ra
 
 
 @pytest.mark.any_spark_will_do
-def test_function_that_tells_of_progress_is_held_to_it(spark: SparkSession) -> None:
+def test_function_that_stops_reporting_progress_hangs(spark: SparkSession) -> None:
     with pytest.raises(HangError, match="rank 0 has reported no progress for") as caught:
-        run_on_ranks(functions.tell_and_sleep, num_ranks=1, spark=spark, hang_timeout_s=HANG_S)
+        run_on_ranks(functions.tell_and_sleep, num_ranks=1, spark=spark, **WAITS)
     assert "in tell_and_sleep" in caught.value.traceback_text
 
 
 @pytest.mark.any_spark_will_do
-def test_ranks_that_have_returned_wait_for_the_last_one_as_long_as_it_takes(spark: SparkSession) -> None:
-    assert run_on_ranks(
-        functions.linger_on, 1, 2 * HANG_S, num_ranks=2, spark=spark, hang_timeout_s=HANG_S
-    ) == [0, 1]
+def test_ranks_that_have_returned_may_wait_for_the_last_one(spark: SparkSession) -> None:
+    assert run_on_ranks(functions.linger_on, 1, 4.0, num_ranks=2, spark=spark, **WAITS) == [0, 1]
 
 
 @pytest.mark.slow
@@ -194,7 +193,7 @@ def test_decommissioned_executor_keeps_its_rank_until_it_goes_and_then_is_a_loss
 
 @pytest.mark.timeout(900)
 @pytest.mark.about_executors
-def test_a_launch_after_a_lost_executor_waits_for_the_one_that_takes_its_place(
+def test_a_launch_after_a_lost_executor_waits_for_its_replacement(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert wait_for_slots(spark, 2, timeout_s=180) == 2

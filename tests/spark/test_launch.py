@@ -86,20 +86,20 @@ print(run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark))
     assert ("[3.0, 3.0]" in ended.stdout) == (not fails)
 
 
-def test_ranks_of_one_executor_are_forked_from_one_process(spark: SparkSession) -> None:
+def test_ranks_of_one_executor_are_forked_from_one_forkserver(spark: SparkSession) -> None:
     forkservers, executors = zip(
         *run_on_ranks(functions.tell_where_it_comes_from, num_ranks=2, spark=spark), strict=True
     )
     assert len(set(forkservers)) == len(set(executors))
 
 
-def test_on_one_machine_nothing_listens_but_on_loopback(spark: SparkSession) -> None:
+def test_on_one_machine_all_listen_on_loopback_only(spark: SparkSession) -> None:
     values = run_on_ranks(functions.where_they_listen, os.getpid(), num_ranks=2, spark=spark)
     assert values == [["127.0.0.1"]] * 2
 
 
 class FloodedChannel(DriverChannel):
-    """A driver on whose port strangers press from the beginning."""
+    """A driver whose port gets many connections without the secret."""
 
     def __init__(self, secret: bytes, num_ranks: int, **options: Any) -> None:
         super().__init__(secret, num_ranks, **options)
@@ -112,7 +112,7 @@ class FloodedChannel(DriverChannel):
 
 
 @pytest.mark.any_spark_will_do
-def test_ranks_start_and_are_heard_while_strangers_press_on_the_drivers_port(
+def test_ranks_start_and_print_while_the_drivers_port_is_flooded(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", FloodedChannel)
@@ -125,7 +125,7 @@ def test_ranks_start_and_are_heard_while_strangers_press_on_the_drivers_port(
 
 
 @pytest.mark.any_spark_will_do
-def test_one_rank_is_a_world_too(spark: SparkSession) -> None:
+def test_world_of_one_rank(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=1, spark=spark) == [1.0]
 
 
@@ -234,7 +234,7 @@ class UnreachableChannel(DriverChannel):
     # The second is longer than Spark may be silent about its tasks.
     [0.5, pytest.param(16.0, marks=pytest.mark.slow)],
 )
-def test_ranks_that_cannot_reach_the_driver_run_on_and_bring_their_lines_with_the_result(
+def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_result(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
 ) -> None:
     monkeypatch.setattr(run, "DriverChannel", UnreachableChannel)
@@ -299,7 +299,12 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSe
 
 
 @pytest.mark.any_spark_will_do
-def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path: Path) -> None:
+def test_ranks_that_find_no_free_slot_are_reported(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run, "STATUS_LAG_S", 0.5
+    )  # no task of the launch starts, so Spark has none to report late
     release, running = tmp_path / "release", tmp_path / "running"
 
     def hold_slot(batches: Any) -> Any:
@@ -309,7 +314,7 @@ def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path
             pause.wait(0.05)
         yield from batches
 
-    # As many tasks as there are ranks: Spark's word of them is none of the ranks.
+    # As many tasks as there are ranks, which are not mistaken for those of the launch.
     other_job = spark.range(0, 2, 1, 2).mapInArrow(hold_slot, "id long")
     blocker = threading.Thread(target=other_job.collect)
     blocker.start()
@@ -317,8 +322,8 @@ def test_ranks_that_find_no_free_slot_are_reported(spark: SparkSession, tmp_path
         deadline, pause = time.monotonic() + 60, threading.Event()
         while not running.exists() and time.monotonic() < deadline:
             pause.wait(0.05)
-        with pytest.raises(LaunchError, match="0 of 2 ranks had started after 2 s"):
-            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
+        with pytest.raises(LaunchError, match="0 of 2 ranks had started after 1 s"):
+            run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=1)
     finally:
         release.touch()
         blocker.join()

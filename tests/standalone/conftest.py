@@ -13,7 +13,7 @@ from tests.standalone.cluster import StandaloneCluster
 NUM_ROWS = 203
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     """A master and two workers without any security."""
     with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as started:

@@ -39,7 +39,7 @@ class Contender:
         allocate: what gives so many float32 elements, on all ranks at once.
         settle: is called when the time has been taken, on every rank.
         wrap: what makes of such an array the buffer that the others take, over the same memory.
-        sums: the result is to be checked; False for what is no allreduce.
+        sums: whether the result is a sum to check; False for other operations.
     """
 
     allreduce: Callable[[Any], object]
@@ -71,7 +71,7 @@ class AllreduceTrial:
         self._schedule: list[Any] = []
 
     def prepare(self, repetition: int, operations: int) -> None:
-        """Rewrite all buffers, also those that are not next, so that every contender finds the caches alike."""
+        """Rewrite all buffers, also unused ones, so that the caches are in the same state for every contender."""
         for arrays in self._arrays:
             for array in arrays:
                 array.fill(self._rank + 1 + repetition)

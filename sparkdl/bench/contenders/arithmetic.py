@@ -1,4 +1,4 @@
-"""The arithmetic of ``sparkdl bench fit`` alone: forward, backward, optimizer, on batches that lie in memory.
+"""The arithmetic of ``sparkdl bench fit`` alone: forward, backward, optimizer, on batches in memory.
 
 Runs in the process of a rank. No contender but the measure of all: nothing is read and no gradient is reduced.
 """

@@ -1,4 +1,4 @@
-"""The contenders of ``sparkdl bench feed``, the Parquet files that they read, and what is timed.
+"""The contenders of ``sparkdl bench feed``, and the Parquet files that they read.
 
 The readers return the batches of one pass over the files as tensors: ``(rows, width)`` floats and, where there are
 labels, those. The contenders that read ahead, sparkdl and Petastorm, use two reader threads; Arrow's pool, in which
@@ -189,7 +189,7 @@ TABLES = {
     "list of 784 floats": Table(num_rows=100_000, list_length=784, rows_per_group=5_000),
     "digits": Table(num_rows=5_120, list_length=64, rows_per_group=1_280),
 }
-"""What is read, by name."""
+"""The datasets, by name."""
 
 
 def write_table(folder: Path, table: Table, scale: float) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def write_table(folder: Path, table: Table, scale: float) -> dict[str, Any]:
 
 _TOLERANCE = 1e-5
 
-# Of this process, which has turns at one case alone.
+# Of this process, which measures one case.
 _start_bytes: dict[str, int] = {}
 _verified: set[tuple[str, str]] = set()
 
@@ -252,7 +252,7 @@ class FeedTrial:
         _reset_peak()
         self._read = CONTENDERS[contender](case)
         self._reading = (contender, str(case["folder"]))
-        # A pass that does not count, once in a process: what is read is added up, and all is loaded.
+        # A warm-up pass, once per process, which sums what is read and imports everything.
         self._is_first = self._reading not in _verified
         self.num_warm_ups = 1 if self._is_first else 0
         self._num_rows = 0

@@ -1,4 +1,4 @@
-"""Who fits in ``sparkdl bench fit``. Each takes the cached frame and returns the trained weights, with its times.
+"""The contenders of ``sparkdl bench fit``. Each takes the cached frame and returns the trained weights, with its times.
 
 Runs on the *driver*; what it starts is the contender's own. Each is given its strongest setting that trains the same:
 ranks have one thread, and all but sparkdl read the rows in an order of row groups, without shuffling rows.
@@ -80,7 +80,7 @@ def fit_with_local_distributor(job: Job, frame: DataFrame, folder: Path) -> Fitt
 
 
 def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
-    """Horovod's ``TorchEstimator``; it does not tell when it trains, so that all but the writing counts as training."""
+    """Horovod's ``TorchEstimator``; it does not report when it trains, so all but the writing counts as training."""
     import torch
     from pyspark.sql import functions as F
 
@@ -88,7 +88,7 @@ def fit_with_horovod(job: Job, frame: DataFrame, folder: Path) -> Fitted:
     from sparkdl.data.petastorm.containment import install
 
     install()
-    # Ranks are processes of Horovod's own, which have to take Petastorm as it is here before they import it.
+    # The ranks are processes of Horovod, which have to install the compatibility layer before they import Petastorm.
     (folder / "sitecustomize.py").write_text(f"from {install.__module__} import install\ninstall()\n")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     common, model = "horovod.spark.common", make_model()
@@ -139,8 +139,8 @@ def _distribute(job: Job, frame: DataFrame, folder: Path, *, local_mode: bool) -
     writer.option("parquet.block.row.count.limit", rows_of_group).parquet(url)
     written = now()
     distributor = TorchDistributor(num_processes=job.num_ranks, local_mode=local_mode, use_gpu=False)
-    told: Any = distributor.run(_train_on_petastorm, asdict(job), url)
-    return Fitted(started=started, written=written, ended=now(), **told)
+    results: Any = distributor.run(_train_on_petastorm, asdict(job), url)
+    return Fitted(started=started, written=written, ended=now(), **results)
 
 
 def _train_on_petastorm(settings: dict[str, Any], url: str) -> dict[str, Any]:

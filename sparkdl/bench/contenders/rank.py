@@ -40,13 +40,13 @@ class Trial(Protocol):
         """Rewrite what the next operations read; takes no part in the time."""
 
     def run(self, operations: int) -> None:
-        """The operations, whose time is taken."""
+        """Run the operations that are timed."""
 
     def check(self) -> None:
         """Raise an ``AssertionError`` if the operations gave a wrong result; takes no part in the time."""
 
     def result(self) -> dict[str, Any]:
-        """What else there is to say about the turn, in JSON's terms."""
+        """Further results of the turn, as JSON can hold them."""
 
 
 def take_turn(session: Session, trial: Trial, repetitions: int, operations: int) -> list[float]:

@@ -88,7 +88,7 @@ def _open_gloo(communicator: Communicator, rendezvous: RendezvousClient) -> Call
 
 
 def _end_gloo(_: object) -> None:
-    """End Gloo's group; takes the group's store, of which C++ keeps only its half, so that it lives as long."""
+    """End Gloo's group; holds a reference to its store until then, as C++ keeps none to the Python object."""
     import torch.distributed as dist
 
     dist.destroy_process_group()

@@ -90,7 +90,7 @@ class StepTrial:
             optimizer.step()
 
     def check(self) -> None:
-        """Nothing: :meth:`result` has what tells whether the ranks are alike."""
+        """Do nothing: :meth:`result` has the checksums of the ranks."""
 
     def result(self) -> dict[str, Any]:
         """The parameters' sum, which all ranks must have alike where they communicate, and their bytes."""
@@ -120,7 +120,7 @@ def step_trial(session: Session, contender: str, case: Mapping[str, Any]) -> Ste
 
 
 def _alone(trainee: Trainee, _: Session) -> Trainee:
-    """No contender but the measure of all: every rank trains a model of its own, at the same time."""
+    """The reference: every rank trains a model of its own, at the same time."""
     return trainee
 
 

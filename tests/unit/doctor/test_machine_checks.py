@@ -15,7 +15,7 @@ from tests.unit.doctor.machines import GOOD_MACHINE, machine, without
 def judged(facts: MachineFacts, *, num_ranks: int = 2) -> dict[str, Finding]:
     findings = judge_machine(facts, where="node-1", num_ranks=num_ranks, needs_java=True)
     assert all(finding.where == "node-1" for finding in findings)
-    assert all(finding.advice for finding in findings if finding.status != GOOD), "it says how to mend it"
+    assert all(finding.advice for finding in findings if finding.status != GOOD), "it says how to fix it"
     return {finding.check: finding for finding in findings}
 
 

@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 def test_the_last_commit_of_each_state_is_read_and_the_only_one_that_stays(folder, tmp_path):
     assert folder.last(0) is None
-    assert folder.place() == "the beginning, as nothing was committed"
+    assert folder.position() == "the beginning, as nothing was committed"
     for value in (1, 2, 3):
         folder.keep(0, contents_of(value))
     folder.keep(11, contents_of(11))
@@ -29,7 +29,7 @@ def test_the_last_commit_of_each_state_is_read_and_the_only_one_that_stays(folde
     assert folder.last(0)["parts"]["model"]["weight"].tolist() == [3.0, 3.0]
     assert folder.last(11)["objects"] == {"epoch": 11}
     assert folder.last(1) is None
-    assert folder.place() == "commit 3 of its state"
+    assert folder.position() == "commit 3 of its state"
     names = sorted(path.name for path in (tmp_path / "commits").iterdir())
     assert names == ["owner.json", "state-0-commit-3.pt", "state-11-commit-1.pt"]
 
@@ -40,7 +40,7 @@ def test_what_a_killed_process_left_unfinished_is_never_read(folder, tmp_path):
     assert folder.last(0)["objects"] == {"epoch": 1}
     folder.keep(0, contents_of(2))
     assert folder.last(0)["objects"] == {"epoch": 2}
-    folder.claimed_anew()
+    folder.reclaimed()
     names = sorted(path.name for path in (tmp_path / "commits").iterdir())
     assert names == ["owner.json", "state-0-commit-2.pt"]
 
@@ -67,16 +67,16 @@ def test_a_run_whose_folder_another_one_has_claimed_writes_no_more(folder):
     folder.keep(0, contents_of(1))
     other = CommitFolder(folder.url, "other")
     other.claim()
-    with pytest.raises(CheckpointsInUseError, match="Another run uses the checkpoint_dir"):
+    with pytest.raises(CheckpointsInUseError, match="Another run has claimed the checkpoint_dir"):
         folder.keep(0, contents_of(2))
     assert other.last(0)["objects"] == {"epoch": 1}
 
 
 def test_ranks_that_others_took_the_place_of_write_no_more(folder):
     folder.keep(0, contents_of(1))
-    anew = folder.claimed_anew()
+    anew = folder.reclaimed()
     assert anew.last(0)["objects"] == {"epoch": 1}
-    with pytest.raises(CheckpointsInUseError, match="this rank was taken to be lost"):
+    with pytest.raises(CheckpointsInUseError, match="this rank was taken for lost"):
         folder.keep(0, contents_of(2))
     anew.keep(0, contents_of(3))
     assert anew.last(0)["objects"] == {"epoch": 3}
@@ -102,12 +102,12 @@ def test_a_commit_that_took_too_long_to_write_is_given_up(folder, tmp_path, monk
 def test_a_run_that_was_started_again_does_not_take_the_folder_from_another_one(folder):
     CommitFolder(folder.url, "other").claim()
     with pytest.raises(CheckpointsInUseError):
-        folder.claimed_anew()
+        folder.reclaimed()
 
 
 def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):
     unseen = CommitFolder(str(tmp_path / "elsewhere"), "mine")
-    with pytest.raises(StoreError, match=r"does not see\. Give the Runner a checkpoint_dir .* SPARKDL_STORE"):
+    with pytest.raises(StoreError, match=r"cannot reach\. Give the Runner a checkpoint_dir .* SPARKDL_STORE"):
         unseen.last(0)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be kept in .*file"):
@@ -115,10 +115,10 @@ def test_a_folder_that_only_the_driver_sees_is_named_on_the_rank(tmp_path):
 
 
 def test_what_could_not_be_read_again_is_refused_with_its_name(folder, tmp_path):
-    with pytest.raises(ParamError, match="The state's best is a object that no commit can keep"):
+    with pytest.raises(ParamError, match="The state's best is a object, which a commit cannot hold"):
         folder.keep(0, {"parts": {}, "objects": {"epoch": 1, "best": object()}})
     for unreadable in (object(), lambda: 1):  # one can be written, one cannot
-        with pytest.raises(ParamError, match="The state's model is a dict that no commit can keep"):
+        with pytest.raises(ParamError, match="The state's model is a dict, which a commit cannot hold"):
             folder.keep(0, {"parts": {"other": {}, "model": {"hook": unreadable}}, "objects": {}})
     assert folder.last(0) is None
     assert [path.name for path in (tmp_path / "commits").iterdir()] == ["owner.json"]
@@ -165,7 +165,7 @@ def test_pieces_are_those_of_the_rank_and_of_the_ranks_that_completed_the_commit
     folder.keep_piece(
         0, 3, 1, {"model": {"weight": torch.full((1,), 99.0)}}
     )  # and killed before rank 0 was there
-    anew = folder.claimed_anew()
+    anew = folder.reclaimed()
     assert read(anew) == (20, [20, 21])
     keep(anew, 30)
     assert read(anew) == (30, [30, 31])

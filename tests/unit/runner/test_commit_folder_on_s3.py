@@ -20,7 +20,7 @@ def test_commits_on_an_object_store_replace_each_other_and_are_seen_by_the_next_
         folder.keep(0, contents_of(value))
     s3fs.S3FileSystem.clear_instance_cache()
     assert CommitFolder(url, "mine").last(0)["objects"] == {"epoch": 2}
-    assert folder.place() == "commit 2 of its state"
+    assert folder.position() == "commit 2 of its state"
     names = sorted(path.rsplit("/", 1)[1] for path in s3fs.S3FileSystem().ls(url))
     assert names == ["owner.json", "state-0-commit-2.pt"]
     with pytest.raises(StoreError, match="no-such-bucket"):

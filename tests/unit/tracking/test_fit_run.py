@@ -77,7 +77,7 @@ def test_a_store_that_goes_away_costs_a_warning_and_what_was_to_be_told_is_sent_
         for epoch in (2, 3):
             run.log_metrics(epoch, {"loss": 1 / epoch})
         run.log_file("reports/said.txt", b"something")
-    assert caplog.text.count("MLflow cannot be told of the run of this fit") == 1
+    assert caplog.text.count("Logging the run of this fit to MLflow failed") == 1
     assert f"sparkdl.mlflow.send_kept('{tracked}/store')" in caplog.text
     assert len(kept(tracked)) == 1
     assert mlflow.active_run() is None
@@ -119,7 +119,7 @@ def test_what_the_server_refuses_is_named_and_does_not_hold_up_the_rest(tracked,
         run.log_params({"epochs": 1})
         run.log_params({"epochs": 2})
         run.log_metrics(1, {"loss": 0.5})
-    assert "MLflow does not take params of the run of this fit" in caplog.text
+    assert "MLflow refuses params of the run of this fit" in caplog.text
     assert mlflow.get_run(run.run_id).data.metrics == {"loss": 0.5}
     assert kept(tracked) == []
 

@@ -71,7 +71,7 @@ def test_what_the_server_refuses_of_a_model_is_kept_and_sent_when_it_may_be(trac
         other = mlflow.MlflowClient(elsewhere)
         assert not other.search_runs(["0"])
         assert not other.search_registered_models()
-    assert "MLflow does not take registration of the run of this fit: you may not" in caplog.text
+    assert "MLflow refuses registration of the run of this fit: you may not" in caplog.text
     mlflow.set_tracking_uri(here)
     assert len(list(tracked.glob("store/unsent-runs/*"))) == 1
     mlflow.pyfunc.load_model(first.model_uri)
@@ -93,7 +93,7 @@ def test_what_the_server_refuses_of_a_model_is_kept_and_sent_when_it_may_be(trac
     # Once more is the same version, and the alias stays with the newer one.
     assert register(mlflow.MlflowClient(), first.model_uri, DIGITS) == "1"
     assert (len(versions()), champion()) == (2, 2)
-    assert "The alias champion of digits stays with version 2" in caplog.text
+    assert "The alias champion of digits stays at version 2" in caplog.text
 
 
 def test_a_kept_run_that_cannot_be_read_does_not_hold_up_the_others(tracked, caplog):

@@ -1,8 +1,8 @@
 """The reductions of a communicator over MPI, in a wider type where MPI cannot reduce exactly enough.
 
-For minimum and maximum, floats become integers of the same order, because MPI does not define those of NaN. MPI's
-result depends on which operand comes first: of a number and NaN, and of 0.0 and -0.0, one rank may get the one and
-another rank the other. Integers have no such pairs.
+Minima and maxima of floats are computed on integers of the same order. MPI leaves open what the minimum of a number
+and NaN is, and that of 0.0 and -0.0: its libraries return either operand, not always the same one on all ranks. As
+integers, NaN is below all numbers for a minimum and above them for a maximum, and -0.0 is below 0.0.
 
 Elements that MPI cannot add up, or not exactly enough, are copied to a wider type, reduced there and written back.
 """

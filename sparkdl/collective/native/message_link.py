@@ -6,7 +6,7 @@ the number of tags. The ranks exchange frames:
 
 * ``OFFER``: a message is there, with its tag and envelope. The other end keeps it until it is expected.
 * ``ACCEPT``: it is expected, with the envelope of the end that expects it. If they differ, the message fails at both
-  ends.
+  ends with the same :class:`~sparkdl.errors.MismatchError`, and the link can be used further.
 * ``DATA``: the message itself, which is written where it is expected.
 * ``BYE``: there will be no more messages; it is answered by the same.
 

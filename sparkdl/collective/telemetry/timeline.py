@@ -6,8 +6,9 @@ communicator or process set a thread. Each operation is a slice that holds two o
 join and the transfer; the time that it was queued before is an asynchronous event, as queued operations overlap. The
 categories are the names of Horovod's phases.
 
-While the timeline runs, rank 0 can write its own operations to the file, without communication. The file is in the
-JSON Array Format, which needs no end, so that it can be opened at any time, also when the job was killed.
+A live timeline has rank 0 append its own operations to the file while it runs, without communication. Until the end
+the file is in the JSON Array Format, which needs no closing bracket, so that it can be opened at any time, also when
+the job was killed. At the end a file with the operations of all ranks replaces it.
 
 The ranks gather the timeline over a communicator of its own, so that it does not come between the operations that are
 observed, and the other ranks' part can still be gathered when one of these operations fails.

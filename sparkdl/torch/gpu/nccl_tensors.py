@@ -1,8 +1,8 @@
 """The collectives of c10d for CUDA tensors over sparkdl's own NCCL group, and the ``Work`` that they return.
 
-Method names, arguments and return values are c10d's. NCCL takes no deadline per call, and a deadline of a wait would
-bound the host alone: ``timeout`` is the time by which the GPU must have completed the collective; otherwise the group
-fails.
+Method names, arguments and return values are c10d's. The ``timeout`` of a collective counts from its call: if the GPU
+has not completed it by then, the group fails, which a thread of the group notices because NCCL has no deadlines.
+``Work.wait`` does not block the host, so it ignores its own timeout.
 """
 
 from __future__ import annotations

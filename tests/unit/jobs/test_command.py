@@ -1,5 +1,3 @@
-"""What the command line says before Spark starts: wrong jobs end with 2, and one line that says what is wrong."""
-
 from __future__ import annotations
 
 import os
@@ -9,9 +7,10 @@ import sys
 
 import pytest
 
+from sparkdl import errors
 from sparkdl.cli import main
 from sparkdl.jobs import command
-from sparkdl.jobs.command import Terminated, ends_when_asked
+from sparkdl.jobs.command import Terminated, ends_when_asked, exit_code
 from tests.unit.jobs.job_files import write_job
 
 
@@ -34,13 +33,13 @@ def test_a_wrong_job_ends_with_2_and_one_line(tmp_path, capsys):
     ],
     ids=" ".join,
 )
-def test_options_and_values_stand_in_any_order(tmp_path, capsys, order):
+def test_options_and_values_in_any_order(tmp_path, capsys, order):
     file = str(write_job(tmp_path))
     assert main(["train", *(file if part == "JOB" else part for part in order)]) == 2
     assert "the argument 'epohcs=3': params.epohcs" in capsys.readouterr().err
 
 
-def test_an_option_that_there_is_not_ends_with_the_usage(tmp_path, capsys):
+def test_unknown_option_ends_with_the_usage(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["train", str(write_job(tmp_path)), "--dry-rum"])
     assert ended.value.code == 2
@@ -49,7 +48,7 @@ def test_an_option_that_there_is_not_ends_with_the_usage(tmp_path, capsys):
     assert said.endswith("sparkdl train: error: unrecognized arguments: --dry-rum\n")
 
 
-def test_a_job_that_is_not_there_ends_with_2(tmp_path, capsys):
+def test_missing_job_file_ends_with_2(tmp_path, capsys):
     assert main(["train", str(tmp_path / "job.yaml")]) == 2
     assert "cannot be read: No such file or directory." in capsys.readouterr().err
 
@@ -72,7 +71,7 @@ def test_job_script_prints_a_program_that_takes_the_same_arguments(tmp_path, cap
     assert "Param epochs takes a whole number, got 'none'" in capsys.readouterr().err
 
 
-def test_sigterm_is_raised_once_and_only_meanwhile():
+def test_sigterm_is_raised_once_and_only_inside_the_block():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Terminated), ends_when_asked():
         try:
@@ -83,7 +82,7 @@ def test_sigterm_is_raised_once_and_only_meanwhile():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_library_that_is_missing_is_named(tmp_path, capsys, monkeypatch):
+def test_missing_library_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         command.importlib.util, "find_spec", lambda name: None if name == "yaml" else object()
     )
@@ -96,3 +95,31 @@ def _own_my_nets():
     sys.modules.pop("my_nets", None)
     yield
     sys.modules.pop("my_nets", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.JobFileError("x"), 2),
+        (errors.ParamError("x"), 2),
+        (errors.ParamTypeError("x"), 2),
+        (errors.DataError("x"), 1),
+        (errors.StoreError("x"), 1),
+        (errors.LaunchError("x"), 1),
+        (errors.RankError("x", rank=0, host="h"), 1),
+        (errors.CheckpointError("x"), 1),
+        (ZeroDivisionError("x"), 1),
+        (errors.RankDiedError("x", rank=0, host="h"), 75),
+        (errors.HangError("x", rank=0, host="h"), 75),
+        (errors.HangError("x", rank=0, host="h", is_in_code=True), 1),
+        (errors.ExecutorsLostError("x"), 75),
+        (errors.ClusterLostError("x"), 75),
+        (errors.SlotsMissingError("x"), 75),
+        (errors.CheckpointsInUseError("x"), 75),
+        (KeyboardInterrupt(), 130),
+        (Terminated(), 143),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_exit_code_of_an_exception(error, code):
+    assert exit_code(error) == code

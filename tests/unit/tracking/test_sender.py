@@ -11,7 +11,7 @@ from sparkdl.tracking.sender import Message, RefusedError, Sender
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_what_fails_after_the_wait_was_given_up_is_kept_and_costs_no_warning(
+def test_message_that_fails_after_close_is_kept_without_a_warning(
     tmp_path: Path, is_refused: bool
 ) -> None:
     """Its folder is removed when the fit returns, while the upload of a model still reads it."""

@@ -1,4 +1,4 @@
-"""What ``sparkdl.autolog`` switches, in a real SQLite store of MLflow."""
+"""The options of ``sparkdl.autolog``, with a real SQLite store of MLflow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fit(tracked, open_run):
     return log
 
 
-def test_without_a_call_and_with_none_of_its_switches_everything_is_logged(fit):
+def test_everything_is_logged_by_default(fit):
     run, model = fit("before")
     assert [each.dataset.name for each in run.inputs.dataset_inputs] == ["rows"]
     assert model.signature is not None
@@ -67,7 +67,7 @@ def test_without_a_call_and_with_none_of_its_switches_everything_is_logged(fit):
         ("log_datasets", {"dataset"}),
     ],
 )
-def test_what_is_switched_off_alone_is_missing(fit, switch, missing):
+def test_only_what_is_switched_off_is_missing(fit, switch, missing):
     sparkdl.autolog(**{switch: False})
     run, model = fit()
     there = {
@@ -79,7 +79,7 @@ def test_what_is_switched_off_alone_is_missing(fit, switch, missing):
     assert {name for name, is_there in there.items() if not is_there} == missing
 
 
-def test_each_model_becomes_a_version_of_the_name_that_is_given(fit):
+def test_each_model_is_registered_under_the_given_name(fit):
     sparkdl.autolog(registered_model_name="digits of all fits", disable_for_unsupported_versions=True)
     fit("first")
     fit("second")
@@ -87,7 +87,7 @@ def test_each_model_becomes_a_version_of_the_name_that_is_given(fit):
     assert sorted(int(version.version) for version in found) == [1, 2]
 
 
-def test_disabled_fits_log_nothing_unless_they_say_on(open_run):
+def test_disabled_fits_log_nothing_unless_tracking_is_on(open_run):
     sparkdl.autolog(disable=True)
     with open_run("auto") as off, open_run("on") as on:
         pass
@@ -95,7 +95,7 @@ def test_disabled_fits_log_nothing_unless_they_say_on(open_run):
     assert mlflow.get_run(on.run_id).info.status == "FINISHED"
 
 
-def test_exclusive_fits_leave_the_users_run_alone_and_have_their_own_tags(open_run):
+def test_exclusive_fits_ignore_the_users_run_and_have_their_own_tags(open_run):
     sparkdl.autolog(exclusive=True, extra_tags={"team": "owls"})
     with mlflow.start_run() as outer, open_run("auto") as run:
         pass
@@ -106,7 +106,7 @@ def test_exclusive_fits_leave_the_users_run_alone_and_have_their_own_tags(open_r
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_silent_fits_warn_of_nothing(open_run, tracked, caplog, silent):
+def test_silent_fits_log_no_warnings(open_run, tracked, caplog, silent):
     sparkdl.autolog(silent=silent)
     with caplog.at_level(logging.WARNING), open_run("on", wait_s=60) as run:
         run.flush()

@@ -58,7 +58,7 @@ def champion():
     return int(mlflow.MlflowClient().get_model_version_by_alias("digits", "champion").version)
 
 
-def test_what_the_server_refuses_of_a_model_is_kept_and_sent_when_it_may_be(tracked, caplog):
+def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
     here = f"sqlite:///{tracked}/here.db"
     elsewhere = f"sqlite:///{tracked}/elsewhere.db"
     mlflow.set_tracking_uri(here)
@@ -96,7 +96,7 @@ def test_what_the_server_refuses_of_a_model_is_kept_and_sent_when_it_may_be(trac
     assert "The alias champion of digits stays at version 2" in caplog.text
 
 
-def test_a_kept_run_that_cannot_be_read_does_not_hold_up_the_others(tracked, caplog):
+def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog):
     mlflow.set_tracking_uri("http://me:secret@127.0.0.1:9")
     with tracking.open_run("on", shelf=lambda: UnsentRuns(Store(tracked / "store")), wait_s=0) as run:
         run.log_params({"epochs": 3})

@@ -10,7 +10,7 @@ FINDINGS = [
 ]
 
 
-def test_table_reads_as_it_should() -> None:
+def test_table_of_findings() -> None:
     assert as_table(FINDINGS, width=80, has_colours=False) == (
         "ok    Java  this machine, node-1  17\n"
         "note  MPI   node-1                none\n"

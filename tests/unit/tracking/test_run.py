@@ -66,7 +66,7 @@ def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked
     assert kept(tracked) == []
 
 
-def test_a_store_that_goes_away_costs_a_warning_and_what_was_to_be_told_is_sent_later(
+def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_later(
     tracked, open_run, caplog
 ):
     with open_run("on", wait_s=60) as run:
@@ -114,7 +114,7 @@ def test_a_store_that_comes_back_gets_the_metrics_it_missed(tracked, open_run):
     assert mlflow.get_run(run.run_id).info.status == "FINISHED"
 
 
-def test_what_the_server_refuses_is_named_and_does_not_hold_up_the_rest(tracked, open_run, caplog):
+def test_refused_message_is_named_and_does_not_block_the_others(tracked, open_run, caplog):
     with open_run("on") as run:
         run.log_params({"epochs": 1})
         run.log_params({"epochs": 2})
@@ -151,7 +151,7 @@ def test_a_tracking_uri_of_the_user_is_kept(tracked, open_run):
     assert not (tracked / "mlflow.db").exists()
 
 
-def test_without_mlflow_a_fit_is_not_tracked_unless_it_was_asked_for(monkeypatch, open_run):
+def test_without_mlflow_a_fit_is_not_tracked_unless_tracking_is_on(monkeypatch, open_run):
     monkeypatch.delitem(sys.modules, "mlflow")
     monkeypatch.setattr(sys, "meta_path", [])
     with open_run("auto") as run:
@@ -160,7 +160,7 @@ def test_without_mlflow_a_fit_is_not_tracked_unless_it_was_asked_for(monkeypatch
         pass
 
 
-def test_off_is_off(open_run):
+def test_tracking_off_logs_nothing(open_run):
     with open_run("off") as run:
         assert (run.run_id, run.is_tracked) == (None, False)
 
@@ -212,7 +212,7 @@ def test_a_model_lies_in_the_experiment_of_its_run(tracked, open_run):
         assert logged.status == "READY"
 
 
-def test_code_of_the_fit_goes_along_with_its_model(tracked, open_run):
+def test_code_of_the_fit_is_logged_with_its_model(tracked, open_run):
     (tracked / "nets_of_a_job.py").write_text("made = 17")
     (tracked / "local").mkdir()
     model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
@@ -224,7 +224,7 @@ def test_code_of_the_fit_goes_along_with_its_model(tracked, open_run):
 
 
 @pytest.mark.skipif(ANY_TYPE, reason="this MLflow has a type for images")
-def test_a_row_that_mlflow_could_not_read_back_is_no_example(tracked, open_run):
+def test_row_that_mlflow_cannot_load_again_is_no_example(tracked, open_run):
     picture = Column(name="x", dtype="object", kind="image")
     signature = replace(make_signature(), inputs=replace(make_inputs("x"), columns=(picture,)))
     model = TorchModel(SavedModel(nn.Linear(1, 1), signature))
@@ -238,7 +238,7 @@ def test_a_row_that_mlflow_could_not_read_back_is_no_example(tracked, open_run):
     assert info.saved_input_example_info is None
 
 
-def test_an_example_is_nested_as_the_type_of_its_column_says(tracked, open_run):
+def test_example_is_nested_like_the_type_of_its_column(tracked, open_run):
     """MLflow holds what it is given against that, the example too, and the model takes it."""
     seen = tracked / "seen.pkl"
 

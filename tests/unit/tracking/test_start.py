@@ -21,7 +21,7 @@ from sparkdl.tracking.start import reporting_to, with_known_credentials, without
         ("401 of https://me:secret@host/api: mail a@b.c", "401 of https://host/api: mail a@b.c"),
     ],
 )
-def test_users_and_passwords_are_left_out(uri, bare):
+def test_users_and_passwords_are_removed(uri, bare):
     assert without_credentials(uri) == bare
 
 
@@ -37,7 +37,7 @@ def test_users_and_passwords_are_left_out(uri, bare):
         "",
     ],
 )
-def test_what_has_none_stays(uri):
+def test_texts_without_credentials_are_not_changed(uri):
     assert without_credentials(uri) == uri
 
 
@@ -50,11 +50,11 @@ WORDS = st.text(alphabet="abcXYZ019-_.~%!$&'()*+,;=", min_size=1, max_size=12)
     password=WORDS,
     path=st.sampled_from(["", "/db", "/a/b?c=d"]),
 )
-def test_any_user_and_password_is_left_out(scheme, user, password, path):
+def test_any_user_and_password_is_removed(scheme, user, password, path):
     assert without_credentials(f"{scheme}://{user}:{password}@host:1{path}") == f"{scheme}://host:1{path}"
 
 
-def test_the_server_of_the_process_is_as_it_was_afterwards(tracked):
+def test_tracking_uri_of_the_process_is_restored(tracked):
     with reporting_to("http://there"):
         assert mlflow.get_tracking_uri() == "http://there"
     assert not mlflow.is_tracking_uri_set()
@@ -67,7 +67,7 @@ def test_the_server_of_the_process_is_as_it_was_afterwards(tracked):
     assert mlflow.get_tracking_uri() == "http://chosen-meanwhile"
 
 
-def test_threads_report_to_their_servers_one_after_the_other(tracked):
+def test_threads_set_the_tracking_uri_one_after_the_other(tracked):
     seen = []
 
     def report(uri):
@@ -84,7 +84,7 @@ def test_threads_report_to_their_servers_one_after_the_other(tracked):
     assert not mlflow.is_tracking_uri_set()
 
 
-def test_credentials_are_those_of_the_process_where_it_reports_to_the_same_server(tracked):
+def test_credentials_of_the_process_are_used_for_the_same_server(tracked):
     mlflow.set_tracking_uri("https://me:secret@host")
     assert with_known_credentials("https://host") == "https://me:secret@host"
     assert with_known_credentials("https://other") == "https://other"

@@ -109,6 +109,21 @@ _BUCKET_BYTES = 4 << 20
 """Small enough that most of the gradients travel while others are still computed."""
 
 
+class _BackwardPass:
+    """State of a backward pass, apart from the module: to set an attribute of a module takes long."""
+
+    __slots__ = ("_num_gradients", "handles", "has_begun", "num_missing")
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._num_gradients = [len(bucket.gradients) for bucket in buckets]
+        self.reset()
+
+    def reset(self) -> None:
+        self.has_begun = False
+        self.num_missing = [*self._num_gradients]
+        self.handles: list[Handle] = []
+
+
 class DataParallel(nn.Module):
     """Wraps a module so that the backward pass leaves every rank with the average of the ranks' gradients.
 
@@ -148,24 +163,27 @@ class DataParallel(nn.Module):
         _broadcast([*module.parameters(), *module.buffers()], communicator)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = make_buckets(trained, communicator, bucket_bytes=bucket_bytes)
-        self._bucket_of = {
-            parameter: index for index, bucket in enumerate(self._buckets) for parameter in bucket.gradients
-        }
-        self._reset()
+        self._layers = tuple(module.modules())
+        self._pass = _BackwardPass(self._buckets)
         # Autograd keeps hooks where the garbage collector does not look: one that held this object for good, and with
         # it the parameter, would keep them all for good. So it is held from a forward pass to the end of the backward
         # pass alone.
         self._held: list[DataParallel] = []
         take = partial(_call, WeakMethod(self._take), self._held)
-        self._hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(take, index))
+            for index, bucket in enumerate(self._buckets)
+            for parameter in bucket.gradients
+        ]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output."""
-        self._reset()
+        if self._pass.has_begun:  # and has failed
+            self._pass.reset()
         if torch.is_grad_enabled():
             self._held[:] = [self]
         if self._broadcasts_buffers and self._averages and self.training:
-            _broadcast(list(self.module.buffers()), self._communicator)
+            _broadcast(self._buffers_of_layers(), self._communicator)
         return self.module(*args, **kwargs)
 
     def close(self) -> None:
@@ -183,30 +201,29 @@ class DataParallel(nn.Module):
         finally:
             self._averages = True
 
-    def _reset(self) -> None:
-        self._runs_backward = False
-        self._num_missing = [len(bucket.gradients) for bucket in self._buckets]
-        self._handles: list[Handle] = []
+    def _buffers_of_layers(self) -> list[Tensor]:
+        """``module.buffers()``, without looking for the layers again."""
+        buffers = (buffer for layer in self._layers for buffer in layer._buffers.values())
+        return list({id(buffer): buffer for buffer in buffers if buffer is not None}.values())
 
-    def _take(self, parameter: Tensor) -> None:
-        """Autograd has a parameter's gradient."""
-        assert isinstance(parameter, nn.Parameter)
+    def _take(self, index: int) -> None:
+        """Autograd has the gradient of a parameter in the bucket of this index."""
         if not self._averages:
             return
-        if not self._runs_backward:
-            self._runs_backward = True
+        current = self._pass
+        if not current.has_begun:
+            current.has_begun = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        index = self._bucket_of[parameter]
         if index < len(self._buckets) - 1:
-            self._num_missing[index] -= 1
-            self._start_what_is_complete()
+            current.num_missing[index] -= 1
+            self._start_what_is_complete(current)
 
-    def _start_what_is_complete(self) -> None:
+    def _start_what_is_complete(self, current: _BackwardPass) -> None:
         # In order, which is the same on all ranks, whatever the order of the gradients. Not the last one, as nothing is
         # left then to compute meanwhile: _finish reduces it in its own thread, and spares waking another one.
-        while len(self._handles) < len(self._buckets) - 1 and self._num_missing[len(self._handles)] <= 0:
-            self._settle(self._buckets[len(self._handles)])
-            self._start_next()
+        while (index := len(current.handles)) < len(self._buckets) - 1 and current.num_missing[index] <= 0:
+            self._settle(self._buckets[index])
+            self._start(self._buckets[index], current)
 
     def _settle(self, bucket: Bucket) -> bool:
         try:
@@ -225,22 +242,22 @@ class DataParallel(nn.Module):
                     " average where gradients lie. Make its module without sparse=True."
                 ) from None
 
-    def _start_next(self) -> None:
-        bucket = self._buckets[len(self._handles)]
-        self._handles.append(self._communicator.allreduce_async(bucket.elements, op="avg"))
+    def _start(self, bucket: Bucket, current: _BackwardPass) -> None:
+        current.handles.append(self._communicator.allreduce_async(bucket.elements, op="avg"))
 
     def _finish(self) -> None:
         """The backward pass is over: reduce what was not complete, and wait for all."""
         lacking: list[Bucket] = []
-        for index in range(len(self._handles), len(self._buckets)):
+        current = self._pass
+        for index in range(len(current.handles), len(self._buckets)):
             bucket = self._buckets[index]
             if not self._settle(bucket):
                 lacking.append(bucket)
             if index < len(self._buckets) - 1:
-                self._start_next()
+                self._start(bucket, current)
             else:
                 self._communicator.allreduce(bucket.elements, op="avg")
-        for handle in self._handles:
+        for handle in current.handles:
             handle.wait()
         for bucket in lacking:
             for (parameter, gradient), on_some_rank in zip(
@@ -248,7 +265,7 @@ class DataParallel(nn.Module):
             ):
                 if on_some_rank and parameter.grad is None:
                     parameter.grad = gradient
-        self._reset()
+        current.reset()
         self._held.clear()
 
 
@@ -276,13 +293,15 @@ def _settle(bucket: Bucket) -> bool:
     return has_all
 
 
-def _call(method: WeakMethod[Any], _held: list[DataParallel], parameter: Tensor) -> None:
+def _call(method: WeakMethod[Any], _held: list[DataParallel], index: int, _: Tensor) -> None:
     take = method()
     if take is not None:
-        take(parameter)
+        take(index)
 
 
 def _broadcast(tensors: list[Tensor], communicator: Communicator) -> None:
+    if not tensors:
+        return
     with torch.no_grad():
         sent = [(tensor, tensor.detach().contiguous()) for tensor in tensors]
         handles = [communicator.broadcast_async(values, root=0) for _, values in sent]

@@ -145,10 +145,11 @@ class Callbacks:
         Raises:
             TrainingError: if one of them fails.
         """
-        if not self._callbacks:
+        callbacks = [each for each in self._callbacks if _overrides(each, method)]
+        if not callbacks:
             return
         context = FitContext(**self._settings, **where, _request=self._request)
-        for callback in self._callbacks:
+        for callback in callbacks:
             try:
                 getattr(callback, method)(context)
             except Exception as error:
@@ -168,6 +169,10 @@ class Callbacks:
         if len(state["states"]) == len(self._callbacks):
             for callback, own in zip(self._callbacks, state["states"], strict=True):
                 callback.load_state_dict(own)
+
+
+def _overrides(callback: Callback, method: str) -> bool:
+    return getattr(getattr(callback, method), "__func__", None) is not getattr(Callback, method)
 
 
 logger = logging.getLogger(__name__)

@@ -32,19 +32,30 @@ class LossSum:
         device: of the model.
 
     Attributes:
-        total: on the device.
+        total: a tensor on the device, so that no step waits for it; a number on CPU, which takes less time.
         weight: what the total is to be divided by.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self._is_on_cpu = device.type == "cpu"
+        self.total: Tensor | float = (
+            0.0 if self._is_on_cpu else torch.zeros((), dtype=torch.float64, device=device)
+        )
         self.weight = 0.0
 
     def add(self, mean: Tensor, weight: float) -> None:
         """Add the mean loss of a batch, without a graph, and the weight that it stands for."""
         if weight > 0:  # the mean over nothing may be NaN
-            self.total += mean.to(torch.float64) * weight
+            self.total += (float(mean) if self._is_on_cpu else mean.to(torch.float64)) * weight
         self.weight += weight
+
+    def load(self, total: float, weight: float) -> None:
+        """Continue from a sum and its weight."""
+        if isinstance(self.total, Tensor):
+            self.total.fill_(total)
+        else:
+            self.total = total
+        self.weight = weight
 
 
 Batch = TypeVar("Batch")
@@ -192,8 +203,7 @@ class EpochMeter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`state_dict` returned."""
-        self._loss.total.fill_(state["loss_sum"])
-        self._loss.weight = state["weight"]
+        self._loss.load(state["loss_sum"], state["weight"])
         self._rows = int(state["rows"])
         self._waited_s = state["waited_s"]
         self._blocked_before_s = _blocked_s(self._communicator) - state["blocked_s"]

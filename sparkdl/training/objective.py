@@ -7,7 +7,7 @@ tried. Errors that the user's code raises on a rank are raised again with rank, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -101,57 +101,79 @@ def run_user_step(
 _OF_USERS_CODE = (DataError, ParamError, TrainingError)
 
 
-@contextmanager
-def error_context(what: str, *, rank: int, where: str, batch: Batch | None = None) -> Iterator[None]:
+class _ErrorContext:
+    """See :func:`error_context`. A class, as two of them are entered in each step."""
+
+    __slots__ = ("_batch", "_rank", "_what", "_where")
+
+    def __init__(self, what: str, rank: int, where: str, batch: Batch | None) -> None:
+        self._what, self._rank, self._where, self._batch = what, rank, where, batch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._raise(error)
+
+    def _raise(self, error: BaseException) -> None:
+        from sparkdl.torch import collective_errors  # on ranks only: the driver does without the c10d backend
+
+        try:
+            # Else what torch makes of a failed collective looks like an error of the model.
+            with collective_errors():
+                raise error
+        except MemoryError:
+            raise
+        except SystemExit as found:
+            status = "" if found.code is None else repr(found.code)
+            raise TrainingError(
+                f"{self._failed()} failed: it called sys.exit({status}).{self._given()}"
+            ) from found
+        except Exception as found:
+            if is_consequence(found):
+                raise
+            if isinstance(found, SparkdlError):
+                if type(found) not in _OF_USERS_CODE or ", step " in str(found):
+                    raise
+                raise type(found)(f"In {self._where} on rank {self._rank}: {found}") from found
+            message = str(found).rstrip(".")
+            raise TrainingError(
+                f"{self._failed()} failed: {type(found).__name__}: {message}.{self._given()}"
+            ) from found
+
+    def _failed(self) -> str:
+        return f"In {self._where} on rank {self._rank} {self._what}"
+
+    def _given(self) -> str:
+        if self._batch is None:
+            return ""
+        columns = (
+            f"{name} {dtype_name(values.dtype) if isinstance(values, Tensor) else values.dtype} {tuple(values.shape)}"
+            for name, values in self._batch.items()
+        )
+        return f" The batch: {', '.join(columns)}."
+
+
+def error_context(
+    what: str, *, rank: int, where: str, batch: Batch | None = None
+) -> AbstractContextManager[None]:
     """Add epoch, step and rank to errors raised inside.
 
-    Those with which sparkdl answers functions of the user's, labels and columns keep their type; as they are pass those
-    that tell a step already, those behind which another rank's failure is, and a lack of memory.
+    Errors of sparkdl about labels, columns and what a user's function returns keep their type. Unchanged are errors
+    that name a step already, consequences of another rank's failure, and a lack of memory.
 
     Args:
-        what: fails.
-        rank: on which it does.
+        what: the work that may fail.
+        rank: of this process.
         where: epoch, and step if it is in one.
-        batch: that it was given.
+        batch: on which it works.
 
     Raises:
         TrainingError: from the error, whose type and message it repeats.
         DataError: where one was raised; likewise ParamError.
     """
-    from sparkdl.torch import collective_errors  # on ranks only: the driver does without the c10d backend
-
-    try:
-        # Else what torch makes of a failed collective looks like an error of the model.
-        with collective_errors():
-            yield
-    except MemoryError:
-        raise
-    except SystemExit as error:
-        status = "" if error.code is None else repr(error.code)
-        raise TrainingError(
-            f"In {where} on rank {rank} {what} failed: it called sys.exit({status}).{_described(batch)}"
-        ) from error
-    except Exception as error:
-        if is_consequence(error):
-            raise
-        if isinstance(error, SparkdlError):
-            if type(error) not in _OF_USERS_CODE or ", step " in str(error):
-                raise
-            raise type(error)(f"In {where} on rank {rank}: {error}") from error
-        raise TrainingError(
-            f"In {where} on rank {rank} {what} failed: {type(error).__name__}: {str(error).rstrip('.')}."
-            f"{_described(batch)}"
-        ) from error
-
-
-def _described(batch: Batch | None) -> str:
-    if batch is None:
-        return ""
-    columns = (
-        f"{name} {dtype_name(values.dtype) if isinstance(values, Tensor) else values.dtype} {tuple(values.shape)}"
-        for name, values in batch.items()
-    )
-    return f" The batch: {', '.join(columns)}."
+    return _ErrorContext(what, rank, where, batch)
 
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]

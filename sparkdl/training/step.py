@@ -203,7 +203,8 @@ class TrainingStep:
 
     def _backward(self, loss_mean: Tensor, weight: float, rows_of_update: int) -> None:
         scale = weight * self._communicator.world_size / (rows_of_update * self._weight_per_row)
-        self._precision.scaler.scale(loss_mean * scale).backward()
+        scaled = loss_mean if scale == 1.0 else loss_mean * scale  # the usual case costs no operation
+        self._precision.scaler.scale(scaled).backward()
 
     def _without_averaging(self) -> AbstractContextManager[None]:
         if self._communicator.world_size == 1:

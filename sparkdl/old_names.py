@@ -158,7 +158,6 @@ OLD_NAMES = {
     "sparkdl.training.rank_state": "sparkdl.training.checkpoint.state",
     "sparkdl.training.reading_deadline": "sparkdl.training.batches",
     "sparkdl.training.ready_made": "sparkdl.networks",
-    "sparkdl.training.ready_made.adamw": "sparkdl.training.update",
     "sparkdl.training.ready_made.backbone_weights": "sparkdl.networks.backbones",
     "sparkdl.training.ready_made.backbones": "sparkdl.networks.backbones",
     "sparkdl.training.ready_made.first_weights": "sparkdl.networks.initial_weights",

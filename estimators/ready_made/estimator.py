@@ -12,11 +12,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from pyspark.ml.classification import ClassificationModel
 from pyspark.ml.regression import RegressionModel
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
@@ -34,7 +36,6 @@ from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import rectangular_array
 from sparkdl.model.predictor import Answer, Predictor, called
 from sparkdl.networks.tabular import TabularInputs
-from sparkdl.training.update import AdamW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,7 +116,7 @@ class _LearningEstimator(TorchEstimator):
         super().__init__(
             model=nn.Linear(1, 1),
             prepareFeatures=_not_learned,
-            optimizer=AdamW(of.getLearningRate(), of.getWeightDecay()),
+            optimizer=partial(torch.optim.AdamW, lr=of.getLearningRate(), weight_decay=of.getWeightDecay()),
             loss=nn.Identity(),
         )
         of._copyValues(self)

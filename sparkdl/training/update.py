@@ -1,7 +1,7 @@
 """Turns the gradients of one or several batches into one update of the weights.
 
 The precision is that in which a model computes; weights, gradients and losses keep theirs. :func:`make_optimizer`
-calls the user's optimizer factory and checks the result; :class:`AdamW` is the optimizer of ready-made estimators.
+calls the user's optimizer factory and checks the result.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -289,20 +287,3 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
             for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
         ]
     optimizer.load_state_dict(state)
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """Makes an optimizer of a model's parameters.
-
-    Attributes:
-        learning_rate: its learning rate.
-        weight_decay: its weight decay.
-    """
-
-    learning_rate: float
-    weight_decay: float
-
-    def __call__(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)

@@ -185,7 +185,7 @@ def claim_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
 def claim_dtypes_may_differ() -> None:
     torch.manual_seed(1)
     module = nn.ModuleDict({"wide": nn.Linear(3, 2).double(), "narrow": nn.Linear(3, 2).bfloat16()})
-    wrapped = wrap(module, bucket_bytes=1 << 20)
+    _kept = wrap(module, bucket_bytes=1 << 20)
     x = torch.full((1, 3), float(rank()))
     (module["wide"](x.double()).sum() + module["narrow"](x.bfloat16()).sum()).backward()
     mean = (world_size() - 1) / 2

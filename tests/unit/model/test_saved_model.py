@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import pickletools
 import subprocess
 import sys
+import wave
+from collections import OrderedDict
+from email.message import Message
+from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -15,7 +21,7 @@ from torch.nn.utils import parametrizations, parametrize
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.model.architecture import split_module
 from sparkdl.model.predictor import Predictor
-from sparkdl.model.saved_model import SavedModel, load_model, save_model
+from sparkdl.model.saved_model import SavedModel, load_model, modules_in_pickle, save_model
 from sparkdl.model.signature import ModelSignature
 from sparkdl.training.probe import trial_copy
 from tests.training.signatures import make_signature
@@ -264,3 +270,32 @@ def test_serving_imports_neither_spark_nor_petastorm_nor_the_native_core(tmp_pat
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["(1, 1)", "[]"]
+
+
+def uses_modules(text: str) -> Any:
+    return json.loads(text), wave.Error
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_modules_of_classes_are_found_and_other_words_are_not(protocol: int) -> None:
+    objects = [OrderedDict(email="wave"), Message(), Message(), "subimport", "json"]
+    found = modules_in_pickle(pickle.dumps(objects, protocol=protocol))
+    assert {"collections", "email.message"} <= found
+    assert not found & {"json", "wave", "subimport"}
+
+
+def test_a_frame_may_begin_between_any_two_words() -> None:
+    for padding in range((64 << 10) - 200, (64 << 10) + 20):
+        found = modules_in_pickle(pickle.dumps(["x" * padding, OrderedDict(), Message()], protocol=4))
+        assert {"collections", "email.message"} <= found
+
+
+def test_modules_that_a_function_written_out_refers_to_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As functions of a notebook are.
+    monkeypatch.setattr(uses_modules, "__module__", "__main__")
+    assert {"json", "wave"} <= modules_in_pickle(cloudpickle.dumps([uses_modules, uses_modules]))
+
+
+def test_modules_of_a_network_are_found() -> None:
+    found = modules_in_pickle(cloudpickle.dumps(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    assert {"torch.nn.modules.container", "torch.nn.modules.linear", "torch.nn.modules.activation"} <= found

@@ -1,7 +1,7 @@
 """Splits a module, or an object that holds one, into its structure and its tensors, and joins them again.
 
 Modules with parametrizations are pickled here because torch refuses to. ``torch.nn.utils.parametrize`` gives such a
-module a class of its own, made at run time, with a property in the place of each parametrized tensor; that class
+module a class of its own, made at run time, with a property instead of each parametrized tensor; that class
 cannot be imported where the pickle is read, so torch has its ``__getstate__`` raise. Everything else of the module is
 in its ``__dict__``, with the parametrizations and their tensors as modules in it. The pickle therefore holds the
 class that the module had before, the names of the properties, and the ``__dict__``.

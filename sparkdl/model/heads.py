@@ -60,7 +60,7 @@ class LabelColumn:
 
 
 def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return for each value the place that it has among the classes.
+    """Return for each value its index among the classes.
 
     Raises:
         DataError: if a value is none of them.
@@ -81,7 +81,7 @@ def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """One output of a model and what it is held against.
+    """One output of a model, with its label and loss.
 
     Attributes:
         label: the column.
@@ -222,7 +222,7 @@ def prediction_kind(loss: LossFunction) -> PredictionKind:
     """Return what the outputs of a model trained with this loss mean.
 
     ``"class"``: scores per class whose softmax are probabilities, the prediction is the index of the largest;
-    ``"class_margin"``: likewise, of scores that tell no probabilities. ``"binary_logit"`` and
+    ``"class_margin"``: likewise, for scores without probabilities. ``"binary_logit"`` and
     ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction.
     """
     if isinstance(loss, nn.MultiMarginLoss):
@@ -274,7 +274,7 @@ def compute_loss(
         row_weights: ``(N,)`` non-negative weights of the rows, or None when every row counts once.
 
     Raises:
-        ParamError: when rows are weighted and the loss does not tell one value per row.
+        ParamError: when rows are weighted and the loss does not return one value per row.
     """
     if row_weights is not None:
         return _weighted_loss(loss, outputs, targets, row_weights)

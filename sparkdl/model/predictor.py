@@ -38,12 +38,12 @@ _CLASSES = ("class", "class_margin")
 
 
 def has_scores(output: ModelOutput) -> bool:
-    """Return whether an output tells a score for each class of a row."""
+    """Return whether an output has a score for each class of a row."""
     return output.kind in (*_BINARY, *_CLASSES) and not output.shape
 
 
 def has_probabilities(output: ModelOutput) -> bool:
-    """Return whether an output tells how probable each class of a row is; margins do not."""
+    """Return whether an output has a probability for each class of a row; margins are none."""
     return has_scores(output) and output.kind != "class_margin"
 
 

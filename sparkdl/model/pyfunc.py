@@ -156,12 +156,12 @@ def _cast(values: npt.NDArray[Any], dtype: str, column: Column, row: int | None 
     lost = np.isfinite(values) & ~np.isfinite(cast) if cast.dtype.kind == "f" else cast != values
     if not lost.any():
         return cast
-    place = tuple(np.argwhere(lost)[0])
-    index = place[0] if row is None else row
-    if np.isnan(values[place]):
+    where = tuple(np.argwhere(lost)[0])
+    index = where[0] if row is None else row
+    if np.isnan(values[where]):
         raise _MissingValueError
     raise DataError(
-        f"Row {index} of column {column.name!r} holds {values[place].item()!r}, and the model was trained on {dtype}, "
+        f"Row {index} of column {column.name!r} holds {values[where].item()!r}, and the model was trained on {dtype}, "
         "which has no such value."
     )
 
@@ -330,7 +330,7 @@ class PyfuncModel:
 
 
 def _check_finite(predictions: npt.NDArray[np.float64], output: ModelOutput) -> None:
-    """Check that JSON, which has neither NaN nor infinity, holds the numbers that are told; NaN there is none.
+    """Check that JSON, which has neither NaN nor infinity, can hold the numbers.
 
     Raises:
         DataError: if it does not.

@@ -17,13 +17,13 @@ _TOLD_BY_FOOTERS = ("value_range", "num_nulls", "object_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutput:
-    """One output of a model, and what it tells.
+    """One output of a model and its meaning.
 
     Attributes:
         name: of the label column that it was trained on.
         kind: what the numbers mean, see :func:`sparkdl.model.heads.prediction_kind`.
         shape: of one row's prediction; ``()`` for a number.
-        num_classes: how many classes it tells apart; None where it tells none.
+        num_classes: how many classes it distinguishes; None if it is not over classes.
         classes: what the label column calls them; None where it holds their numbers.
     """
 

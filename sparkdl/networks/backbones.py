@@ -64,7 +64,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
     Args:
         module: to load them into.
         weights: by name.
-        num_outputs: classes that the module tells apart. Its last layer may be missing from the weights.
+        num_outputs: classes that the module distinguishes. Its last layer may be missing from the weights.
         path: of the weights, for errors.
 
     Raises:
@@ -98,7 +98,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             f"Param backboneWeights is {path!r}, which holds the weights of another network ({'; '.join(told)}). Name "
             "the backbone that they belong to."
         )
-    # Its own state_dict tells the versions of layers, without which torchvision's mnasnet takes no weights.
+    # Its own state_dict has the versions of layers, without which torchvision's mnasnet takes no weights.
     own.update(fitting)
     module.load_state_dict(own)
 
@@ -123,8 +123,8 @@ def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
         new = nn.Conv2d(
             layer.in_channels, num_outputs, layer.kernel_size, layer.stride, layer.padding, bias=has_bias
         )
-    parent, _, place = name.rpartition(".")
-    setattr(module.get_submodule(parent), place, new)
+    parent, _, child = name.rpartition(".")
+    setattr(module.get_submodule(parent), child, new)
     return module
 
 
@@ -200,7 +200,7 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
     """Return the mean and the deviation of the channels, of pixels from 0 to 1, that a library's weights want.
 
     Raises:
-        ParamError: if the library does not tell them, as of a model without such weights.
+        ParamError: if the library has none, as for a model without such weights.
     """
     library, model = _split(name)
     try:
@@ -268,7 +268,7 @@ def _failed_library(error: Exception) -> str | None:
 def _names(library: str) -> list[str]:
     if library == "timm":
         timm = _library(library)
-        # With weights, names have a tag behind a point that tells which ones; without it, timm takes its default.
+        # Names of pretrained weights have a tag after a dot; without it, timm takes its default.
         return [*timm.list_models(), *timm.list_models(pretrained=True)]
     models = _library("torchvision.models")
     return list(

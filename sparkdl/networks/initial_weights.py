@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Have torch draw the random numbers of a seed on CPU, and go on afterwards as if it had drawn none."""
+    """Have torch draw the random numbers of a seed on CPU, and restore the state of the generator afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -54,7 +54,7 @@ class PretrainedTextInputs:
         """
         texts = checked_texts(columns[self.column], self.column)
         made = self._tokens(texts, max_length=self.max_length, padding=True)
-        if made["input_ids"].shape[1] == 0:  # no token in any text: models fail without a place
+        if made["input_ids"].shape[1] == 0:  # no token in any text: models fail without one
             made = self._tokens(texts, max_length=1, padding="max_length")
         return {name: np.asarray(made[name], np.int64) for name in taken_names(self.tokenizer)}
 
@@ -226,8 +226,8 @@ def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
 
 
 def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
-    """Check that only layers after the body of a model begin anew: the body's own weights are what it is taken for."""
-    # transformers 5 tells of both shapes beside a name, 4.57 of the name alone.
+    """Check that only layers after the body of a model are newly initialized: the body's weights have to be loaded."""
+    # transformers 5 lists both shapes beside a name, 4.57 the name alone.
     mismatched = (each if isinstance(each, str) else each[0] for each in loading["mismatched_keys"])
     names = {*loading["missing_keys"], *mismatched}
     lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))

@@ -69,7 +69,7 @@ class StandardizedMSELoss(nn.MSELoss):
         self.deviation = deviation
 
     def extra_repr(self) -> str:
-        """Return what tells this loss from another."""
+        """Return what distinguishes this loss from another."""
         return f"deviation={self.deviation:g}, reduction={self.reduction}"
 
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:

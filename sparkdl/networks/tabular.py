@@ -72,7 +72,7 @@ class TabularNetwork(nn.Module):
             parts.append((numbers - self.mean) / self.deviation)
         if self.embeddings:
             codes = inputs[-1]
-            parts += [embed(codes[:, place]) for place, embed in enumerate(self.embeddings)]
+            parts += [embed(codes[:, index]) for index, embed in enumerate(self.embeddings)]
         # In a lower precision labels of 100,000 would be infinite, and those of 0.00001 nothing.
         outputs: Tensor = self.layers(torch.cat(parts, dim=1)).to(self.output_mean.dtype)
         return outputs * self.output_deviation + self.output_mean
@@ -122,10 +122,10 @@ def joined(columns: Mapping[str, npt.NDArray[Any]], names: tuple[str, ...]) -> n
 
 
 def category_codes(values: npt.NDArray[Any], known: tuple[Any, ...]) -> npt.NDArray[np.int64]:
-    """Return for each value its place among the known categories, from 1; 0 where it is none of them."""
+    """Return for each value its number among the known categories, from 1; 0 if it is none of them."""
     if values.dtype == object:
-        places = {category: place for place, category in enumerate(known, start=1)}
-        return np.fromiter((places.get(value, 0) for value in values), np.int64, len(values))
+        numbers = {category: number for number, category in enumerate(known, start=1)}
+        return np.fromiter((numbers.get(value, 0) for value in values), np.int64, len(values))
     categories = np.array(known)
-    places_found = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
-    return np.where(categories[places_found] == values, places_found + 1, 0).astype(np.int64)
+    found = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
+    return np.where(categories[found] == values, found + 1, 0).astype(np.int64)

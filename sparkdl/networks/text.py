@@ -120,7 +120,7 @@ def _marks(places: Iterable[int]) -> str:
 
 
 class TextNetwork(nn.Module):
-    """Embeds tokens and their places, has them attend to each other, and tells by their mean.
+    """A transformer encoder: embeds tokens and positions, and classifies by the mean of its outputs.
 
     Called with the numbers of tokens ``(rows, tokens)``. What fills up is neither attended to nor part of the mean, so
     that the other texts of a batch change nothing. Each layer normalizes what it takes, not what it gives (Xiong et

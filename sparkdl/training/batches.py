@@ -39,7 +39,7 @@ _AHEAD_BYTES = READ_AHEAD_BYTES // 4
 def batches_for(
     device: torch.device, batches: Generator[Arrays, None, None], *, ahead: bool = True
 ) -> Generator[Batch, None, None]:
-    """Return the batches as a step on the device takes them, in their order; whoever leaves off closes them.
+    """Return the batches in their order, on the device; a consumer that stops early closes the generator.
 
     Args:
         device: of the module.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StopRequest:
-    """Whether somebody on this rank has asked for the fit to end."""
+    """Whether a callback on this rank has asked for the fit to end."""
 
     def __init__(self) -> None:
         self.is_made = False
@@ -36,7 +36,7 @@ class StopRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FitContext:
-    """Where a fit stands, as a callback is told on its rank.
+    """What a callback is given: the fit on its rank.
 
     Attributes:
         rank: of this process.
@@ -86,7 +86,7 @@ class Callback:
         on_fit_end                   with the weights that the fit returns
 
     A method that raises ends the fit on all ranks, with the callback's name. A method that calls torch.distributed
-    has to do so on all ranks. A fit that goes on from a checkpoint begins with ``on_fit_start`` again, and gives
+    has to do so on all ranks. A resumed fit begins with ``on_fit_start`` again, and gives
     callbacks the states that they returned.
     """
 
@@ -110,7 +110,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state_dict` returned."""
+        """Continue from what :meth:`state_dict` returned."""
 
 
 class Callbacks:
@@ -165,7 +165,7 @@ class Callbacks:
         return {"states": [callback.state_dict() for callback in self._callbacks]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give back what :meth:`state_dict` returned; another number of callbacks begins anew."""
+        """Restore what :meth:`state_dict` returned; another number of callbacks starts without states."""
         if len(state["states"]) == len(self._callbacks):
             for callback, own in zip(self._callbacks, state["states"], strict=True):
                 callback.load_state_dict(own)
@@ -230,7 +230,7 @@ class BestWeights:
         return {"best": self._best, "epoch": self.epoch, "weights": self._kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state_dict` returned on the rank that keeps the weights."""
+        """Continue from what :meth:`state_dict` returned on the rank that keeps the weights."""
         self._best, self.epoch = state["best"], state["epoch"]
         self._kept = dict(state["weights"]) if self._is_keeper else {}
 
@@ -246,7 +246,7 @@ def _kept(part: Any, before: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a fit goes on without getting better.
+    """How long a fit continues without an improvement.
 
     Attributes:
         epochs: in a row without an improvement, after which it ends.
@@ -265,7 +265,7 @@ class EarlyStopping:
         patience: how long to wait for it.
 
     Attributes:
-        best: the value that later ones are held against; None before the first that is a number.
+        best: the value with which later ones are compared; None before the first that is a number.
         num_epochs: that have passed since.
     """
 
@@ -292,7 +292,7 @@ class EarlyStopping:
         return {"best": self.best, "num_epochs": self.num_epochs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state_dict` returned."""
+        """Continue from what :meth:`state_dict` returned."""
         self.best, self.num_epochs = state["best"], state["num_epochs"]
 
 
@@ -356,7 +356,7 @@ class FitControl:
         self._callbacks.want_to_stop = wish
 
     def begin(self, history: Sequence[EpochRecord] = (), *, in_epoch: bool = False) -> None:
-        """Begin the fit, or go on after the epochs of a history. Collective where a fit may end early.
+        """Begin the fit, or resume it after the epochs of a history. Collective where a fit may end early.
 
         Args:
             history: records of the epochs that are done.

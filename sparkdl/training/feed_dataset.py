@@ -73,7 +73,7 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
     dimension; its own way to join them raises a :class:`~sparkdl.errors.ParamError`.
 
     Args:
-        feed: a :class:`~sparkdl.data.ParquetFeed` or a blend of them; closed by whoever made it.
+        feed: a :class:`~sparkdl.data.ParquetFeed` or a blend of them; its maker closes it.
     """
 
     def __init__(self, feed: ParquetFeed | BlendedFeed) -> None:
@@ -217,7 +217,7 @@ class ConverterLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield batches of tensors, or of arrays where torch has no dtype for a column.
 
-        A second iteration goes on with the epochs after those of the first.
+        A second iteration continues with the epochs after those of the first.
 
         Raises:
             DataError: if a file cannot be read; it names file and row group.

@@ -94,7 +94,7 @@ class EpochRecord:
         metrics: by name what else there is: metrics of the training rows as the model was in each step, ``val_loss``
             and, with ``val_`` before their names, metrics of the validation rows after the epoch.
         validation_s: seconds that the validation took beside ``seconds``, on average over the ranks; None without.
-        rank_seconds: how each rank spent its time in the training; empty where an older version did not tell.
+        rank_seconds: how each rank spent its time in the training; empty in records of older versions.
     """
 
     epoch: int
@@ -128,7 +128,7 @@ class EpochRecord:
 
 
 def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
-    """Return what a rank's meter goes on with when the states are those of another number of ranks.
+    """Return the state with which a rank's meter continues from the states of another number of ranks.
 
     Rank 0 has had all rows then; each rank has taken the time of the slowest one and waited as they did on average.
     """
@@ -143,7 +143,7 @@ def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[st
 
 
 class EpochMeter:
-    """Adds up one epoch of one rank; the sum of the losses stays on the device until somebody asks.
+    """Adds up one epoch of one rank; the sum of the losses stays on the device until it is asked for.
 
     Args:
         epoch: number of the epoch, from 1.
@@ -258,7 +258,7 @@ Report: TypeAlias = Callable[[dict[str, Any]], None]
 class ProgressReporter:
     """Turns steps and epochs into events, of the kinds that follow. Runs on a *rank*.
 
-    The first of a fit that goes on from a checkpoint is ``"resumed"`` and holds ``epoch, epochs, step``; a
+    The first of a resumed fit is ``"resumed"`` and holds ``epoch, epochs, step``; a
     ``"restored"`` one for each epoch that it had finished has what an ``"epoch"`` event has. A ``"step"`` event
     holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an epoch event the fields of
     :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1. The first step,

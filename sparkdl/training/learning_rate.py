@@ -67,7 +67,7 @@ class LearningRate:
         warmup_steps: over so many updates the learning rate grows from its ``1 / warmup_steps`` part to all of it;
             whatever the schedule says meanwhile is multiplied with that part.
         scheduler: makes the schedule; None for a constant learning rate.
-        interval: ``"epoch"`` or ``"step"``: when the schedule goes on, a step being an update of the weights.
+        interval: ``"epoch"`` or ``"step"``: when the scheduler is stepped, a step being an update of the weights.
         num_epochs: epochs of the fit.
         steps_per_epoch: updates of an epoch.
 
@@ -111,7 +111,7 @@ class LearningRate:
             group["lr"] = rate
 
     def advance(self) -> None:
-        """The update has been made: warm-up and a schedule per step go on.
+        """Step the warm-up and a scheduler per step after an update.
 
         Raises:
             TrainingError: if the scheduler fails.
@@ -119,10 +119,10 @@ class LearningRate:
         self._num_updates += 1
         self.last = self._tried
         if self._scheduler is not None and self._interval == "step":
-            self._go_on(self._scheduler.step)
+            self._step(self._scheduler.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far warm-up and schedule have come."""
+        """Return the state of warm-up and scheduler."""
         return {
             "num_updates": self._num_updates,
             "last": self.last,
@@ -130,13 +130,13 @@ class LearningRate:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state_dict` returned; the optimizer is given its own state before."""
+        """Continue from what :meth:`state_dict` returned; the optimizer is given its own state before."""
         self._num_updates, self.last = state["num_updates"], state["last"]
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
 
     def end_epoch(self, loss: float) -> None:
-        """A schedule per epoch goes on; one that waits for a plateau is told a loss, if it is a number.
+        """Step a scheduler per epoch; one that waits for a plateau is given the loss, if that is a number.
 
         Raises:
             TrainingError: if the scheduler fails.
@@ -145,11 +145,11 @@ class LearningRate:
             return
         if isinstance(self._scheduler, ReduceLROnPlateau):
             if math.isfinite(loss):
-                self._go_on(partial(self._scheduler.step, loss))
+                self._step(partial(self._scheduler.step, loss))
         else:
-            self._go_on(self._scheduler.step)
+            self._step(self._scheduler.step)
 
-    def _go_on(self, step: Callable[[], None]) -> None:
+    def _step(self, step: Callable[[], None]) -> None:
         try:
             step()
         except Exception as error:

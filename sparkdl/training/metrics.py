@@ -89,7 +89,7 @@ class StateMetric:
         self._metric.dist_sync_on_step = False
         self._device = device
         self._earlier: list[dict[str, Any]] = []
-        """States of ranks that a fit goes on without. A metric may take joined states to compute, but not to update."""
+        """States of ranks that a resumed fit no longer has. Joined, they serve to compute, not to update."""
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
         """Take in a batch; a metric of classification gets labels as integers."""
@@ -181,7 +181,7 @@ def _joined(states: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
 
 
 def _is_metric(value: Any) -> bool:
-    library = sys.modules.get("torchmetrics")  # nobody has a metric of a library that was not imported
+    library = sys.modules.get("torchmetrics")  # without the import there is no metric of that library
     return library is not None and isinstance(value, library.Metric)
 
 
@@ -223,7 +223,7 @@ class MeanMetric:
     """The mean over rows of what a function returns for batches.
 
     Attributes:
-        total: sum over the rows, which stays on the device until somebody asks.
+        total: sum over the rows, which stays on the device until it is asked for.
         rows: how many rows.
     """
 
@@ -303,7 +303,7 @@ class EpochMetrics:
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on with what :meth:`state_dict` returned on one rank or several; metrics that they lack begin anew."""
+        """Continue from what :meth:`state_dict` returned on one rank or several; other metrics start empty."""
         for name, mean in self._means.items():
             for total, rows in (state["means"][name] for state in states if name in state["means"]):
                 mean.total += total

@@ -64,7 +64,7 @@ class StepModule(nn.Module):
 def run_user_step(
     spec: TrainingSpec, module: nn.Module, batch: Mapping[str, Any], device: torch.device
 ) -> tuple[Any, LossTerm]:
-    """Return the outputs, None where the step does not tell them, and the loss.
+    """Return the outputs, None if the step does not return them, and the loss.
 
     Args:
         spec: of the fit.
@@ -120,7 +120,7 @@ class _ErrorContext:
         from sparkdl.torch import collective_errors  # on ranks only: the driver does without the c10d backend
 
         try:
-            # Else what torch makes of a failed collective looks like an error of the model.
+            # Otherwise torch's error for a failed collective looks like one of the model.
             with collective_errors():
                 raise error
         except MemoryError:
@@ -312,7 +312,7 @@ class Objective:
         *,
         of_validation: bool = False,
     ) -> Generator[Arrays, None, None]:
-        """Yield what :meth:`prepare` makes of batches; whoever leaves off closes them.
+        """Yield prepared batches; a consumer that stops early closes the generator.
 
         Args:
             batches: of the feed.

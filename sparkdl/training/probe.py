@@ -160,7 +160,7 @@ class Gradients:
 
 
 class TrialGradients:
-    """Goes backward through a trial, and tells what gradients the parameters have; large ones are not computed.
+    """The backward pass of a trial and which gradients it yields; large ones are not computed.
 
     Args:
         module: the trial, on the CPU.
@@ -283,7 +283,7 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
 def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
     """What a module has computed from parameters and keeps, as hooks of weight_norm and of pruning do, each once.
 
-    A forward pass computes it anew. ``deepcopy`` refuses it for the graph that it has.
+    A forward pass computes it again. ``deepcopy`` refuses it for the graph that it has.
 
     Args:
         value: the module's attributes, or one of them: LSTMs keep their weights in a list.
@@ -316,12 +316,12 @@ _ABOUT_DTYPES = re.compile(
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What one row tells.
+    """What a trial with one row found out.
 
     Attributes:
         inputs: with the dtypes in which they enter the model.
         heads: with the dtypes in which labels enter the losses.
-        num_classes: for each head how many classes it tells apart; None for a loss that is not over classes.
+        num_classes: for each head how many classes it distinguishes; None for a loss that is not over classes.
         prediction_shapes: of one row, by the name of each output: that of a label column, or NO_LABEL.
         gradients: that the losses left; of none where a step of the user's finds the loss.
         optimizer: that the factory made, of a copy of the model.
@@ -351,11 +351,11 @@ def probe(
         model: the model; neither its weights nor its buffers change.
         optimizer: the factory; called once, with the copy's parameters.
         inputs: of the model; their dtypes are found out.
-        heads: what its outputs are held against; the dtypes of labels are found out. Those without a loss are the
+        heads: labels and losses of its outputs; the dtypes of labels are found out. Those without a loss are the
             user's step's.
         row: a row of the data, columns of shape ``(1, *shape)``.
         labels: of the row, likewise, as numbers.
-        weighted: whether rows will have weights, for which losses have to tell one value per row.
+        weighted: whether rows will have weights, for which losses have to return one value per row.
 
     Raises:
         DataError: if the model cannot take such features, or a loss such labels.
@@ -504,7 +504,7 @@ def _try_labels(
     assert outputs is not None, "a head with a loss has an output"
     failures = []
     row_weights = None
-    if weighted:  # the row twice, as one row does not tell a value per row from a mean of shape (1,)
+    if weighted:  # the row twice, as with one row a value per row looks like a mean of shape (1,)
         outputs, labels = torch.cat([outputs, outputs]), np.concatenate([labels, labels])
         row_weights = torch.ones(2)
     for dtype in _label_dtypes(model, loss, labels):

@@ -27,7 +27,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Have the generators go on from where they were; that of a GPU stays where the state was taken without one."""
+    """Restore the states of the generators; that of a GPU stays where the state was taken without one."""
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     algorithm, words, position, has_gauss, numpy_gauss = state["numpy"]
@@ -43,7 +43,7 @@ def random_numbers_apart(device: torch.device, seed: int | None = None) -> Itera
 
     Args:
         device: whose generators they are, beside those of Python, NumPy and torch on the CPU.
-        seed: from which those three begin in the block; None to go on from where they are.
+        seed: from which those three begin in the block; None to continue from their states.
     """
     before = random_state(device)
     if seed is not None:
@@ -56,21 +56,23 @@ def random_numbers_apart(device: torch.device, seed: int | None = None) -> Itera
         set_random_state(before, device)
 
 
-def rank_seed(seed: int, rank: int, *place: int) -> int:
+def rank_seed(seed: int, rank: int, *position: int) -> int:
     """Return a 63-bit seed that depends on all numbers, with neighbouring seeds and ranks far apart."""
-    words = np.random.SeedSequence([seed & 0xFFFF_FFFF_FFFF_FFFF, rank, *place]).generate_state(1, np.uint64)
+    words = np.random.SeedSequence([seed & 0xFFFF_FFFF_FFFF_FFFF, rank, *position]).generate_state(
+        1, np.uint64
+    )
     return int(words[0] >> np.uint64(1))
 
 
-def seed_rank(seed: int, rank: int, *place: int) -> None:
+def seed_rank(seed: int, rank: int, *position: int) -> None:
     """Seed Python, NumPy and torch, on all devices, of this process. Runs on a *rank*.
 
     Args:
         seed: of the fit.
         rank: number of the rank.
-        place: epoch and step, where a fit goes on and its random numbers cannot.
+        position: epoch and step, where a fit is resumed and its random numbers cannot be.
     """
-    derived = rank_seed(seed, rank, *place)
+    derived = rank_seed(seed, rank, *position)
     random.seed(derived)
     np.random.seed(derived & 0xFFFF_FFFF)
     torch.manual_seed(derived)

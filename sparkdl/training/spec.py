@@ -62,7 +62,7 @@ class TrainingSpec:
     """The label columns, and the losses that the model's outputs have by them, whose weighted sum is to be small."""
 
     user_step: UserStep | None = None
-    """Called in the place of model and losses; see :mod:`sparkdl.training.objective`."""
+    """Called instead of model and losses; see :mod:`sparkdl.training.objective`."""
 
     augment: AugmentFunction | None = None
     """Called with the prepared arrays of a batch before the model is trained on it; returns others by these names."""
@@ -74,7 +74,7 @@ class TrainingSpec:
     """Called with the optimizer and the number of steps of the schedule, wherever the optimizer was made; or None."""
 
     scheduler_interval: str = "epoch"
-    """``"epoch"`` or ``"step"``: when the schedule goes on, a step being an update of the weights."""
+    """``"epoch"`` or ``"step"``: when the scheduler is stepped, a step being an update of the weights."""
 
     learning_rate_scaling: str = "none"
     """``"none"``, ``"linear"`` or ``"sqrt"``; see :func:`sparkdl.training.learning_rate.scaling_factor`."""
@@ -134,7 +134,7 @@ class TrainingSpec:
     """When to stop early; None for never."""
 
     watched: Goal | None = None
-    """What has to get better so that the fit goes on."""
+    """What has to improve for the fit to continue."""
 
     callbacks: tuple[Callback, ...] = ()
     """Run on every rank; see :mod:`sparkdl.training.callbacks`."""
@@ -156,7 +156,7 @@ class TrainingSpec:
     """
 
     checkpoints: CheckpointPlan | None = None
-    """Where and when checkpoints are taken, and where the fit goes on from; None for no checkpoints."""
+    """Where and when checkpoints are taken, and from where the fit resumes; None for no checkpoints."""
 
     @property
     def label_names(self) -> tuple[str, ...]:

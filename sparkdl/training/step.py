@@ -88,16 +88,16 @@ def _message(value: str, epoch: int, step: int, where: str, bad_columns: str = "
 
 
 def _bad_columns(batch: Batch) -> str:
-    """Tell which columns hold what is no finite number, and in how many rows."""
-    told = []
+    """Return which columns hold NaN or infinity, and in how many rows."""
+    found = []
     for name, values in batch.items():
         if not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
             continue  # strings, which a trainStep may be given, and integers, which all are finite
         is_bad = ~torch.isfinite(torch.as_tensor(values))
         count = int(is_bad.reshape(len(values), -1).any(dim=1).sum())
         if count:
-            told.append(f"{name!r} is NaN or infinite in {count} of {len(values)} rows")
-    return " and ".join(told)
+            found.append(f"{name!r} is NaN or infinite in {count} of {len(values)} rows")
+    return " and ".join(found)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class TrainingStep:
     module averages the gradients of the ranks. With ``w`` the weight of this rank's rows in a batch (their number,
     unless rows or classes are weighted), ``W`` that of all ranks' rows in the update and ``P`` the number of ranks, the
     rank's mean loss is scaled by ``w * P / W`` before the backward pass; a loss that sums by ``w * P``. Where ``W``
-    depends on the batches, it is foretold from the last update, and gradients are corrected when all batches are
+    depends on the batches, it is predicted from the last update, and gradients are corrected when all batches are
     through; so are those of a loss that sums, as in float16 a gradient must not grow with the rows.
     """
 
@@ -141,7 +141,7 @@ class TrainingStep:
         self._finite = FiniteLossCheck(communicator, device)
         self._weight_of_update = 0.0
         self._weight_per_row = 1.0
-        """Foretold; the same on every rank."""
+        """Predicted; the same on every rank."""
         self._last_batch: Batch | None = None
 
     def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics | None = None) -> StepResult:
@@ -151,10 +151,10 @@ class TrainingStep:
             batch: this rank's columns; may hold 0 rows while other ranks have some.
             epoch: number of the epoch, from 1, for error messages.
             step: number of the step, from 1.
-            metrics: take in what the model makes of the batch.
+            metrics: updated with outputs and labels of the batch.
 
         Raises:
-            TrainingError: when the loss is not finite, as :class:`~sparkdl.training.step.FiniteLossCheck` tells.
+            TrainingError: when the loss is not finite; see :class:`~sparkdl.training.step.FiniteLossCheck`.
         """
         rows = self.objective.num_rows(batch)
         updates = self._plan.is_last_of_update(step)
@@ -221,10 +221,10 @@ class TrainingStep:
         total = np.array([self._weight_of_update], dtype=np.float64)
         if self._communicator.world_size > 1:
             self._communicator.allreduce(total, op="sum")
-        foretold, weight = self._weight_per_row * rows_of_update, float(total[0])
+        predicted, weight = self._weight_per_row * rows_of_update, float(total[0])
         if weight:
             self._weight_per_row = weight / rows_of_update
-        return weight / foretold
+        return weight / predicted
 
     def _pass_without_rows(self) -> LossTerm:
         """Take part in a step without rows, as the others wait for this rank's gradients.

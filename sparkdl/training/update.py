@@ -43,7 +43,7 @@ class UpdatePlan:
 
     Attributes:
         num_steps: of the epoch that was begun last.
-        steps_before: how many of them were done before it went on.
+        steps_before: how many of them were done before the fit was resumed.
     """
 
     def __init__(self, feed: PlannedFeed, num_batches: int) -> None:
@@ -60,7 +60,7 @@ class UpdatePlan:
         return updates_per_epoch(self._feed.steps_per_epoch, self._num_batches)
 
     def begin(self, epoch: int, steps_before: int = 0) -> None:
-        """Begin an epoch, counted from 1, or go on with it after so many steps."""
+        """Begin an epoch, counted from 1, or resume it after so many steps."""
         self._resumed = epoch - 1 if steps_before else None
         self.steps_before = steps_before
         rest = self._feed.steps_in(epoch - 1) if steps_before else self._feed.steps_per_epoch
@@ -165,11 +165,11 @@ class WeightUpdate:
         return {"num_updates": self._num_updates, "num_skipped": self.num_skipped}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on with what :meth:`state_dict` returned."""
+        """Continue from what :meth:`state_dict` returned."""
         self._num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
 
     def end_epoch(self, epoch: int) -> None:
-        """Warn of updates that were left out in an epoch, and count anew."""
+        """Warn of updates that were left out in an epoch, and reset the counts."""
         if self.num_skipped:
             logger.warning(
                 "%d of %d updates of epoch %d were left out, as gradients had overflowed float16; the losses are scaled"
@@ -205,7 +205,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "float16")
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Within, operations that bear it compute in the lower precision."""
+        """Autocast: operations for which it is safe compute in the lower precision."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
 
     def for_loss(self, outputs: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class Checkpoints:
     """The checkpoints of one fit on one rank; a context manager that leaves none half written when the fit ends well.
 
     Args:
-        choice: from which checkpoint the fit goes on.
+        choice: the checkpoint from which the fit resumes.
         spec: of the fit; it says where and when checkpoints are taken, if they are.
         state: what all ranks have alike.
         step: of the training.
@@ -134,7 +134,7 @@ class Checkpoints:
         return self._position
 
     def begin_epoch(self, epoch: int, meter: EpochMeter) -> None:
-        """Have plan and meter of an epoch go on where the fit does; those of later epochs begin anew."""
+        """Resume plan and meter in the epoch in which the fit resumes; those of later epochs start fresh."""
         is_resumed = epoch == self._position.epoch and self._position.step > 0
         step = self._position.step if is_resumed else 0
         self._updates.begin(epoch, step)
@@ -152,8 +152,8 @@ class Checkpoints:
             return  # that of the end of the epoch follows
         if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
             self._step.settle(epoch=epoch, step=step)
-            place = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
-            self._take(place, {"meter": meter.state_dict()}, self._position.history)
+            where = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
+            self._take(where, {"meter": meter.state_dict()}, self._position.history)
 
     def after_epoch(
         self, history: Sequence[EpochRecord], *, finished: bool = False, is_best: bool = False
@@ -168,12 +168,12 @@ class Checkpoints:
         self._position = ResumePoint(epoch=history[-1].epoch + 1, history=tuple(history))
         if self._plan is not None:
             step = self._updates.num_steps
-            place = {"epoch": history[-1].epoch, "step": step, "ends_epoch": True, "finished": finished}
-            self._take(place, {}, history, is_best=is_best)
+            where = {"epoch": history[-1].epoch, "step": step, "ends_epoch": True, "finished": finished}
+            self._take(where, {}, history, is_best=is_best)
 
     def _take(
         self,
-        place: dict[str, Any],
+        where: dict[str, Any],
         own: dict[str, Any],
         history: Sequence[EpochRecord],
         *,
@@ -184,14 +184,14 @@ class Checkpoints:
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
         if self._writer is None:
             return
-        given = place["step"] - self._updates.steps_before
+        given = where["step"] - self._updates.steps_before
         states = self._state.capture(
             history=[asdict(record) for record in history],
-            feed=self._feed.state(given, place["epoch"] - 1),
+            feed=self._feed.state(given, where["epoch"] - 1),
             num_updates=self._num_updates,
         )
         manifest = Manifest(
-            **place,
+            **where,
             epochs=self._spec.epochs,
             world_size=self._communicator.world_size,
             num_ranks_at_start=self._choice.num_ranks_at_start,
@@ -204,7 +204,7 @@ class Checkpoints:
         load_module_state(self._state.module, load_file(location, MODEL))
         fit = load_file(location, FIT)
         epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
-        # The rows may have been written anew, to files of other names; that they are the same rows was looked at.
+        # The rows may have been rewritten to files of other names; the identity has shown that they are the same rows.
         self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
         self._updates.begin(epoch, step)
         self._num_updates = fit["num_updates"]
@@ -217,7 +217,7 @@ class Checkpoints:
         )
 
     def _restore_rank(
-        self, ranks: Sequence[bytes], place: tuple[int, int], *, is_as_many: bool
+        self, ranks: Sequence[bytes], position: tuple[int, int], *, is_as_many: bool
     ) -> dict[str, Any]:
         """Give this rank what it had of its own, and return the state of its meter, if an epoch is under way."""
         rank, module = self._communicator.rank, self._state.module
@@ -226,7 +226,7 @@ class Checkpoints:
         set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
         self._control.wants_to_stop = any(state["wants_to_stop"] for state in states)
         if not is_as_many:
-            seed_rank(self._spec.seed, rank, *place)
+            seed_rank(self._spec.seed, rank, *position)
             meters = [state.get("meter") for state in states]
             return join_meter_states([meter for meter in meters if meter], rank) if all(meters) else {}
         set_buffers(dict(module.named_buffers()), own["buffers"])
@@ -247,7 +247,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """From which checkpoint a fit goes on.
+    """The checkpoint from which a fit resumes.
 
     Attributes:
         name: of the checkpoint; None where the fit starts from the beginning.
@@ -263,7 +263,7 @@ class Choice:
 
 
 def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
-    """Have rank 0 choose the checkpoint to go on from, and tell the others; collective.
+    """Have rank 0 choose the checkpoint to resume from, and broadcast the choice; collective.
 
     Raises:
         CheckpointError: as :func:`choose_checkpoint`.
@@ -282,8 +282,8 @@ def agree_on_checkpoint(spec: TrainingSpec, dataset: ParquetDataset, communicato
         choice = Choice(name, num_ranks, damaged, identity)
     if communicator.world_size == 1:
         return choice
-    told = json.dumps([choice.name, choice.num_ranks_at_start]).encode()
-    name, num_ranks = json.loads(broadcast_bytes(communicator, told, root=0, name="checkpoint"))
+    message = json.dumps([choice.name, choice.num_ranks_at_start]).encode()
+    name, num_ranks = json.loads(broadcast_bytes(communicator, message, root=0, name="checkpoint"))
     return Choice(name, num_ranks, choice.damaged, choice.identity)
 
 
@@ -316,7 +316,7 @@ def choose_checkpoint(
 
 
 def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
-    """Check that a fit of so many epochs may go on from a checkpoint.
+    """Check that a fit of so many epochs may resume from a checkpoint.
 
     Raises:
         CheckpointError: if it may not; it says why.

@@ -112,7 +112,7 @@ class CheckpointFolder:
             raise StoreError(f"{self.url}/{name} cannot be read: {explain_failure(error)}") from error
 
     def newest_first(self) -> Iterator[tuple[str, Manifest | DamagedFileError]]:
-        """Yield names and manifests, the newest checkpoint first; in the place of a manifest what is wrong with it."""
+        """Yield names and manifests, the newest first; for a damaged checkpoint the error instead of its manifest."""
         for name in reversed(self.names()):
             try:
                 yield name, self.manifest(name)
@@ -142,7 +142,7 @@ class CheckpointFolder:
         return name
 
     def mark_best(self, name: str) -> None:
-        """Have a checkpoint kept, in the place of the one that was the best before.
+        """Keep a checkpoint instead of the one that was the best before.
 
         Raises:
             StoreError: if that cannot be written.
@@ -224,7 +224,7 @@ class CheckpointWriter:
         """Have a checkpoint written.
 
         Args:
-            content: of the checkpoint; nobody changes it any more.
+            content: of the checkpoint; not changed after this call.
             is_best: whether it is kept until a better one comes.
 
         Raises:

@@ -44,7 +44,7 @@ def described(value: object) -> str | None:
     """Return what an object is, in words; None for None.
 
     A module by its class and options, a frozen dataclass by its fields, a partial function by what it binds, anything
-    else that is no plain value by its name or that of its class. What would be long is cut, and told by a checksum.
+    else that is no plain value by its name or that of its class. Long texts are cut and end with a checksum.
     """
     return None if value is None else _described(value)
 
@@ -53,7 +53,7 @@ def described_modules(module: nn.Module) -> dict[str, str]:
     """Return by the name of each module in a module its class and options.
 
     The options of modules of torch and metrics of torchmetrics are their plain attributes, as the share that a Dropout
-    drops; those of other modules what their ``extra_repr`` tells, as their attributes may change in training.
+    drops; those of other modules their ``extra_repr``, as their attributes may change in training.
     """
     return {name: f"{type(part).__qualname__}({_options(part)})" for name, part in module.named_modules()}
 
@@ -266,7 +266,7 @@ _WITHOUT_EFFECT = frozenset(
         "checkpoints",
     }
 )
-"""Fields of the spec that may be others when a fit goes on."""
+"""Fields of the spec that may differ when a fit resumes."""
 
 _DESCRIBED = frozenset(
     {
@@ -379,11 +379,11 @@ def _param_name(field: str) -> str:
 
 
 _UNREADABLE = frozenset({"row groups", "training rows", "first rows", "rows", "parameters of the optimizer"})
-"""What is a checksum, which tells nobody anything."""
+"""Entries that are checksums, which an error does not quote."""
 
 
 def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) -> None:
-    """Check that a fit may go on from the checkpoints at a URL.
+    """Check that a fit may resume from the checkpoints at a URL.
 
     Args:
         then: identity of the fit that wrote them.
@@ -417,7 +417,7 @@ def _differing_model(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 
 
 def _differing_dataset(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    # Older checkpoints and large datasets do not tell of all rows, and other first ones are other rows anyway.
+    # Older checkpoints and those of large datasets have no checksum of all rows; if the first rows differ, all do.
     if not (then.get("rows") and now["rows"] and then.get("first rows") == now["first rows"]):
         then, now = {**then, "rows": None}, {**now, "rows": None}
     return _differing("the dataset's ", then, now)
@@ -426,7 +426,7 @@ def _differing_dataset(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 def _differing(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     differences = []
     for name in {**then, **now}:
-        # What is not there is None: nobody has set it.
+        # A missing entry counts as None, the default.
         was, is_ = then.get(name), now.get(name)
         if was == is_:
             continue

@@ -1,4 +1,4 @@
-"""The state that determines the further course of a fit: collected for a checkpoint and restored from it.
+"""The state from which a fit continues: collected for a checkpoint and restored from it.
 
 The state is copied to host memory, where training does not change it any more. It consists of what :func:`torch.load`
 reads back with ``weights_only=True``, so that no checkpoint needs a pickle that runs code. Anything else is refused
@@ -121,7 +121,7 @@ class FitState:
         self._parts: dict[str, Part] = dict(parts)
 
     def add(self, name: str, part: Part) -> None:
-        """Have one more part in every checkpoint, and given back when a fit goes on."""
+        """Add a part to every checkpoint; it is restored when a fit resumes."""
         assert name not in self._parts, f"there is a part {name} already"
         self._parts[name] = part
 
@@ -158,7 +158,7 @@ class FitState:
         self._learning_rate.load_state_dict(fit["learning_rate"])
 
     def restore_parts(self, fit: Mapping[str, Any]) -> None:
-        """Give all other parts their states; one that the checkpoint does not know begins anew."""
+        """Restore all other parts; one that is not in the checkpoint starts fresh."""
         for name, part in self._parts.items():
             if name in fit["parts"]:
                 part.load_state_dict(fit["parts"][name])

@@ -1,4 +1,4 @@
-"""Early stopping, best weights and callbacks on one rank; tests/training/test_fit_course.py has several."""
+"""Early stopping, best weights and callbacks on one rank; tests/training/test_callbacks.py has several."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     learning = estimator.params_of_fit()
     learning.check_values()
     learning.learn(dataset)
-    assert learning.getOptimizer().learning_rate == 5e-5
+    assert learning.getOptimizer().keywords["lr"] == 5e-5
     assert learning.further_params()["learningRate"] == 5e-5
     assert estimator.getLearningRate() == 1e-3
     inputs = prepare_fit(learning, dataset)
@@ -202,7 +202,7 @@ def test_a_model_that_hands_on_whatever_it_is_given_gets_all_that_its_tokenizer_
 
 def test_a_learning_rate_that_is_set_is_taken_with_a_pretrained_model(dataset, pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
-    assert estimator.params_of_fit().getOptimizer().learning_rate == 0.5
+    assert estimator.params_of_fit().getOptimizer().keywords["lr"] == 0.5
 
 
 def test_what_a_pretrained_model_brings_itself_is_refused_beside_it(dataset, pretrained, tmp_path):

@@ -1,6 +1,6 @@
 """``sparkdl bench feed``: the time to read Parquet into batches of tensors, by each contender.
 
-Runs where it is called; every contender is a process of this machine. The files are written anew for each run, to a
+Runs where it is called; every contender is a process of this machine. The files are written for each run, to a
 temporary folder, and are read from the system's file cache.
 """
 

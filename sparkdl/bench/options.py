@@ -29,7 +29,7 @@ def check_common_arguments(arguments: argparse.Namespace) -> None:
         ParamError: with the option and its value.
     """
     if arguments.ranks < 2:
-        raise ParamError(f"--ranks {arguments.ranks} leaves nobody to reduce with; use 2 or more.")
+        raise ParamError(f"--ranks {arguments.ranks} is too few to reduce; use 2 or more.")
     if not arguments.seconds > 0:
         raise ParamError(f"--seconds {arguments.seconds:g} leaves no time to measure; use more than 0.")
     check_output_arguments(("--json", arguments.json), ("--plot", arguments.plot))

@@ -135,7 +135,7 @@ def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) 
 def in_own_workers(spark: SparkSession, contender: str, transform: Callable[[], DataFrame]) -> DataFrame:
     """Return a contender's frame, whose functions run in Python workers of their own.
 
-    Spark keeps workers for whoever has the same environment, which pyspark notes when a function is first applied,
+    Spark reuses workers for jobs with the same environment, which pyspark notes when a function is first applied,
     within ``transform``; what one contender does to its process stays there.
     """
     environment: dict[str, str] = spark.sparkContext.environment

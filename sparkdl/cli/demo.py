@@ -63,7 +63,7 @@ def quiet_libraries() -> None:
 
 
 def start_local_session(name: str, num_slots: int, folder: Path, **options: str) -> SparkSession:
-    """Start a session without an interface, that logs errors alone; whoever asked for it stops it.
+    """Start a session without an interface, that logs only errors; the caller stops it.
 
     Args:
         name: of the application.

@@ -29,7 +29,7 @@ _SESSION_THREAD = "sparkdl-session"
 _DESCRIPTION = """\
 Checks Python, Java, packages, shared memory, GPUs, NCCL and MPI of this machine; with --master or --remote also of
 every executor, and which of their interfaces reach each other, and at what rate. Says what will not work and how to
-mend it. The exit status is 1 if something will not work.
+fix it. The exit status is 1 if something will not work.
 """
 
 
@@ -127,7 +127,7 @@ def _within(timeout_s: float, start: Callable[[], SparkSession]) -> SparkSession
     try:
         started = outcome.get(timeout=timeout_s)
     except queue.Empty:
-        raise LaunchError(f"nobody has answered for {timeout_s:g} s (--timeout)") from None
+        raise LaunchError(f"there was no answer within {timeout_s:g} s (--timeout)") from None
     if isinstance(started, Exception):
         raise started
     return started

@@ -150,7 +150,7 @@ def _measure(
 
 
 def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """All pairs, in rounds in which nobody has two partners: the circle method of tournaments."""
+    """All pairs, in rounds in which each rank has one partner: the circle method of tournaments."""
     circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
     found = []
     for _ in range(len(circle) - 1):

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> TorchModel:
-    """Load a model as Spark ML has it; its ``summary.model_uri`` is the URI.
+    """Load a model as a Spark ML transformer; its ``summary.model_uri`` is the URI.
 
     Args:
-        model_uri: as MLflow takes it: ``models:/m-1234``, ``models:/name@alias``, ``runs:/<id>/model``, a path.
+        model_uri: of MLflow: ``models:/m-1234``, ``models:/name@alias``, ``runs:/<id>/model``, a path.
         dst_path: existing local folder to download to; a temporary one by default.
 
     Raises:
@@ -87,7 +87,7 @@ def _download(
 
 
 def _make_importable(folder: Path) -> None:
-    """Do what MLflow does with ``code_paths``: the model's pickles name modules that lie there."""
+    """Add ``code_paths`` to ``sys.path``, as MLflow does: the model's pickles name modules that are there."""
     import sys
 
     if str(folder) not in sys.path:
@@ -122,11 +122,11 @@ def save_model(
         model: of a fit, or loaded.
         path: local folder that does not exist, or is empty.
         mlflow_model: part of MLflow's protocol.
-        signature: in the place of the one that the model tells itself.
-        input_example: rows that the model takes, as a DataFrame of pandas; default: none.
-        pip_requirements: what serving has to install, in the place of torch and the like in the versions that are
-            installed here. sparkdl need not be among it, as the model carries its modules.
-        extra_pip_requirements: what it has to install beside them, say for a ``prepareFeatures`` of your own.
+        signature: to replace the one that is derived from the model.
+        input_example: input rows, as a pandas DataFrame; default: none.
+        pip_requirements: packages that serving installs, instead of torch and others in the versions that are
+            installed here. sparkdl need not be one of them, as the model contains its modules.
+        extra_pip_requirements: further packages that serving installs, for example for your ``prepareFeatures``.
         code_paths: local files and folders with modules that the model needs and no package has.
         metadata: for the MLmodel file.
 
@@ -162,7 +162,7 @@ def log_model(
     code_paths: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> ModelInfo:
-    """Log a model in a run and return what MLflow knows of it, ``model_uri`` above all.
+    """Log a model in a run and return MLflow's description of it, which has its ``model_uri``.
 
     Args:
         model: of a fit, or loaded.
@@ -172,16 +172,16 @@ def log_model(
         await_registration_for: seconds to wait until the version is ready.
         run_id: of the run; default: the active one, or a new one.
         signature: as in :func:`save_model`, and so are the arguments that follow.
-        input_example: rows that the model takes.
-        pip_requirements: what serving has to install.
-        extra_pip_requirements: what it has to install beside what the model needs.
+        input_example: input rows.
+        pip_requirements: packages that serving installs.
+        extra_pip_requirements: further packages that serving installs.
         code_paths: local modules.
         metadata: for the MLmodel file.
 
     Raises:
         ParamTypeError: if ``model`` is no TorchModel, or there is an alias and no name to register it under.
         SerializationError: if something of the model cannot be pickled.
-        mlflow.exceptions.MlflowException: if the server does not take it.
+        mlflow.exceptions.MlflowException: if the server refuses it.
     """
     if registered_model_alias is not None and registered_model_name is None:
         raise ParamTypeError("registered_model_alias needs a registered_model_name whose version gets it.")
@@ -217,15 +217,15 @@ def _saved(model: Any, folder: str) -> LoggedModelSpec:
 def send_kept(
     store: Store | str | os.PathLike[str] | None = None, *, tracking_uri: str | None = None
 ) -> list[SentRun]:
-    """Send all that fits have kept in a Store, the oldest first; what MLflow takes is kept no longer.
+    """Send all kept runs of a Store, the oldest first; those that are sent are removed.
 
     Args:
-        store: of the estimators; path and URL too; default: the default Store.
-        tracking_uri: of another server than the one that the fits were to tell.
+        store: of the estimators, or its path or URL; default: the default Store.
+        tracking_uri: of a server to send to instead of that of the fits.
 
     Returns:
         A record for each kept run: its ``run_id``, the ``model_uri`` of its model, and an ``error`` where it could not
-        be sent and stays kept.
+        be sent and is still kept.
 
     Raises:
         StoreError: if the Store cannot be read or written.

@@ -210,7 +210,7 @@ def log_flavor(
     """Log a model in a run, or in the active one, of the process's server; return what MLflow knows of it.
 
     Raises:
-        mlflow.exceptions.MlflowException: if the server does not take it.
+        mlflow.exceptions.MlflowException: if the server refuses it.
     """
     import mlflow
 
@@ -237,7 +237,7 @@ def log_saved_flavor(
         name: of the logged model.
 
     Raises:
-        mlflow.exceptions.MlflowException: if the server does not take it.
+        mlflow.exceptions.MlflowException: if the server refuses it.
     """
     with reporting_to(client.tracking_uri):  # Model.log knows no other way
         if is_mlflow_2():  # which writes into the same folder of the run again

@@ -36,7 +36,7 @@ def test_wrong_usage_ends_with_2_and_the_usage(tmp_path: Path, arguments: tuple[
     ("arguments", "message"),
     [
         (("--sizes", "nonsense"), "size 'nonsense' is not understood; write it as 512, 16KiB, 4MiB or 1GiB"),
-        (("--ranks", "1"), "--ranks 1 leaves nobody to reduce with; use 2 or more."),
+        (("--ranks", "1"), "--ranks 1 is too few to reduce; use 2 or more."),
         (("--against", "rumour"), "--against rumour is unknown; it may be any of gloo, mpi."),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -135,7 +135,7 @@ def _arena(session: Session) -> Contender:
 
 
 def _torch(_: Session) -> Contender:
-    """torch.distributed, on whatever backend it was initialized with."""
+    """torch.distributed, on the backend with which it was initialized."""
     import torch
     import torch.distributed as dist
 

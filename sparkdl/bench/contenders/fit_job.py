@@ -1,6 +1,6 @@
 """What every contender of ``sparkdl bench fit`` trains: rows, model, optimizer, and how its weights are judged.
 
-The frame is made on the *driver*; the model and the optimizer are made anew by every process that trains.
+The frame is made on the *driver*; the model and the optimizer are made by every process that trains.
 """
 
 from __future__ import annotations

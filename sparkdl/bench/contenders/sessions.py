@@ -24,7 +24,7 @@ class Session:
     """One rank among those of its library.
 
     Attributes:
-        communicator: a communicator of the ranks, whatever the library; its barrier lets all of them begin at one
+        communicator: a communicator of the ranks, of any library; its barrier lets all of them begin at one
             time, and is asleep otherwise.
     """
 

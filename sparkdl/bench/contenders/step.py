@@ -133,7 +133,7 @@ def _gradient_arena(trainee: Trainee, session: Session) -> Trainee:
 
 
 def _distributed_data_parallel(trainee: Trainee, _: Session) -> Trainee:
-    """Torch's own, on whatever backend torch.distributed was initialized with."""
+    """Torch's own, on the backend with which torch.distributed was initialized."""
     import torch
 
     model = torch.nn.parallel.DistributedDataParallel(trainee.model)

@@ -20,7 +20,7 @@ KILL_TIMEOUT_S = 30.0
 
 _SHELL = "/bin/sh"
 
-# Its input ends when the process that started the rank ends, whatever ends that.
+# Its input ends when the process that started the rank ends for any reason.
 _WATCH = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 

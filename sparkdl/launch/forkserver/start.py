@@ -71,7 +71,7 @@ def _start(
 ) -> ForkserverConnection:
     # Its output while it imports belongs to no rank, and explains why it died, if it does.
     written = os.fdopen(os.memfd_create("sparkdl-forkserver", os.MFD_CLOEXEC), "wb")
-    # Opened anew, for a file position of its own.
+    # A second file object, for a position of its own.
     output = open(f"/proc/self/fd/{written.fileno()}", "rb")  # noqa: SIM115 - read after the process has ended
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     passed = [end.fileno() for end in (theirs, listener) if end is not None]

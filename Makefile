@@ -18,12 +18,12 @@ COMMANDS := tests/cli tests/notebooks tests/packaging
 setup: requirements $(STAMP)
 
 requirements:
-	@test -n "$(PYTHON)" || { echo "sparkdl needs Python 3.10 to 3.13; mend it with: sudo apt-get install python3 python3-venv" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; mend it with: sudo apt-get install python3-venv" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "sparkdl needs Python 3.10 to 3.13; fix it with: sudo apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; fix it with: sudo apt-get install python3-venv" >&2; exit 1; }
 	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
 	found=$$("$$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1); \
-	test "$${found:-0}" -ge 17 || { echo "sparkdl needs Java 17 or later, found $${found:-none} at $$java; mend it with: sudo apt-get install openjdk-17-jre-headless$${JAVA_HOME:+, and unset JAVA_HOME}" >&2; exit 1; }
-	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || { echo "sparkdl needs a C++20 compiler such as GCC 11, found $$($${CXX:-c++} -dumpfullversion 2>/dev/null || echo none); mend it with: sudo apt-get install g++" >&2; exit 1; }
+	test "$${found:-0}" -ge 17 || { echo "sparkdl needs Java 17 or later, found $${found:-none} at $$java; fix it with: sudo apt-get install openjdk-17-jre-headless$${JAVA_HOME:+, and unset JAVA_HOME}" >&2; exit 1; }
+	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || { echo "sparkdl needs a C++20 compiler such as GCC 11, found $$($${CXX:-c++} -dumpfullversion 2>/dev/null || echo none); fix it with: sudo apt-get install g++" >&2; exit 1; }
 
 # Open MPI's libmpi.so and mpiexec go by the names of those of the mpich wheel, so it has a folder of its own. PyPI's
 # torchvision can be imported beside a CPU build of torch once that script has run; beside PyPI's torch it changes nothing.

@@ -214,11 +214,11 @@ class TorchEstimator(
             model. Default: the model is that of the last epoch, also when the fit has stopped early.
         bestMode: whether bestMetric is best where it is ``"min"`` or ``"max"``; ``"min"`` for a loss.
         callbacks: list of :class:`Callback`, of which each rank runs copies.
-        scheduler: function that takes the optimizer and how often the schedule goes on during the whole fit, and
+        scheduler: function that takes the optimizer and how often the scheduler is stepped during the whole fit, and
             returns a scheduler of ``torch.optim.lr_scheduler``. One that waits for a plateau is told the loss on the
             validation rows, or without any that on the training rows.
-        schedulerInterval: when it goes on: after each ``"epoch"`` (default) or after each ``"step"``, an update of the
-            weights.
+        schedulerInterval: when it is stepped: after each ``"epoch"`` (default) or after each ``"step"``, an update of
+            the weights.
         learningRateScaling: what the optimizer's learning rate is multiplied with, as numWorkers batches lead to one
             update: ``"none"`` (1, default), ``"linear"`` (numWorkers), ``"sqrt"`` (its root, for Adam).
         warmupSteps: updates over which the learning rate grows to its full value; default 0.
@@ -245,17 +245,17 @@ class TorchEstimator(
         keepRowsSeconds: how long the training rows stay there after their last use, for the next fit on the same
             DataFrame; default a day, or what the Store says; 0 removes them after the fit.
         checkpointDir: path or URL, as ``store`` takes them, where the fit keeps checkpoints. A fit that was interrupted
-            goes on from the last one when it is run again with the same Params and rows, and ends with the same
+            continues from the last one when it is run again with the same Params and rows, and ends with the same
             weights; one that was finished returns its model, or trains on where ``epochs`` is larger.
         checkpointEverySteps: updates of the weights from one checkpoint to the next; default: there is one at the end
             of each epoch alone.
         keepCheckpoints: how many of the last checkpoints stay; default 2.
-        maxRestarts: how often the fit goes on by itself when a process, an executor or a host is lost, or a rank hangs;
-            default 0. What code raises is never tried again. Without a ``checkpointDir`` the checkpoints lie in the
-            Store meanwhile.
+        maxRestarts: how often the fit continues by itself when a process, an executor or a host is lost, or a rank
+            hangs; default 0. What code raises is never tried again. Without a ``checkpointDir`` the checkpoints lie in
+            the Store meanwhile.
         minWorkers: with how many ranks a restarted fit makes do, where slots are gone; default numWorkers.
         hangTimeoutSeconds: seconds after which a rank that others wait for, or that does not answer, counts as hanging:
-            the fit ends with where every rank was, or goes on as with a lost one; default 240. Where it is set, a rank
+            the fit ends with where every rank was, or continues as with a lost one; default 240. If it is set, a rank
             is also held to end a step, or a batch of validation, within that time, even if nobody waits for it.
         transport: how ranks exchange gradients: ``"auto"`` (default), ``"native"``, ``"shm"``, ``"tcp"``, ``"mpi"``; on
             several hosts with GPUs also ``"hierarchical"`` and ``"hierarchical-mpi"``: NCCL inside a host, and TCP or

@@ -166,7 +166,7 @@ def _row_by_row(dataset: DataFrame) -> DataFrame:
 
     Where a table comes as columns, out of the cache or of Parquet, Spark (since 4.2; measured on 4.3) makes rows of
     them for a function of Python, and columns of its rows again: a quarter more time for the whole of ``transform``.
-    Columns of Arrow alone, which some connectors give, would go on without rows to a function that is given them as
+    Columns of Arrow alone, which some connectors give, would continue without rows to a function that is given them as
     they are. A filter takes rows. This one keeps them all, which Spark cannot know, and is compiled into what is
     around it.
     """

@@ -25,7 +25,7 @@ class JobFileError(ParamError):
 class DataError(SparkdlError, ValueError):
     """The data does not fit the fit: a missing column, a null, strings as features, arrays of differing length.
 
-    The message names the column and what was found. Mend the DataFrame, or choose other columns.
+    The message names the column and what was found. Fix the DataFrame, or choose other columns.
     """
 
 
@@ -112,8 +112,8 @@ class RankError(SparkdlError, RuntimeError):
 class LossError(SparkdlError):
     """Ranks were lost: a process was killed or stood still, an executor or a host went away. No code raised anything.
 
-    ``maxRestarts`` has a fit go on by itself; else look for what ended them, often a lack of memory, and fit again with
-    the same checkpointDir.
+    ``maxRestarts`` has a fit continue by itself; else look for what ended them, often a lack of memory, and fit again
+    with the same checkpointDir.
     """
 
 
@@ -125,7 +125,7 @@ class HangError(LossError, RankError):
     """A rank stood still, and all ranks were ended; the message names it, and shows where it was.
 
     Look at that place: a file that does not come, a lock, a loop without an end, operations that ranks call in another
-    order. ``maxRestarts`` has a fit go on by itself. If it may take that long, raise the time.
+    order. ``maxRestarts`` has a fit continue by itself. If it may take that long, raise the time.
 
     Attributes:
         report: where every rank was: its Python stack, and what it waited in for how long.
@@ -172,7 +172,7 @@ class ClusterLostError(LossError, LaunchError):
 
 
 class TrainingError(SparkdlError, ArithmeticError):
-    """Training cannot go on: the loss is no longer finite, or code of the user's raised, which is then ``__cause__``.
+    """Training cannot continue: the loss is not finite, or code of the user's raised, which is then ``__cause__``.
 
     The message names rank, epoch and step.
     """
@@ -183,7 +183,7 @@ class SavedModelError(SparkdlError, ValueError):
 
 
 class CheckpointError(SparkdlError, ValueError):
-    """A checkpointDir holds what this fit cannot go on from; the message names what differs, then and now.
+    """A checkpointDir holds what this fit cannot continue from; the message names what differs, then and now.
 
     Choose another checkpointDir, set the Params as they were, or remove the checkpoints.
     """

@@ -71,7 +71,7 @@ def held_alone(url: str, on_wait: Callable[[str], None]) -> Iterator[Callable[[]
             raise CheckpointsInUseError(
                 f"Another fit may use the checkpointDir {url}: this one was suspended, or cut off from it, for more "
                 f"than {LEASE_S:g} s, and was taken for ended. Wait until the other has ended and fit again, which "
-                "goes on from its checkpoints, or choose another checkpointDir."
+                "continues from its checkpoints, or choose another checkpointDir."
             )
 
     try:
@@ -267,12 +267,12 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
                 folder.check(name, manifest)
                 return _load(folder, name, spec)
             except DamagedFileError:
-                return None  # rank 0 will say so, and go on from the one before
+                return None  # rank 0 will say so, and continue from the one before
     return None
 
 
 def newest_place(spec: TrainingSpec) -> str:
-    """Return in words from where a fit goes on when its ranks are started again."""
+    """Return in words from where a fit continues when its ranks are started again."""
     if spec.checkpoints is not None:
         for _, manifest in CheckpointFolder(spec.checkpoints.url).newest_first():
             if isinstance(manifest, Manifest):

@@ -169,7 +169,7 @@ def check_row_weights(dataset: ParquetDataset, name: str) -> None:
         if bad.any():
             raise DataError(
                 f"Weights of rows must be finite and at least 0, but column {name!r} holds {weights[bad][0]} (and "
-                f"{int(bad.sum()) - 1} more like it). Mend those rows or leave them out."
+                f"{int(bad.sum()) - 1} more like it). Fix those rows or leave them out."
             )
         has_weight = has_weight or bool((weights > 0).any())
     if not has_weight:

@@ -208,7 +208,7 @@ class HostWatch:
         try:
             self._report({"kind": "system", "sample": number, "metrics": metrics})
         except OSError:
-            self._has_ended.set()  # the task is gone, and with it whoever would hear
+            self._has_ended.set()  # the task is gone, and with it the receiver
 
 
 class _Probe:
@@ -224,7 +224,7 @@ class _Probe:
         self._prefix = f"system/{_as_name(socket.gethostname())}"
         self._failed: set[str] = set()
         self._traffic: Any = None
-        self._try("processor", psutil.cpu_percent)  # the next one tells of the time since
+        self._try("processor", psutil.cpu_percent)  # the next one measures the time since
         self._try("network", self._network)
 
     def measure(self) -> dict[str, float]:

@@ -155,7 +155,7 @@ class ProgressLine:
 def _resumed(epoch: int, epochs: int, step: int) -> str:
     if epoch > epochs:
         return f"the checkpoint has all {epochs} epochs done"
-    return f"going on from a checkpoint: epoch {epoch}/{epochs}" + (f" after step {step}" if step else "")
+    return f"continuing from a checkpoint: epoch {epoch}/{epochs}" + (f" after step {step}" if step else "")
 
 
 def _columns(stream: TextIO) -> int:
@@ -186,7 +186,7 @@ class StepSampler:
         self._next_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether a step that ends now is told of; ``now`` in seconds of any clock that goes on."""
+        """Return whether a step that ends now is told of; ``now`` in seconds of any clock that continues."""
         if self._started is None:
             self._started = self._next_at = now
         if now < self._next_at:

@@ -23,7 +23,7 @@ class HasCheckpoints(Params):
     checkpointDir: Param[str] = Param(
         Params._dummy(),
         "checkpointDir",
-        "path or URL where a fit keeps checkpoints and goes on from the last one; default: none are taken",
+        "path or URL where a fit keeps checkpoints and continues from the last one; default: none are taken",
         _to_url,
     )
     checkpointEverySteps: Param[int] = Param(
@@ -70,7 +70,7 @@ class HasRestarts(Params):
     maxRestarts: Param[int] = Param(
         Params._dummy(),
         "maxRestarts",
-        "how often a fit goes on by itself from its last checkpoint when ranks were lost (>= 0)",
+        "how often a fit continues by itself from its last checkpoint when ranks were lost (>= 0)",
         TypeConverters.toInt,
     )
     minWorkers: Param[int] = Param(
@@ -88,7 +88,7 @@ class HasRestarts(Params):
     )
 
     def getMaxRestarts(self) -> int:
-        """Return how often a fit goes on by itself."""
+        """Return how often a fit continues by itself."""
         return self.getOrDefault(self.maxRestarts)
 
     def getMinWorkers(self) -> int:
@@ -104,7 +104,7 @@ class HasRestarts(Params):
         return None
 
     def setMaxRestarts(self: ParamsT, value: int) -> ParamsT:
-        """Set how often a fit goes on by itself."""
+        """Set how often a fit continues by itself."""
         return self._set(maxRestarts=value)
 
     def setMinWorkers(self: ParamsT, value: int) -> ParamsT:

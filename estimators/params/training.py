@@ -27,7 +27,7 @@ class HasScheduler(Params):
     scheduler: Param[SchedulerFactory] = Param(
         Params._dummy(),
         "scheduler",
-        "function that takes the optimizer and how often the schedule goes on, and returns a torch scheduler",
+        "function that takes the optimizer and how often the scheduler is stepped, and returns a torch scheduler",
     )
 
     def getScheduler(self) -> SchedulerFactory | None:
@@ -45,7 +45,7 @@ class HasSchedulerInterval(Params):
     schedulerInterval: Param[str] = Param(
         Params._dummy(),
         "schedulerInterval",
-        "when the schedule goes on: epoch or step, a step being an update of the weights",
+        "when the scheduler is stepped: epoch or step, a step being an update of the weights",
         one_of(*INTERVALS),
     )
 
@@ -54,7 +54,7 @@ class HasSchedulerInterval(Params):
         return self.getOrDefault(self.schedulerInterval)
 
     def setSchedulerInterval(self: ParamsT, value: str) -> ParamsT:
-        """Set when the schedule goes on."""
+        """Set when the scheduler is stepped."""
         return self._set(schedulerInterval=value)
 
 

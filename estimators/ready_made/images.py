@@ -106,7 +106,7 @@ class HasImages(Params):
         Params._dummy(),
         "normalization",
         "by which mean and deviation channels are normalized: learned from the rows, those of imagenet, or none; "
-        "default: those that the library tells of its pretrained weights with these, else learned",
+        "default: those that the library gives for its pretrained weights with these, else learned",
         one_of(*NORMALIZATIONS),
     )
     augmentation: Param[list[str]] = Param(
@@ -414,7 +414,7 @@ class ImageClassifier(
         resizeMode: how images of other proportions are: ``"crop"`` (default) keeps their middle, ``"stretch"`` all.
         imageShape: height and width, or height, width and channels, of images in flat arrays or vectors.
         normalization: by which mean and deviation channels are normalized: ``"learned"`` from the rows, those of
-            ``"imagenet"``, or ``"none"``; default: those that the library tells of its pretrained weights where
+            ``"imagenet"``, or ``"none"``; default: those that the library gives for its pretrained weights where
             ``backboneWeights="pretrained"``, else ``"learned"``.
         augmentation: how images are changed at random in training: a list of ``"flip"``, left to right, and ``"crop"``,
             moved by up to an eighth of their sides; default [].

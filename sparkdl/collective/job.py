@@ -387,7 +387,7 @@ class _Membership:
             return  # a forked child ends
         # What the interpreter has just printed as the reason of its end.
         failure: BaseException | None = getattr(sys, "last_value", None)
-        # The errors: the coordinator, or whoever had it, has left already.
+        # The errors: the coordinator, or the process that had it, has left already.
         with contextlib.suppress(CommunicatorError):
             if failure is not None:
                 self._tell(failure)

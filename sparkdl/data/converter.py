@@ -140,7 +140,7 @@ class SparkDatasetConverter:
 
         Every rank that trains makes its own, with ``cur_shard=hvd.rank(), shard_count=hvd.size()``. All of them take
         equally many steps, each row comes exactly once in an epoch, and no batch is empty as long as
-        ``batch_size`` is above 1. Without ``num_epochs`` batches are always full, and go on from one epoch into the
+        ``batch_size`` is above 1. Without ``num_epochs`` batches are always full, and continue from one epoch into the
         next.
 
         Args:

@@ -7,12 +7,16 @@ Knows Spark and processes, not torch and not training. The driver calls :func:`r
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from sparkdl.launch.forkserver.kept import prepare_in_task
-from sparkdl.launch.local_launch import run_on_local_ranks
 from sparkdl.launch.preflight import check_cluster, wait_for_slots
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import active_session, run_on_ranks
+
+if TYPE_CHECKING:
+    from sparkdl.launch.local_launch import run_on_local_ranks
 
 __all__ = [
     "RankContext",
@@ -25,3 +29,12 @@ __all__ = [
     "run_with_restarts",
     "wait_for_slots",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "run_on_local_ranks":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Loaded on first use: a driver of Spark does without it.
+    from sparkdl.launch.local_launch import run_on_local_ranks
+
+    return run_on_local_ranks

@@ -91,7 +91,7 @@ class PretrainedTextNetwork(nn.Module):
 def longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -> int:
     """Return how many tokens of a text a model takes, ``wanted`` at most.
 
-    Tries it, too: of the places that their configuration tells of, some models keep the first for what fills up.
+    Tries it, too: some models keep the first of the positions in their configuration for padding.
 
     Raises:
         ParamError: if it takes no text at all.
@@ -233,7 +233,7 @@ def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
     lacking = sorted(name for name in names if _is_of_body(name, model.base_model_prefix))
     if lacking:
         raise ParamError(
-            f"Param pretrained is {folder!r}, whose weights are not those of the model that its config.json tells of: "
+            f"Param pretrained is {folder!r}, whose weights are not those of the model in its config.json: "
             f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
             "it again with model.save_pretrained(folder)."
         )

@@ -318,7 +318,7 @@ def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None
         OSError: if the connection is lost, or was closed on this side.
     """
     unsent = memoryview(HEADER.pack(len(payload)) + payload)
-    # The wait is here and not in the socket, whose one timeout belongs to whoever receives.
+    # The wait is here and not in the socket, whose one timeout belongs to the receiving thread.
     poller = select.poll()
     try:
         poller.register(sock, select.POLLOUT)

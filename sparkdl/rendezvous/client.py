@@ -1,6 +1,6 @@
-"""A rank's connection to the coordinator. Runs on ranks and in whoever starts them.
+"""A rank's connection to the coordinator. Runs on ranks and in their launchers.
 
-One connection serves all threads: requests carry numbers, and one reader thread hands each answer to whoever
+One connection serves all threads: requests carry numbers, and one reader thread hands each answer to the thread that
 waits for it, so that a thread in a long ``get`` does not keep another from its ``set``.
 """
 

@@ -1,6 +1,6 @@
 """Connecting to a listener with several candidate addresses, not all of which need to work from here.
 
-All attempts go on at the same time, the handshake included, so that none of them is waited for in vain. A listener that
+All attempts proceed at the same time, the handshake included, so that none delays the others. A listener that
 hangs up or does not answer may be pressed by others: it is tried again, ever less often, until the deadline.
 """
 
@@ -32,7 +32,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 press less on it."""
 
 _FIRST_PATIENCE_S, _LONGEST_PATIENCE_S = 0.5, 5.0
-"""After which a listener that does not answer is tried again, while the earlier attempt goes on: a kernel whose queue
+"""After which a listener that does not answer is tried again, while the earlier attempt continues: a kernel whose queue
 of connections was full drops what has come, and repeats itself only after a second. Doubled likewise."""
 
 _TRY_AGAIN = frozenset(
@@ -57,7 +57,7 @@ def connect_authenticated(
 ) -> socket.socket:
     """Connect to that host of the address where a listener proves that it knows secret and purpose.
 
-    An address can lead elsewhere than to whoever published it: every machine has a loopback, and many have
+    An address can lead to another process than the one that published it: every machine has a loopback, and many have
     the same bridge address. So a host that answers but fails the proof is passed over, not taken for an
     attack.
 
@@ -214,7 +214,7 @@ class _Dialing:
         return None
 
     def _greet(self, attempt: _Attempt) -> socket.socket | None:
-        """Go on with an attempt that is connected, or has failed to be."""
+        """Continue with an attempt that is connected, or has failed to be."""
         sock = attempt.sock
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:

@@ -193,7 +193,7 @@ class AuthenticatedListener:
                 self._evict()
 
     def _make_do(self, error: OSError) -> None:
-        """Go on without descriptors or memory for another connection."""
+        """Continue without descriptors or memory for another connection."""
         now = time.monotonic()
         if now - self._complained_at >= _TELL_EVERY_S:
             self._complained_at = now

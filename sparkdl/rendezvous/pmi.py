@@ -1,6 +1,6 @@
 """MPI without mpirun: the server side of PMI-1, MPICH's simple process-management protocol, for one rank.
 
-Runs in the parent of a rank (the barrier task, or whoever starts ranks) and serves it over an inherited
+Runs in the parent of a rank (the barrier task, or another launcher) and serves it over an inherited
 socket pair, so that nothing listens; what one rank puts, the others get through the job's authenticated
 rendezvous. The protocol is lines of ``key=value`` words; see ``src/pmi`` in MPICH and
 https://doi.org/10.1007/978-3-642-15646-5_4.
@@ -139,7 +139,7 @@ class PmiServer:
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def _handle(self, request: dict[str, str]) -> bool:
-        """Answer one request; say whether to go on."""
+        """Answer one request; say whether to continue."""
         command = request.get("cmd", "")
         if command == "init":
             self.has_begun = True

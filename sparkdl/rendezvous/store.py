@@ -25,7 +25,7 @@ class Rendezvous(Protocol):
     """A store shared by the ranks of a job. Every operation may be called from several threads at once."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Store a value of at most 64 MiB; whoever waits for the key gets it."""
+        """Store a value of at most 64 MiB; clients that wait for the key get it."""
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait until the key is set and return its value.
@@ -179,8 +179,8 @@ class PrefixRendezvous:
 def post(rendezvous: Rendezvous, queue: str, value: bytes) -> int:
     """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number.
 
-    A rendezvous that does not know :class:`Posts` is asked twice: whoever ends in between leaves a number without a
-    value, at which readers of the queue wait.
+    A rendezvous that does not know :class:`Posts` is asked twice: a client that ends in between leaves a number without
+    a value, at which readers of the queue wait.
     """
     if isinstance(rendezvous, Posts):
         return rendezvous.post(queue, value)

@@ -73,7 +73,7 @@ _LONGEST_PAUSE_S = 0.05
 class RendezvousStore(Store):
     """A c10d store whose keys lie in a rendezvous. Values are bytes; ``str`` values are encoded as UTF-8.
 
-    C++ keeps only its half of a store: whoever hands one to torch keeps the object too.
+    C++ keeps only its half of a store: a caller that hands one to torch keeps the object, too.
 
     Args:
         rendezvous: where the keys lie.

@@ -301,7 +301,7 @@ class FutureCompleter:
     * A callback may ask for further futures and wait for them. What is asked for on a thread that runs callbacks
       is completed by another thread, of its own, before the next callback of the first one begins.
     * A callback may wait for anything else, such as a future that comes later. When it has not run for a while, another
-      thread goes on with the futures that follow; only then do two callbacks run at the same time.
+      thread continues with the futures that follow; only then do two callbacks run at the same time.
 
     Args:
         name: of the threads.

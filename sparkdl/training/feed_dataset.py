@@ -114,7 +114,7 @@ class FeedDataset(IterableDataset[dict[str, Any]]):
         return self._feed.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; see :meth:`sparkdl.data.ParquetFeed.resume`."""
+        """Continue from a state; see :meth:`sparkdl.data.ParquetFeed.resume`."""
         self._feed.resume(state)
 
 

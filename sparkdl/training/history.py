@@ -202,7 +202,7 @@ class EpochMeter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state_dict` returned."""
+        """Continue with what :meth:`state_dict` returned."""
         self._loss.load(state["loss_sum"], state["weight"])
         self._rows = int(state["rows"])
         self._waited_s = state["waited_s"]

@@ -154,6 +154,6 @@ class LearningRate:
             step()
         except Exception as error:
             raise TrainingError(
-                f"Param scheduler: {type(self._scheduler).__name__} failed when it went on: {type(error).__name__}: "
+                f"Param scheduler: {type(self._scheduler).__name__} failed when it continued: {type(error).__name__}: "
                 f"{error}"
             ) from error

@@ -107,7 +107,7 @@ class StateMetric:
         return buffer.getvalue()
 
     def take(self, packed: list[bytes]) -> None:
-        """Go on with what ranks packed: with the first one's states for its own, and the others' until they merge."""
+        """Continue with what ranks packed: the first one's states as its own, the others' until they are merged."""
         ranks = self._unpacked(packed)
         if ranks:
             self._earlier = ranks[1:]

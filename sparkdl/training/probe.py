@@ -116,7 +116,7 @@ def check_output_range(loss: LossFunction, outputs: Tensor) -> None:
         outputs: of the first row, of shape ``(rows, ...)``, for NLLLoss ``(rows, classes, ...)``.
 
     Raises:
-        ParamError: if they are not; the message names the layer or the loss that mends it.
+        ParamError: if they are not; the message names the layer or the loss that fixes it.
     """
     if not is_torch_loss(loss):
         return

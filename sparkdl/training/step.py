@@ -181,7 +181,7 @@ class TrainingStep:
         return {"weight_per_row": self._weight_per_row}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on with what :meth:`state_dict` returned."""
+        """Continue with what :meth:`state_dict` returned."""
         self._weight_per_row = state["weight_per_row"]
 
     @property

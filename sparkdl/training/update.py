@@ -173,7 +173,7 @@ class WeightUpdate:
         if self.num_skipped:
             logger.warning(
                 "%d of %d updates of epoch %d were left out, as gradients had overflowed float16; the losses are scaled"
-                " by %g now. Where that goes on, train in bfloat16.",
+                " by %g now. Where that continues, train in bfloat16.",
                 self.num_skipped,
                 self._num_updates,
                 epoch,

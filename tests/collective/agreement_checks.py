@@ -240,7 +240,7 @@ def _joined_rank_takes_part(communicator: Communicator) -> None:
 
 
 def _mismatch_with_a_joined_rank(communicator: Communicator) -> None:
-    """The others learn who has joined, and the rank that has goes on waiting for them."""
+    """The others learn who has joined, and the rank that has continues waiting for them."""
     world_size, rank = communicator.world_size, communicator.rank
     if world_size == 1:
         return

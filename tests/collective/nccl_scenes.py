@@ -141,7 +141,7 @@ def late_rank(environment: RankEnvironment, communicator: Communicator) -> Outco
 
 
 def late_wait(environment: RankEnvironment, communicator: Communicator) -> Outcome:
-    """A wait that is too short fails alone; the operation goes on."""
+    """A wait that is too short fails alone; the operation continues."""
     rank = environment.rank
     with open_nccl_group(communicator, gpu=rank) as group:
         array = GpuArray(np.ones(3), rank)

@@ -133,7 +133,7 @@ def _census(environment: RankEnvironment, name: str) -> Census:
         lambda: not any(word in thread.name for thread in threading.enumerate() for word in passing),
         timeout_s=20.0,
     )
-    # Whoever leaves last deletes the keys of all, and whoever goes on makes new ones.
+    # Whoever leaves last deletes the keys of all, and whoever continues makes new ones.
     _meet(environment, f"before {name}")
     taken = Census.take(environment.rendezvous.num_keys())
     _meet(environment, f"after {name}")

@@ -93,7 +93,7 @@ def _late_message(environment: RankEnvironment, pair: Communicator, *, is_late: 
 
 
 def warned(environment: RankEnvironment, communicator: Communicator, num_waiting: int) -> Outcome:
-    """The ranks that have joined are warned, and again; then the others join, and all goes on."""
+    """The ranks that have joined are warned, and again; then the others join, and all continues."""
     array = np.ones(5, np.float32)
     key = f"warned/{communicator.name}"
     with logged_warnings() as warnings:

@@ -1,4 +1,4 @@
-"""Whatever goes wrong on one rank, every other rank gets the error that names it, in time, and can go on."""
+"""Whatever goes wrong on one rank, every other rank gets the error that names it, in time, and can continue."""
 
 from __future__ import annotations
 

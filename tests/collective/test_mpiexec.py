@@ -53,7 +53,7 @@ if communicator.rank == 1:
     tell(1, sorted(mapped))
     raise ValueError("bad batch")
 communicator.allreduce(numpy.ones(3))
-tell(communicator.rank, "went on")
+tell(communicator.rank, "continued")
 """
 
 libraries = pytest.mark.parametrize("library", ["mpich", "openmpi"])
@@ -124,7 +124,7 @@ def test_rank_that_fails_ends_the_others(tmp_path: Path, library: str, transport
     assert done.returncode != 0
     assert "ValueError: bad batch" in done.stderr
     # Whether rank 0 can still say why it ends depends on how fast mpiexec, which saw rank 1 exit, ends it.
-    assert set(told(tmp_path)) == {1}, "rank 0 went on without rank 1"
+    assert set(told(tmp_path)) == {1}, "rank 0 continued without rank 1"
     if (library, transport) == ("mpich", "mpi"):
         assert told(tmp_path)[1]
     assert not [name for name in told(tmp_path)[1] if Path(name).exists()]

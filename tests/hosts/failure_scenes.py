@@ -52,12 +52,12 @@ class Stage:
     Attributes:
         host_of_rank: which ranks share a host.
         cut: the command that cuts the victim's cable.
-        mend: the command that mends it.
+        fix: the command that fixes it.
     """
 
     host_of_rank: tuple[int, ...]
     cut: list[str]
-    mend: list[str]
+    fix: list[str]
 
     @property
     def victims(self) -> list[int]:
@@ -86,7 +86,7 @@ def _play_one(environment: RankEnvironment, stage: Stage, name: str) -> Outcome:
 def _cut_between_operations(environment: RankEnvironment, stage: Stage) -> Outcome:
     with _open(environment, "cut between operations") as communicator:
         if environment.rank == 0:
-            # Or the cut may keep from a victim that all have opened, until the cable is mended.
+            # Or the cut may keep from a victim that all have opened, until the cable is fixed.
             for victim in stage.victims:
                 environment.rendezvous.get(f"is about to reduce/{victim}", 30.0)
             _run(stage.cut)
@@ -94,11 +94,11 @@ def _cut_between_operations(environment: RankEnvironment, stage: Stage) -> Outco
         elif environment.rank in stage.survivors:
             environment.rendezvous.get("is cut", 40.0)
         else:
-            # On a thread of its own, as the answer may come only when the cable is mended.
+            # On a thread of its own, as the answer may come only when the cable is fixed.
             key = f"is about to reduce/{environment.rank}"
             threading.Thread(target=environment.rendezvous.set, args=(key, b"")).start()
         seen = _failed_allreduce(communicator, stage)
-    return {**seen, **_go_on(environment, stage, communicator.name, revive=lambda: _run(stage.mend))}
+    return {**seen, **_go_on(environment, stage, communicator.name, revive=lambda: _run(stage.fix))}
 
 
 def _cut_in_an_operation(environment: RankEnvironment, stage: Stage) -> Outcome:
@@ -107,7 +107,7 @@ def _cut_in_an_operation(environment: RankEnvironment, stage: Stage) -> Outcome:
         _once_under_way(lambda: _run(stage.cut), on=environment.rank == 0),
     ):
         seen = _failed_allreduce(communicator, stage)
-    return {**seen, **_go_on(environment, stage, communicator.name, revive=lambda: _run(stage.mend))}
+    return {**seen, **_go_on(environment, stage, communicator.name, revive=lambda: _run(stage.fix))}
 
 
 def _cut_before_opening(environment: RankEnvironment, stage: Stage) -> Outcome:
@@ -119,7 +119,7 @@ def _cut_before_opening(environment: RankEnvironment, stage: Stage) -> Outcome:
         assert eventually(lambda: not _has_carrier())
     timeout_s = _VICTIMS_PATIENCE_S if environment.rank in stage.victims else PATIENCE_S
     seen = error_of(lambda: environment.open(name=name, timeout_s=timeout_s))
-    return {**seen, **_go_on(environment, stage, name, revive=lambda: _run(stage.mend))}
+    return {**seen, **_go_on(environment, stage, name, revive=lambda: _run(stage.fix))}
 
 
 def _cut_for_good(environment: RankEnvironment, stage: Stage) -> Outcome:
@@ -128,7 +128,7 @@ def _cut_for_good(environment: RankEnvironment, stage: Stage) -> Outcome:
         array = np.ones(_NUM_LARGE, np.float32)
         with _once_under_way(lambda: _run(stage.cut), on=environment.rank == 0):
             seen = error_of(lambda: communicator.allreduce(array, timeout_s=100.0))
-    return {**seen, **_go_on(environment, stage, communicator.name, revive=lambda: _run(stage.mend))}
+    return {**seen, **_go_on(environment, stage, communicator.name, revive=lambda: _run(stage.fix))}
 
 
 def _frozen_between_operations(environment: RankEnvironment, stage: Stage) -> Outcome:
@@ -179,7 +179,7 @@ def killed(environment: RankEnvironment, stage: Stage) -> Outcome:
 def frozen_for_a_while(environment: RankEnvironment, stage: Stage, seconds: float) -> Outcome:
     """The victim is frozen in the middle of an operation whose deadline it meets all the same.
 
-    In a broadcast the others go on sending until the victim's buffers are full, and theirs.
+    In a broadcast the others continue sending until the victim's buffers are full, and theirs.
     """
     with _open(environment, "frozen for a while") as communicator:
         victims = _Victims(environment, stage, communicator.name)

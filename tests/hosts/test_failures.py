@@ -1,4 +1,4 @@
-"""Whatever happens to a host, every rank gets the error that names it, in time, and can go on."""
+"""Whatever happens to a host, every rank gets the error that names it, in time, and can continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRACE_S = 10.0
 def stage_of(network: Network) -> scenes.Stage:
     last = network.host_of_rank[-1]
     return scenes.Stage(
-        host_of_rank=network.host_of_rank, cut=network.cut_command(last), mend=network.mend_command(last)
+        host_of_rank=network.host_of_rank, cut=network.cut_command(last), fix=network.mend_command(last)
     )
 
 

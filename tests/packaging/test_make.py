@@ -71,7 +71,7 @@ def test_make_says_that_java_is_missing(machine: Machine) -> None:
     machine.has("c++")
     line = mending_sentence(machine.make("requirements"))
     assert line.startswith("sparkdl needs Java 17 or later, found none")
-    assert line.endswith("mend it with: sudo apt-get install openjdk-17-jre-headless")
+    assert line.endswith("fix it with: sudo apt-get install openjdk-17-jre-headless")
 
 
 def test_make_says_that_java_is_too_old(machine: Machine) -> None:
@@ -79,14 +79,14 @@ def test_make_says_that_java_is_too_old(machine: Machine) -> None:
     machine.has("java", JAVA_11)
     line = mending_sentence(machine.make("requirements"))
     assert line.startswith("sparkdl needs Java 17 or later, found 11")
-    assert line.endswith("mend it with: sudo apt-get install openjdk-17-jre-headless")
+    assert line.endswith("fix it with: sudo apt-get install openjdk-17-jre-headless")
 
 
 def test_make_says_that_the_compiler_is_missing(machine: Machine) -> None:
     machine.has("java", JAVA_17)
     line = mending_sentence(machine.make("requirements"))
     assert line.startswith("sparkdl needs a C++20 compiler such as GCC 11, found none;")
-    assert line.endswith("mend it with: sudo apt-get install g++")
+    assert line.endswith("fix it with: sudo apt-get install g++")
 
 
 def test_make_says_that_the_compiler_is_too_old(machine: Machine) -> None:
@@ -98,7 +98,7 @@ def test_make_says_that_the_compiler_is_too_old(machine: Machine) -> None:
 
 def test_make_says_that_python_is_missing(machine: Machine) -> None:
     line = mending_sentence(machine.make("requirements", python=""))
-    assert line.startswith("sparkdl needs Python 3.10 to 3.13; mend it with: sudo apt-get install python3")
+    assert line.startswith("sparkdl needs Python 3.10 to 3.13; fix it with: sudo apt-get install python3")
 
 
 @pytest.mark.parametrize("target", ["setup", "demo", "test", "lint"])

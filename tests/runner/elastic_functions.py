@@ -1,4 +1,4 @@
-"""Trainings that lose a rank and go on from their last commit."""
+"""Trainings that lose a rank and continue from their last commit."""
 
 from __future__ import annotations
 

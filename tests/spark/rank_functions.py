@@ -189,7 +189,7 @@ def tell_and_sleep(context: RankContext) -> None:
 
 
 def linger_on(context: RankContext, late: int, seconds: float) -> int:
-    """One rank goes on alone for some time when the others have returned."""
+    """One rank continues alone for some time when the others have returned."""
     context.communicator.barrier()
     if context.rank == late:
         threading.Event().wait(seconds)

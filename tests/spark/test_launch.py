@@ -50,7 +50,7 @@ def test_ranks_sum_over_the_communicator(spark: SparkSession) -> None:
     assert run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark) == [3.0, 3.0]
 
 
-# Each starts a server of its own; the first sees a failure too, and goes on.
+# Each starts a server of its own; the first sees a failure too, and continues.
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_program_that_stops_no_session_ends_by_itself(spark_mode: str, fails: bool) -> None:
@@ -356,7 +356,7 @@ def test_ranks_wait_for_the_slots_of_another_launch_as_long_as_it_takes(
     try:
         assert running.wait(60)
         logger.addHandler(toucher)
-        # The first launch goes on until the second has waited for longer than it would wait for anything else.
+        # The first launch continues until the second has waited for longer than it would wait for anything else.
         values = run_on_ranks(functions.sum_of_ranks, num_ranks=2, spark=spark, start_timeout_s=2)
         assert values == [3.0, 3.0]
     finally:

@@ -148,7 +148,7 @@ def test_a_finished_fit_is_returned_without_training_and_a_longer_one_goes_on(
     assert_equal_weights(again, model)
     assert again.history == model.history
     longer = make_estimator(tmp_path, epochs=EPOCHS + 1, showProgress=True, **params).fit(frame)
-    assert "going on from a checkpoint: epoch 4/4" in capfd.readouterr().err
+    assert "continuing from a checkpoint: epoch 4/4" in capfd.readouterr().err
     assert longer.history[:EPOCHS] == model.history
     whole = make_estimator(tmp_path, epochs=EPOCHS + 1, model=make_model()).fit(frame)
     assert_equal_weights(longer, whole)

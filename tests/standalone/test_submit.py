@@ -127,7 +127,7 @@ def test_a_job_that_sigterm_ended_here_goes_on_from_its_checkpoints_on_a_cluster
     (tmp_path / "hold").unlink()
     done = run(submit_command(cluster, [SCRIPT, job, "showProgress=true"]), tmp_path)
     assert done.code == 0, done.said
-    assert "going on from a checkpoint: epoch 3/5" in done.said
+    assert "continuing from a checkpoint: epoch 3/5" in done.said
     assert_equal_weights(weights_of(tmp_path), weights_of(undisturbed))
 
 

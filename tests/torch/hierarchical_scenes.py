@@ -46,7 +46,7 @@ def play(environment: RankEnvironment) -> dict[str, Outcome]:
 
 
 def lose_a_rank(environment: RankEnvironment, *, is_cuda_aware: bool = False) -> Outcome:
-    """Rank 3 dies after a first sum; the others go on."""
+    """Rank 3 dies after a first sum; the others continue."""
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
     if is_cuda_aware:
         ask_stand_in_for_cuda_support()

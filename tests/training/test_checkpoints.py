@@ -1,4 +1,4 @@
-"""A fit that goes on from a checkpoint ends with the weights, to the bit, of one that was never interrupted."""
+"""A fit that continues from a checkpoint ends with the weights, to the bit, of one that was never interrupted."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def failing_scheduler(optimizer, num_steps):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [1.0, 0.5][step])
 
 
-SCHEDULER_FAILED = "Param scheduler: LambdaLR failed when it went on: IndexError: list index out of range"
+SCHEDULER_FAILED = "Param scheduler: LambdaLR failed when it continued: IndexError: list index out of range"
 FAILING = {
     "the loss in validation": (
         {"loss": FailsInValidation(), "share": 0.3},

@@ -154,7 +154,7 @@ class MpiCommunicator(MpiGroups):
         try:
             agreed = yield from self._agreement.reach(claim, self._num_joined - 1)
         except MismatchError:
-            return  # theirs to mend; this rank goes on waiting for them
+            return  # theirs to fix; this rank continues waiting for them
         self._timing.all_here()
         if agreed.kind == JOIN:
             last.append(last_joined(self._agreement.claims))

@@ -165,7 +165,7 @@ def _finalize() -> None:
 def _remove_shared_memory() -> None:
     """Remove the names of the memory that MPICH shares between this world's ranks, as only MPI_Finalize would.
 
-    Only what this process has mapped itself; whoever has it mapped keeps it.
+    Only what this process has mapped itself; other processes keep their mappings.
     """
     mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
     for path in {path for path in mapped if path.startswith(f"{FOLDER}/mpich_")}:

@@ -149,7 +149,7 @@ class MpiMessages:
         world_ranks: the communicator's ranks, by their numbers in the world.
 
     Attributes:
-        monitor: tells of the messages.
+        monitor: of the messages.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class PeerWatch:
         return missing
 
     def leave(self) -> None:
-        """Tell the others that this rank goes on purpose."""
+        """Tell the others that this rank leaves on purpose."""
         self._closed = True
         try:
             self._rendezvous.post_if_lost("notices", b"")

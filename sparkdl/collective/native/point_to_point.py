@@ -36,7 +36,7 @@ class Messages:
         rendezvous: of this communicator alone; links are opened over it.
 
     Attributes:
-        monitor: tells of them.
+        monitor: of the messages.
     """
 
     def __init__(self, communicator: Communicator, rendezvous: Rendezvous) -> None:

@@ -1,6 +1,6 @@
 """The sockets between ranks: rings of authenticated TCP connections, made here for the native core.
 
-The *lifeline* ring goes around all ranks and tells of death; a *lane* ring goes around the hosts and carries
+The *lifeline* ring goes around all ranks and detects lost ones; a *lane* ring goes around the hosts and carries
 data. Runs on every rank while a communicator opens; afterwards nothing listens any more.
 """
 
@@ -59,7 +59,7 @@ class Ring:
 
 @dataclass(frozen=True, kw_only=True)
 class RingSockets:
-    """The two connections of a rank in one ring, open and idle; whoever takes them closes them."""
+    """The two connections of a rank in one ring, open and idle; the caller closes them."""
 
     to_next: socket.socket
     from_previous: socket.socket

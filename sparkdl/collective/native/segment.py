@@ -134,7 +134,7 @@ def _make(num_bytes: int) -> tuple[int, str]:
 
 
 def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
-    """Give the descriptor to whoever proves the secret, until the stack ends; return where."""
+    """Serve the descriptor to processes that prove the secret, until the stack ends; return where."""
     name = f"sparkdl-segment-{secrets.token_hex(16)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -197,7 +197,7 @@ def _as_element(value: float, dtype: str) -> bytes:
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-"""Between two looks at operations under way: NCCL neither knows deadlines nor tells of errors by itself."""
+"""Between two looks at operations under way: NCCL neither knows deadlines nor reports errors by itself."""
 
 _NEWS_S = 1.0
 """How long the communicator may take to say itself who died."""
@@ -290,7 +290,7 @@ class NcclHandle:
             timeout_s: seconds to wait at most; the operations' own deadline when None.
 
         Raises:
-            CommunicatorTimeoutError: if they are not done by then; they go on and can be waited for again.
+            CommunicatorTimeoutError: if they are not done by then; they continue and can be waited for again.
             CommunicatorError: what the group has failed with.
         """
         self._group.wait(self._number, timeout_s)

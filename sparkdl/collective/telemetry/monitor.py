@@ -279,7 +279,7 @@ class Watched(Protocol):
     Attributes:
         name: what it is called.
         world_ranks: its ranks, by their numbers in the first communicator of the family.
-        monitor: what tells of its operations.
+        monitor: of its operations.
     """
 
     name: str

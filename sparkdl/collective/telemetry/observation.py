@@ -1,4 +1,4 @@
-"""What a communicator tells of itself: its report, and its timeline. Runs on ranks."""
+"""The report and the timeline of a communicator. Runs on ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Observed:
     """The part of a :class:`~sparkdl.collective.communicator.Communicator` that can be looked at.
 
     Attributes:
-        monitor: what tells of this communicator's operations.
+        monitor: of this communicator's operations.
         telemetry: the monitors of this communicator and of the process sets made of it.
         world_ranks: the ranks, by their numbers in the communicator that this one was made of, and that one, and so on:
             those by which reports and timelines name them.

@@ -138,7 +138,7 @@ def warn_of_stall(communicator: str, rank: int, operation: str, waited_s: float,
 
 
 class Wait(NamedTuple):
-    """One operation that does not go on."""
+    """One operation that does not continue."""
 
     communicator: str
     """Its name; a process set's says of what it is a part, as in ``world/pair``."""
@@ -175,7 +175,7 @@ class NotedWait:
             _noted.add(self)
 
     def end(self) -> None:
-        """It goes on. May be called again."""
+        """It continues. May be called again."""
         with _lock:
             _noted.discard(self)
 

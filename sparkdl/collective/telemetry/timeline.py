@@ -186,7 +186,7 @@ class LiveTimeline:
             try:
                 self._write_news()
             except OSError as error:
-                logger.warning("What goes on cannot be written to the timeline %s: %s", self._path, error)
+                logger.warning("What continues cannot be written to the timeline %s: %s", self._path, error)
                 return
 
     def _write_news(self) -> None:

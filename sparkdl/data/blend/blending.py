@@ -48,7 +48,7 @@ def to_json(
     """Return a state as :func:`json.dumps` takes it.
 
     Args:
-        settings: what two blends must have in common for one to go on where the other stopped.
+        settings: what two blends must have in common for one to continue where the other stopped.
         steps_done: batches that each rank has had.
         drawn: how many samples each feed has served.
         feeds: by name where each feed stands.
@@ -94,7 +94,7 @@ _LOOK_AHEAD = 1 << 14
 class BlendedFeed:
     """Batches of several feeds, in shares that follow weights at every step.
 
-    Iterating goes on where the last iteration stopped. The rule that chooses is :class:`~sparkdl.data.Mixture`'s.
+    Iterating continues where the last iteration stopped. The rule that chooses is :class:`~sparkdl.data.Mixture`'s.
 
     Args:
         feeds: by name the feeds, such as one :class:`~sparkdl.data.ParquetFeed` for each dataset; on every rank
@@ -211,7 +211,7 @@ class BlendedFeed:
         return to_json(self._settings, self._steps_done, self._mixture.drawn, feeds)
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on with the batch after those that had been taken when :meth:`state` was called.
+        """Continue with the batch after those that had been taken when :meth:`state` was called.
 
         On as many ranks, and with as large shuffle buffers, the batches are those that would have come. On
         another number of ranks every feed divides the rows that nobody has had of its epoch anew, and each of them
@@ -222,7 +222,7 @@ class BlendedFeed:
             ParamError: if it is no state of a blend, or that of one of other feeds, weights, batch size, seed
                 or ``at_end``.
             DataError: if a feed has other rows, another seed or another order than the state says, or is none that
-                goes on with another number of ranks; it names the feed.
+                continues with another number of ranks; it names the feed.
         """
         settled = from_json(state, self._settings)
         before = [stream.state(in_rows=self._batch_size is not None) for stream in self._streams]
@@ -342,7 +342,7 @@ def _resume(stream: RowStream, state: Any) -> None:
     try:
         stream.resume(state)
     except SparkdlError as error:
-        raise type(error)(f"The feed {stream.name!r} of the blend cannot go on: {error}") from error
+        raise type(error)(f"The feed {stream.name!r} of the blend cannot continue: {error}") from error
 
 
 def _kinds(batch: Batch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -66,7 +66,7 @@ class Mixture:
     @drawn.setter
     def drawn(self, drawn: Sequence[int]) -> None:
         if len(drawn) != len(self._shares) or min(drawn) < 0:
-            raise ParamError(f"A mixture of {len(self._shares)} datasets cannot go on from {list(drawn)}.")
+            raise ParamError(f"A mixture of {len(self._shares)} datasets cannot continue from {list(drawn)}.")
         self._drawn = [int(count) for count in drawn]
         # Counts of other weights are caught up with, which no table knows.
         self._repeats = self._scale <= _MAX_TABLE and self._counts_are_its_own()

@@ -189,7 +189,7 @@ class SequencePacker:
     def state(self) -> dict[str, Any]:
         """Return the rows that are not in a batch yet, as plain values for JSON.
 
-        Together with the state of the feed, taken at the same time, it is all that a later run needs to go on.
+        Together with the state of the feed, taken at the same time, it is all that a later run needs to continue.
         """
         return {
             "length": self._length,
@@ -198,7 +198,7 @@ class SequencePacker:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state` was called.
+        """Continue where :meth:`state` was called.
 
         Raises:
             ParamError: if it is no state of a packer, or of rows of another length.

@@ -92,7 +92,7 @@ def _none_found(location: Location, url: str) -> DataError:
     if not filesystem.exists(location.path):
         # Object stores have no folders: one without files does not exist.
         return EmptyDatasetError(
-            f"There is nothing at {url}. Mend the path, or wait until the files are there."
+            f"There is nothing at {url}. Fix the path, or wait until the files are there."
         )
     if filesystem.isfile(location.path):
         folder, _, name = url.rstrip("/").rpartition("/")
@@ -196,7 +196,7 @@ def _read_footer(location: Location, path: str) -> _Footer:
     except FileNotFoundError as error:
         raise FileVanishedError(
             f"The Parquet file {where} was there when the folder was listed, and is gone now. Wait "
-            "until whoever writes to the folder is done."
+            "until the program that writes to the folder is done."
         ) from error
     except Exception as error:
         why = describe_reading_failure(error)

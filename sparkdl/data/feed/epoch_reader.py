@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.rows import RowChoice
     from sparkdl.data.feed.plan import Part
-    from sparkdl.data.feed.state import Leg
+    from sparkdl.data.feed.state import EpochSlice
     from sparkdl.data.files.watched import WatchedFiles
     from sparkdl.data.petastorm.reader import ShardReader
 
@@ -124,11 +124,13 @@ class EpochReader:
             )
         return counts
 
-    def blocks(self, leg: Leg, rank: int, row_counts: Sequence[int], stack: ExitStack) -> Iterator[Block]:
-        """Start to read a rank's rows of a leg, in their order; the stack ends it."""
-        plan, shard = leg.plan, leg.plan.shards()[rank]
+    def blocks(
+        self, part: EpochSlice, rank: int, row_counts: Sequence[int], stack: ExitStack
+    ) -> Iterator[Block]:
+        """Start to read a rank's rows of a part, in their order; the stack ends it."""
+        plan, shard = part.plan, part.plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
-        taken = min(taken_by(rank, leg.num_taken), num_rows)
+        taken = min(taken_by(rank, part.num_taken), num_rows)
         buffer_rows = self._options.buffer_rows
         unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
         if not unread:

@@ -27,7 +27,7 @@ from sparkdl.data.feed.batches import cut_batches
 from sparkdl.data.feed.epoch_reader import EpochReader, ReadingOptions
 from sparkdl.data.feed.row_stream import no_map_of_rows
 from sparkdl.data.feed.sources import find_dataset
-from sparkdl.data.feed.state import Course, Identity, from_json, to_json
+from sparkdl.data.feed.state import EpochSchedule, Identity, from_json, to_json
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.errors import ParamError
 
@@ -244,7 +244,7 @@ class ParquetFeed:
         self._num_rows = sum(self._row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise once rows are filtered
         self._identity = Identity.of(self.dataset, self._row_counts, seed=seed, shuffle=shuffle)
-        self._course = Course(
+        self._schedule = EpochSchedule(
             self._row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
         )
         self._epoch = 0
@@ -270,7 +270,7 @@ class ParquetFeed:
 
     def rows_in_epoch(self, epoch: int) -> list[int]:
         """Return how many rows :meth:`epoch` gives each rank: fewer where it was resumed."""
-        return self._course.leg(epoch).rows_to_come()
+        return self._schedule.slice_of(epoch).rows_to_come()
 
     def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
         """Return how many rows each rank has in a step: ``batch_size`` in all but the last.
@@ -321,7 +321,7 @@ class ParquetFeed:
         self._epoch, self._given = epoch, 0
         with ExitStack() as stack:
             started = time.perf_counter()
-            blocks = self._reader.blocks(self._course.leg(epoch), self._rank, self._row_counts, stack)
+            blocks = self._reader.blocks(self._schedule.slice_of(epoch), self._rank, self._row_counts, stack)
             batches = cut_batches(blocks, self._batch_size)
             nothing = self._layout.allocate(0)
             for step in range(steps):
@@ -344,7 +344,7 @@ class ParquetFeed:
         given = self._given if given is None else given
         epoch = self._epoch if epoch is None else epoch
         check_counts(least=0, given=given, epoch=epoch)
-        return to_json(self._course.progress(int(epoch), int(given) * self._batch_size), self._identity)
+        return to_json(self._schedule.progress(int(epoch), int(given) * self._batch_size), self._identity)
 
     def state_running_on(self, epoch: int, num_rows: int) -> dict[str, Any]:
         """Return the state in which each rank has had so many rows from an epoch on, whatever this feed gave.
@@ -356,24 +356,24 @@ class ParquetFeed:
             epoch: number of the epoch that was begun with, or with what was left of it.
             num_rows: rows that each rank has had of it and of those that follow.
         """
-        return to_json(self._course.progress_running_on(epoch, num_rows), self._identity)
+        return to_json(self._schedule.progress_running_on(epoch, num_rows), self._identity)
 
     def twin(self, rank: int | None = None) -> ParquetFeed:
         """Return a feed of the same dataset that goes its own way through it, from the first epoch on.
 
-        It shares this one's cache and bounds; whoever closes one of them closes both.
+        It shares this one's cache and bounds; closing one of them closes both.
 
         Args:
             rank: whose rows it gives; by default this one's.
         """
         twin = copy(self)
         twin._rank = self._rank if rank is None else rank
-        twin._course = self._course.afresh()
+        twin._schedule = self._schedule.afresh()
         twin._epoch = twin._given = 0
         return twin
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on where another feed of this dataset stood; it becomes the current epoch.
+        """Continue where another feed of this dataset stood; it becomes the current epoch.
 
         On as many ranks, and with as large a shuffle buffer, the rows are those that would have come, in their order.
         Otherwise the rows that nobody has had are divided anew, and each of them comes once. The batch size may be
@@ -389,7 +389,7 @@ class ParquetFeed:
                 noticed.
         """
         progress = from_json(state, self._identity)
-        self._course.resume(progress)
+        self._schedule.resume(progress)
         self._epoch, self._given = progress.epoch, 0
 
     def seek(self, epoch: int, step: int = 0) -> None:
@@ -404,10 +404,10 @@ class ParquetFeed:
         if step >= self.steps_per_epoch:
             raise ParamError(f"An epoch has {self.steps_per_epoch} batches, counted from 0; got step {step}.")
         self.set_epoch(epoch)
-        self._course.seek(int(epoch), int(step) * self._batch_size)
+        self._schedule.seek(int(epoch), int(step) * self._batch_size)
 
     def close(self) -> None:
-        """End all threads but those that a Store keeps waiting; epochs that are under way cannot go on.
+        """End all threads but those that a Store keeps waiting; epochs that are under way cannot continue.
 
         Calling it again does nothing.
         """

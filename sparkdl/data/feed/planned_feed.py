@@ -1,6 +1,6 @@
 """The feed of a *rank* that joins the same rows in each step as the ranks did for which the rows were planned.
 
-The order of the rows and which of them come together follow from the number of ranks. A training that goes on with
+The order of the rows and which of them come together follow from the number of ranks. A training that continues with
 other ranks therefore keeps the plan of those that it began with: the batches that these *planned ranks* have in a step,
 put one behind another, are cut into equal parts for the ranks that are there.
 """
@@ -189,7 +189,7 @@ class PlannedFeed:
         return self._feeds[0].state(given, epoch)
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on where other ranks stood that had the same plan, with the rows that would have come in each step.
+        """Continue where other ranks stood that had the same plan, with the rows that would have come in each step.
 
         After ranks with another plan, or other buffers, the rows that nobody has had are divided anew.
 

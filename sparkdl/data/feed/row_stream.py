@@ -48,7 +48,7 @@ class SeekableFeed(Feed, Protocol):
 
 @runtime_checkable
 class ResumableFeed(Feed, Protocol):
-    """A feed that tells where all ranks stand together, so that other numbers of ranks can go on from there."""
+    """A feed that tells where all ranks stand together, so that other numbers of ranks can continue from there."""
 
     def twin(self) -> ResumableFeed:
         """Return a feed of the same rows that goes its own way, from the first epoch on."""
@@ -69,7 +69,7 @@ class ResumableFeed(Feed, Protocol):
         """Return where it stands once each rank has had so many rows from an epoch on."""
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
 
 
 class RowStream:
@@ -174,7 +174,7 @@ class RowStream:
 
         Raises:
             ParamError: if it is no state of such a stream.
-            DataError: if the feed is another one, has fewer rows, or cannot go on with this number of ranks.
+            DataError: if the feed is another one, has fewer rows, or cannot continue with this number of ranks.
         """
         self.close()
         if isinstance(self.feed, ResumableFeed):
@@ -195,7 +195,7 @@ class RowStream:
         if position["world_size"] != world_size:
             raise DataError(
                 f"The feed {self.name!r} was shared by {position['world_size']} ranks and is shared by {world_size} "
-                "now, with which only feeds such as ParquetFeed go on. Resume on as many ranks."
+                "now, with which only feeds such as ParquetFeed continue. Resume on as many ranks."
             )
         self.epoch, self.step, self.row = position["epoch"], 0, 0
         skipped = position["step"] - 1

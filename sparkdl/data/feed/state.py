@@ -1,8 +1,8 @@
 """The state of a feed, as a small dict for JSON, and the checks that another feed can resume from it.
 
 A state is the same on every rank that has taken as many batches: the state of any rank serves all of them, also for
-another number of ranks. :class:`Course` gives for every epoch how its rows are divided, including epochs that resume
-where another feed stopped; it computes with numbers alone.
+another number of ranks. :class:`EpochSchedule` gives for every epoch how its rows are divided, including epochs that
+resume where another feed stopped; it computes with numbers alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What two feeds must have in common for one to go on where the other stopped.
+    """What two feeds must have in common for one to continue where the other stopped.
 
     Attributes:
         num_files: files of the dataset.
@@ -101,7 +101,7 @@ class Identity:
             differences = ["files were written again, or copied, under the same names"]
         if differences:
             raise DataError(
-                "The feed cannot go on from this state, as it was taken on something else: "
+                "The feed cannot continue from this state, as it was taken on something else: "
                 f"{'; '.join(differences)}. Give the feed the dataset and the options that it had."
             )
 
@@ -194,7 +194,7 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leg:
+class EpochSlice:
     """What a feed gives of one epoch.
 
     Attributes:
@@ -222,7 +222,7 @@ class Leg:
         )
 
 
-class Course:
+class EpochSchedule:
     """Says for every epoch how its rows are divided.
 
     Args:
@@ -239,12 +239,12 @@ class Course:
         self._row_counts = tuple(row_counts)
         self._here = Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=0)
         self._seed, self._shuffle = seed, shuffle
-        self._resumed: dict[int, Leg] = {}
+        self._resumed: dict[int, EpochSlice] = {}
 
-    def afresh(self) -> Course:
-        """Return a course of the same epochs of which none was resumed."""
+    def afresh(self) -> EpochSchedule:
+        """Return a schedule of the same epochs of which none was resumed."""
         here = self._here
-        return Course(
+        return EpochSchedule(
             self._row_counts,
             world_size=here.world_size,
             buffer_rows=here.buffer_rows,
@@ -252,37 +252,39 @@ class Course:
             shuffle=self._shuffle,
         )
 
-    def leg(self, epoch: int) -> Leg:
+    def slice_of(self, epoch: int) -> EpochSlice:
         """Return what is given of an epoch."""
-        return self._resumed.get(epoch) or Leg(plan=self._whole(epoch, self._here.world_size))
+        return self._resumed.get(epoch) or EpochSlice(plan=self._whole(epoch, self._here.world_size))
 
     def resume(self, progress: Progress) -> None:
-        """Have epochs go on from where they were; their earlier stretches are gone through again, in numbers."""
+        """Have epochs continue from where they were; their earlier stretches are gone through again, in numbers."""
         begun = {progress.epoch: progress.stretches, **progress.later}
-        self._resumed = {epoch: self._leg_after(epoch, stretches) for epoch, stretches in begun.items()}
+        self._resumed = {epoch: self._slice_after(epoch, stretches) for epoch, stretches in begun.items()}
 
     def seek(self, epoch: int, num_taken: int) -> None:
         """Have an epoch begin after so many rows of each rank, and all others whole; what was resumed is forgotten."""
         self._resumed = {}
         if num_taken:
-            self._resumed[epoch] = Leg(plan=self._whole(epoch, self._here.world_size), num_taken=num_taken)
+            self._resumed[epoch] = EpochSlice(
+                plan=self._whole(epoch, self._here.world_size), num_taken=num_taken
+            )
 
     def progress(self, epoch: int, num_given: int) -> Progress:
-        """Return how far the ranks have come when each was given so many rows of an epoch's leg."""
-        if num_given >= max(self.leg(epoch).rows_to_come()):
+        """Return how far the ranks have come when each was given so many rows of an epoch's part."""
+        if num_given >= max(self.slice_of(epoch).rows_to_come()):
             return self._progress(epoch + 1, {})
         return self._progress(epoch, {epoch: num_given})
 
     def progress_running_on(self, epoch: int, num_given: int) -> Progress:
-        """Return how far the ranks have come when each was given so many rows from an epoch's leg on.
+        """Return how far the ranks have come when each was given so many rows from an epoch's part on.
 
-        A rank whose shard is shorter than those of others goes on with the next epoch before them.
+        A rank whose shard is shorter than those of others continues with the next epoch before them.
         """
         left = [num_given] * self._here.world_size
         given: dict[int, Taken] = {}
         last_resumed = max(self._resumed, default=epoch - 1)
         while any(left):
-            to_come = self.leg(epoch).rows_to_come()
+            to_come = self.slice_of(epoch).rows_to_come()
             if not given and epoch > last_resumed:  # from here on all epochs are alike
                 whole = min(rows // shard for rows, shard in zip(left, to_come, strict=True))
                 if whole:
@@ -308,13 +310,13 @@ class Course:
         return Progress(epoch=epoch, stretches=stretches, later={each: of for each, of in done.items() if of})
 
     def _done(self, epoch: int, given: Taken) -> tuple[Stretch, ...]:
-        leg = self.leg(epoch)
-        taken = leg.taken_after(given)
+        part = self.slice_of(epoch)
+        taken = part.taken_after(given)
         here = Stretch(world_size=self._here.world_size, buffer_rows=self._here.buffer_rows, num_taken=taken)
         has_begun = taken > 0 if isinstance(taken, int) else any(taken)
-        return (*leg.stretches, here) if has_begun else leg.stretches
+        return (*part.stretches, here) if has_begun else part.stretches
 
-    def _leg_after(self, epoch: int, stretches: tuple[Stretch, ...]) -> Leg:
+    def _slice_after(self, epoch: int, stretches: tuple[Stretch, ...]) -> EpochSlice:
         num_taken: Taken = 0
         if stretches and self._is_here(stretches[-1]):
             num_taken, stretches = stretches[-1].num_taken, stretches[:-1]
@@ -322,7 +324,7 @@ class Course:
         plan = self._whole(epoch, world_sizes[0])
         for stretch, world_size in zip(stretches, world_sizes[1:], strict=True):
             plan = plan.after(stretch, world_size)
-        return Leg(plan=plan, num_taken=num_taken, stretches=stretches)
+        return EpochSlice(plan=plan, num_taken=num_taken, stretches=stretches)
 
     def _whole(self, epoch: int, world_size: int) -> EpochPlan:
         return EpochPlan(

@@ -47,7 +47,7 @@ FULL_DISK = Meaning(
 NO_BUCKET = Meaning(
     ("nosuchbucket", "bucket does not exist", "containernotfound"),
     "there is no such bucket",
-    "Create the bucket, or mend the URL.",
+    "Create the bucket, or fix the URL.",
 )
 MEANINGS = (
     FULL_DISK,
@@ -130,7 +130,7 @@ MEANINGS = (
             "servicerequesterror",
         ),
         "its server cannot be reached",
-        "See whether the server runs and this machine reaches it, and mend its address (for S3: AWS_ENDPOINT_URL).",
+        "See whether the server runs and this machine reaches it, and fix its address (for S3: AWS_ENDPOINT_URL).",
         may_pass=True,
     ),
     Meaning(

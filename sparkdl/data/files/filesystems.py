@@ -111,9 +111,7 @@ def _why_not(scheme: str, error: Exception) -> str:
     what = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     is_missing = isinstance(error, ImportError) or what.startswith("Protocol not known")
     if is_missing or scheme == "hdfs":
-        return (
-            f"{what}. {_NEEDED.get(scheme, f'Mend the URL, or install the plugin of fsspec for {scheme}.')}"
-        )
+        return f"{what}. {_NEEDED.get(scheme, f'Fix the URL, or install the plugin of fsspec for {scheme}.')}"
     return explain_failure(
         error, "See whether the URL is complete, and what its plugin needs is set in the environment."
     )

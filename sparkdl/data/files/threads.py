@@ -69,7 +69,7 @@ class DaemonThreads:
             thread.start()
         _alive.add(self)
         _running.update(self._threads)
-        # The threads hold the queue and not this, so that they end with whoever forgets to stop them.
+        # The threads hold the queue and not this, so that they end when their owner is collected without stopping them.
         weakref.finalize(self, _end, self._calls, num_threads).atexit = False
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:

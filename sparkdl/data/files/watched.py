@@ -21,7 +21,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 
 
 def version_of(file: Any, path: str) -> str | None:
-    """Return what the filesystem tells of an open file that is another once it was written again; None if nothing.
+    """Return the filesystem's version of an open file, which changes when it is written again; None without one.
 
     The ``path`` is the one under which it was opened.
 

@@ -84,7 +84,7 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Executes a module of Petastorm with its own ``__import__`` and then mends it."""
+    """Executes a module of Petastorm with its own ``__import__`` and then fixes it."""
 
     def exec_module(self, module: ModuleType) -> None:
 

@@ -38,7 +38,7 @@ class PlannedDataset:
         layout: how columns are laid out in blocks.
         row_choice: which rows count; requests number those that pass it.
         cache: keeps blocks of whole row groups.
-        copies_cached: whether blocks from the cache are copied, because whoever takes them may write.
+        copies_cached: whether blocks from the cache are copied, because the consumer may write to them.
         preparation: makes the layout's columns of those that lie in the files, where they are not the same.
         partitions: none; Petastorm looks at it.
     """

@@ -177,7 +177,7 @@ def _has_tasks(context: Any, tag: str) -> bool:
     jobs = [tracker.getJobInfo(job) for job in context._jsc.sc().statusTracker().getJobIdsForTag(tag)]
     known = [job for job in jobs if job is not None]
     stages = [tracker.getStageInfo(stage) for job in known for stage in job.stageIds]
-    # A job is told to have failed somewhat later than whoever waits for it hears of that.
+    # Spark reports a failed job to its listeners somewhat later than to the caller.
     return any(job.status == "RUNNING" for job in known) or any(
         stage is not None and stage.numActiveTasks > 0 for stage in stages
     )

@@ -253,7 +253,7 @@ def _share(request: _Request, key: str, files: InputFiles | None) -> Obtained | 
         if (found := store.find_dataset(_NAME, key)) is not None:
             return Obtained(*found)
         with store.stage_dataset(_NAME, key) as staged:
-            # Two may have begun at once; the first of them goes on.
+            # Two may have begun at once; the first of them continues.
             if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
                 continue
             dataset = _write(request, staged)

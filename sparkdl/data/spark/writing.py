@@ -178,7 +178,7 @@ def write_partition(
     The batches have one column, of structs, whose fields get the ``names``, in their order. ``begin`` is called before
     that with the partition's number.
 
-    An empty partition has no file. A failure of the Store that trying again cannot mend is reported, any other
+    An empty partition has no file. A failure of the Store that trying again cannot fix is reported, any other
     one raised, so that Spark tries the task again.
     """
     from pyspark import TaskContext

@@ -57,7 +57,7 @@ def choose(op: int | None, average: bool | None) -> int:
 class HorovodInternalError(CommunicatorError):
     """A collective failed; ``__cause__`` is the communicator's own error, if it came from there.
 
-    When the ranks disagreed about a tensor, all of them have this error and can go on. After anything else, call
+    When the ranks disagreed about a tensor, all of them have this error and can continue. After anything else, call
     ``hvd.shutdown()`` and ``hvd.init()``, as :func:`sparkdl.horovod.torch.elastic.run` does.
     """
 
@@ -66,7 +66,7 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  # Horovod's name
     """The set of ranks has changed. Never raised as long as the ranks stay; there for programs that name it.
 
     Attributes:
-        skip_sync: whether the state need not be synchronized before going on.
+        skip_sync: whether the state need not be synchronized before continuing.
     """
 
     def __init__(self, skip_sync: bool) -> None:

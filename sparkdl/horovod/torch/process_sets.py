@@ -123,7 +123,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     Raises:
         ValueError: if all ranks gave what cannot be added: there is a process set of these ranks, a rank does not
             exist, or it names no ranks.
-        HorovodInternalError: on all ranks, if they did not all give these ranks, or some have joined. They can go on.
+        HorovodInternalError: on all ranks, if they did not all give these ranks, or some have joined. All of them can
+            continue.
     """
     current = session()
     try:

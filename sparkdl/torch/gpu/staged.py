@@ -73,7 +73,7 @@ class StagedWork(Work):
         timeout_s = seconds(timeout)
         if not self._over.wait(timeout_s):
             raise CommunicatorTimeoutError(
-                f"the collective is not over after {timeout_s:g} s; it goes on and can be waited for again"
+                f"the collective is not over after {timeout_s:g} s; it continues and can be waited for again"
             )
         if self._failure is not None:
             raise self._failure
@@ -252,7 +252,7 @@ class Lane(Protocol):
 
         Args:
             tensors: what the work inside reads and writes.
-            asynchronous: whether the caller's stream goes on meanwhile; it runs there otherwise.
+            asynchronous: whether the caller's stream continues meanwhile; it runs there otherwise.
         """
 
     def after(self, mark: Any, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[int]:

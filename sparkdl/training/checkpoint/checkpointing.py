@@ -110,7 +110,7 @@ class Checkpoints:
             self._writer.close(failed=kind is not None)
 
     def resume(self) -> ResumePoint:
-        """Go on from the checkpoint that was chosen, if there is one; collective, and the last thing before training.
+        """Continue from the chosen checkpoint, if there is one. Collective; the last step before training.
 
         Raises:
             CheckpointError: if this rank cannot read it.

@@ -66,9 +66,7 @@ def test_runs_end_as_their_fit_ends_and_join_or_nest_under_an_active_one(tracked
     assert kept(tracked) == []
 
 
-def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_later(
-    tracked, open_run, caplog
-):
+def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_later(tracked, open_run, caplog):
     with open_run("on", wait_s=60) as run:
         run.log_metrics(1, {"loss": 0.5})
         run.flush()

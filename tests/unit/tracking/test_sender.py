@@ -11,9 +11,7 @@ from sparkdl.tracking.sender import Message, RefusedError, Sender
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_message_that_fails_after_close_is_kept_without_a_warning(
-    tmp_path: Path, is_refused: bool
-) -> None:
+def test_message_that_fails_after_close_is_kept_without_a_warning(tmp_path: Path, is_refused: bool) -> None:
     """Its folder is removed when the fit returns, while the upload of a model still reads it."""
     folder = tmp_path / "mlflow_model"
     folder.mkdir()

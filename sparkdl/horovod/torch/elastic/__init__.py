@@ -1,7 +1,7 @@
 """Horovod's elastic state: what is committed survives a failed collective, and lost ranks where a Runner keeps it.
 
 Runs on the *rank*. Ranks do not come and go: :func:`run` takes the training up again on the same ranks. A rank that
-died ends them all; :class:`sparkdl.Runner` then starts as many as there is room for, and :func:`run` goes on from the
+died ends them all; :class:`sparkdl.Runner` then starts as many as there is room for, and :func:`run` continues from the
 last commit.
 """
 

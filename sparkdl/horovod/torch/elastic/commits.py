@@ -51,7 +51,7 @@ _keepers: list[CommitKeeper] = []
 
 
 def provide_commit_keeper(keeper: CommitKeeper) -> None:
-    """Have the commits of this process kept; for whoever starts the ranks."""
+    """Have the commits of this process kept. For launchers of ranks."""
     _keepers[:] = [keeper]
 
 

@@ -16,7 +16,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """Gives each rank equally many indices; some more than once where it does not come out even.
 
     Call ``record_batch`` after every batch and ``set_epoch`` at the end of every epoch, and have a
-    :class:`~sparkdl.horovod.torch.elastic.TorchState` keep the sampler: then an epoch that is taken up again goes on
+    :class:`~sparkdl.horovod.torch.elastic.TorchState` keep the sampler: then an epoch that is taken up again continues
     where it was committed.
 
     Attributes:
@@ -60,7 +60,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from where :meth:`state_dict` was taken."""
+        """Continue from where :meth:`state_dict` was taken."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()

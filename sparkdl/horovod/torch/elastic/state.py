@@ -369,7 +369,7 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
     """Replace what :func:`get_handler_registry` gives."""
-    global _handlers  # noqa: PLW0603  # what get_handler_registry gave must stay, for whoever sets it again
+    global _handlers  # noqa: PLW0603  # what get_handler_registry gave must stay, as a program may set it again
     _handlers = registry
 
 

@@ -15,7 +15,7 @@ from sparkdl.horovod.torch.engine.agreement import Agreement, Outstanding
 from sparkdl.horovod.torch.engine.request import Description, Request
 from sparkdl.horovod.torch.names import HorovodInternalError
 
-# How long the engine's thread leaves new requests to whoever may come to wait for them; Horovod's cycle time.
+# How long the engine's thread leaves new requests to a thread that may come to wait for them; Horovod's cycle time.
 _CYCLE_S = 0.001
 _GRACE_S = 1.0
 
@@ -146,7 +146,7 @@ class Engine:
             return True
 
     def _leave(self) -> None:
-        """Have what is left run by whoever waits for some of it, or else by the engine's thread."""
+        """Have what is left run by a thread that waits for some of it, or else by the engine's thread."""
         with self._submitted:
             self._is_driven = False
             self._completed.notify_all()

@@ -126,7 +126,7 @@ class Request(ABC, Generic[Result]):
         label: the same in one line, which goes with the operation as its name.
         done: whether it has run or failed.
         is_awaited: whether a thread sleeps until it is done.
-        blocks_caller: whether a thread cannot go on before it is done, be it asleep or driving the engine.
+        blocks_caller: whether a thread cannot continue before it is done, be it asleep or driving the engine.
         error: what it failed with.
     """
 

@@ -249,7 +249,7 @@ def _describe(
 
 
 def refuse_ranks_that_joined(kind: Kind, given: np.ndarray[Any, Any]) -> None:
-    """Refuse to go on if a row of ``given`` does not begin with the one that ranks with data give.
+    """Refuse to continue if a row of ``given`` does not begin with the one that ranks with data give.
 
     Raises:
         HorovodInternalError: the same on all ranks.

@@ -94,7 +94,7 @@ def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
 
 
 def test_counts_of_another_number_of_datasets_are_refused() -> None:
-    with pytest.raises(ParamError, match="mixture of 2 datasets cannot go on from"):
+    with pytest.raises(ParamError, match="mixture of 2 datasets cannot continue from"):
         Mixture([1, 1]).drawn = (1, 2, 3)
 
 

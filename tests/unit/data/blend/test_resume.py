@@ -1,4 +1,4 @@
-"""Blends that are interrupted and go on with other numbers of ranks."""
+"""Blends that are interrupted and continue with other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_blend_whose_feed_has_another_seed_or_other_rows_is_refused_and_stays_
         expected = [batch["id"].tolist() for batch in islice(whole, 4)]
         assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[:2]
         with pytest.raises(
-            DataError, match="feed 'b' of the blend cannot go on: .*seed was 0 then and 1 now"
+            DataError, match="feed 'b' of the blend cannot continue: .*seed was 0 then and 1 now"
         ):
             other.resume(first.state())
         assert [batch["id"].tolist() for batch in islice(other, 2)] == expected[2:]
@@ -194,7 +194,7 @@ def test_what_is_no_state_of_a_blend_is_refused_with_what_is_wrong(tmp_path: Pat
             ({**good, "feeds": {"a": good["feeds"]["a"]}}, "feeds is .*a dict of the states of a, b"),
             (
                 {**good, "feeds": {**good["feeds"], "b": {}}},
-                "feed 'b' of the blend cannot go on: .*no state of a feed",
+                "feed 'b' of the blend cannot continue: .*no state of a feed",
             ),
             (
                 {**good, "blend": {**good["blend"], "at_end": "stop"}},

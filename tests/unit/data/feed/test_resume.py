@@ -1,4 +1,4 @@
-"""Epochs that are interrupted and go on, over random layouts of row groups, ranks, batches and buffers."""
+"""Epochs that are interrupted and continue, over random layouts of row groups, ranks, batches and buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
 from sparkdl.data.feed.plan import as_indices
-from sparkdl.data.feed.state import Course, Progress
+from sparkdl.data.feed.state import EpochSchedule, Progress
 from sparkdl.errors import DataError, ParamError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
@@ -157,28 +157,28 @@ def test_plans_hand_on_exactly_the_rows_that_were_not_taken(
     shuffle = hands[0][1] > 0
     left_before = {(group, row) for group, count in enumerate(row_counts) for row in range(count)}
     for world_size, buffer_rows, num_given in hands:
-        course = Course(
+        schedule = EpochSchedule(
             row_counts,
             world_size=world_size,
             buffer_rows=max(buffer_rows, 1) if shuffle else 0,
             seed=1,
             shuffle=shuffle,
         )
-        course.resume(progress)
-        leg = course.leg(epoch)
+        schedule.resume(progress)
+        part = schedule.slice_of(epoch)
         unread = [
-            leg.plan.unread(
-                rank, shard, buffer_rows=max(buffer_rows, 1) if shuffle else 0, num_taken=leg.num_taken
+            part.plan.unread(
+                rank, shard, buffer_rows=max(buffer_rows, 1) if shuffle else 0, num_taken=part.num_taken
             )
-            for rank, shard in enumerate(leg.plan.shards())
+            for rank, shard in enumerate(part.plan.shards())
         ]
         rows = [(group, int(row)) for parts in unread for group, rows in parts for row in as_indices(rows)]
-        assert len(rows) == sum(leg.rows_to_come())
+        assert len(rows) == sum(part.rows_to_come())
         assert len(set(rows)) == len(rows)
         assert set(rows) <= left_before
         assert all(len(rows) for parts in unread for _, rows in parts)
         left_before = set(rows)
-        progress = course.progress(epoch, num_given)
+        progress = schedule.progress(epoch, num_given)
         if progress.epoch > epoch:
             break
 

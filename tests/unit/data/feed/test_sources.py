@@ -38,8 +38,8 @@ def test_a_single_file_is_a_source(folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", r"There is nothing at .*/nowhere\. Mend the path"),
-        ("nowhere.parquet", r"There is nothing at .*/nowhere\.parquet\. Mend the path"),
+        ("nowhere", r"There is nothing at .*/nowhere\. Fix the path"),
+        ("nowhere.parquet", r"There is nothing at .*/nowhere\.parquet\. Fix the path"),
         ("rows/*.parquet", r"/\*\.parquet is a pattern, and a folder is needed.*paths="),
         ("notes.txt", r"notes\.txt is a file, and a folder is needed.*paths=\['notes\.txt'\]"),
         ("empty", r"no Parquet files in .*/empty: the folder is empty"),

@@ -77,7 +77,7 @@ def test_what_waits_and_is_being_made_takes_no_more_bytes_than_it_may(max_bytes:
     for number in range(20):
         for _ in range(most if not number else number + most <= 20):
             assert begun.acquire(timeout=10), "it runs ahead as far as it may"
-        taken += 1  # before it is: the thread may go on at once
+        taken += 1  # before it is: the thread may continue at once
         assert next(ahead) == number
     assert max(ahead_of_taken) <= most
     ahead.close()

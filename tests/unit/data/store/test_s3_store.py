@@ -110,9 +110,7 @@ def test_what_was_not_committed_is_gone(store: Store) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_named_and_not_made() -> None:
-    with pytest.raises(
-        StoreError, match=r"s3://no-such-bucket-here/x.*there is no such bucket.*mend the URL"
-    ):
+    with pytest.raises(StoreError, match=r"s3://no-such-bucket-here/x.*there is no such bucket.*fix the URL"):
         Store("s3://no-such-bucket-here/x").check_writable()
     assert not s3fs.S3FileSystem().exists("no-such-bucket-here")
 

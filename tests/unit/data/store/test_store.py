@@ -92,7 +92,7 @@ def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
         (
             "nosuchscheme://x",
             "nosuchscheme",
-            r"Mend the URL, or install the plugin of fsspec for nosuchscheme",
+            r"Fix the URL, or install the plugin of fsspec for nosuchscheme",
         ),
     ],
 )

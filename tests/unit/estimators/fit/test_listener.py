@@ -65,9 +65,9 @@ def test_the_run_has_each_epoch_once_whether_restored_or_trained():
     assert run.epochs == [told(1), told(2), told(3)]
     shown = stream.getvalue().splitlines()
     assert [line.split("  ")[0] for line in shown] == [
-        "going on from a checkpoint: epoch 2/3 after step 1",
+        "continuing from a checkpoint: epoch 2/3 after step 1",
         "epoch 2/3",
-        "going on from a checkpoint: epoch 3/3",
+        "continuing from a checkpoint: epoch 3/3",
         "epoch 3/3",
     ]
 

@@ -304,7 +304,7 @@ def test_process_of_another_user_cannot_connect() -> None:
             connecting.connect(name)
             os._exit(len(connecting.recv(10)))  # 0: the connection was closed
         finally:
-            os._exit(1)  # whatever happens, this is not to go on as the tests
+            os._exit(1)  # whatever happens, this is not to continue as the tests
     assert clients.poll(0, timeout_ms=10_000) == []
     assert os.waitpid(stranger, 0)[1] == 0
     assert len(list(clients)) == 1

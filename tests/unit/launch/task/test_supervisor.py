@@ -343,7 +343,7 @@ def sleep_with_pythons_lock(context: Any) -> None:
 def be_stopped(context: Any) -> None:
     context.report({"here": 1})
     os.kill(os.getpid(), signal.SIGSTOP)
-    threading.Event().wait(600)  # as it goes on where any of its threads may write the stacks
+    threading.Event().wait(600)  # as it continues where any of its threads may write the stacks
 
 
 @pytest.mark.parametrize("function", [sleep_in_python, spin, sleep_with_pythons_lock, be_stopped])

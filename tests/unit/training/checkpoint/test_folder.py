@@ -1,4 +1,4 @@
-"""Checkpoints as files: which one a fit goes on from, which ones stay, and what is said of those that are damaged."""
+"""Checkpoints as files: which one a fit continues from, which ones stay, and what is said of those that are damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which fits go on from the checkpoints of a fit, and what is said to the others."""
+"""Which fits continue from the checkpoints of a fit, and what is said to the others."""
 
 from __future__ import annotations
 

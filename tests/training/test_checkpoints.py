@@ -68,7 +68,7 @@ def test_a_rank_that_was_killed_changes_no_bit(dataset, undisturbed, tmp_path, d
     assert again[0].events[0]["kind"] == "resumed"
 
 
-def test_a_fit_can_go_on_from_any_of_its_updates(dataset, undisturbed, tmp_path):
+def test_fit_can_be_resumed_from_any_update(dataset, undisturbed, tmp_path):
     specs = [
         interrupted_spec(dataset, tmp_path / str(number), accumulated_batches=number, **changes)
         for number, changes in CASES.items()
@@ -87,9 +87,7 @@ def test_a_fit_can_go_on_from_any_of_its_updates(dataset, undisturbed, tmp_path)
         assert_same_fit(undisturbed[rank], outcomes[1][0])
 
 
-def test_fits_of_a_step_of_the_users_own_and_of_a_ready_made_network_can_go_on_from_any_update(
-    dataset, tmp_path
-):
+def test_fits_with_a_train_step_and_of_a_ready_made_network_can_be_resumed(dataset, tmp_path):
     specs = estimated_specs(dataset, tmp_path)
     for outcomes in run_ranks(2, train_from_every_checkpoint, specs, dataset, timeout_s=150):
         for whole, resumed in outcomes:

@@ -98,7 +98,7 @@ def test_without_num_epochs_batches_are_full_and_epochs_follow_each_other(
         assert torch.bincount(rows).tolist() == [1] * NUM_ROWS
 
 
-def test_a_second_iteration_goes_on_with_the_next_epoch(converter: SparkDatasetConverter) -> None:
+def test_second_iteration_continues_with_the_next_epoch(converter: SparkDatasetConverter) -> None:
     with converter.make_torch_dataloader(batch_size=5, num_epochs=1) as loader:
         first, second = ([batch["id"] for batch in loader] for _ in range(2))
     assert not torch.equal(torch.cat(first), torch.cat(second))
@@ -144,7 +144,7 @@ def test_predicates_transforms_columns_and_caches_are_the_feeds(converter: Spark
     assert [batch["square"].tolist() for batch in batches] == [[0, 1, 4, 9, 16]] * 2
 
 
-def test_a_converter_tells_its_size_and_files_and_travels_to_ranks(
+def test_converter_has_size_and_files_and_can_be_sent_to_ranks(
     converter: SparkDatasetConverter, tmp_path: Path
 ) -> None:
     sent = pickle.loads(pickle.dumps(converter))

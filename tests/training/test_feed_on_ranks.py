@@ -39,7 +39,7 @@ def test_ranks_count_filtered_rows_together_and_share_them_exactly(folder: str) 
         ("silent", "DataError", "part-1.parquet, row group 0 took longer than 3 s"),
     ],
 )
-def test_every_rank_tells_why_one_could_not_count_in_time(
+def test_every_rank_reports_why_one_could_not_count_in_time(
     tmp_path: Path, fails: str, kind: str, words: str
 ) -> None:
     for number in range(2):  # one row group for each rank

@@ -210,7 +210,7 @@ def fail_on_one_rank(environment, spec, dataset):
     return str(caught.value), is_consequence(caught.value)
 
 
-def test_a_loss_that_fails_on_one_rank_is_told_by_that_rank_and_is_a_consequence_on_the_other(tmp_path):
+def test_loss_that_fails_on_one_rank_is_reported_there_and_a_consequence_elsewhere(tmp_path):
     spec = make_spec(loss=FailsOnOneRank(), batch_size=4)
     (other, own) = run_ranks(2, fail_on_one_rank, spec, write_dataset(tmp_path, 40))
     told = "In epoch 1, step 3 on rank 1 training failed: RuntimeError: not these rows. The batch: x float32 (4, 4)"
@@ -280,7 +280,7 @@ def fail_in_each(environment, cases):
     return told
 
 
-def test_what_fails_in_a_fit_is_told_with_its_place(tmp_path):
+def test_failures_in_a_fit_are_reported_with_their_position(tmp_path):
     dataset = write_dataset(tmp_path, 40)
     cases = {}
     for name, (changes, _) in FAILING.items():

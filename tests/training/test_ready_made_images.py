@@ -88,7 +88,7 @@ def accuracy_in_plain_torch(seed):
         dropout=0.1,
         num_outputs=10,
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(x)).split(64 * NUM_RANKS):
             optimizer.zero_grad()

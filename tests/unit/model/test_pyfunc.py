@@ -283,7 +283,7 @@ INFINITY = math.inf
         ("value", [[0.5], [math.nan]], 1),
     ],
 )
-def test_nan_is_no_answer_and_is_told_with_the_columns_that_are_not_finite(kind, rows, bad):
+def test_nan_outputs_are_an_error_that_names_the_columns_with_nan(kind, rows, bad):
     width = len(rows[0])
     count = {"num_classes": width} if kind.startswith("class") else {}
     model = Predictor(SavedModel(Echo(), make_signature((width,), kind, **count)), batch_size=2)

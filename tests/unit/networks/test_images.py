@@ -241,7 +241,7 @@ def test_pretrained_weights_are_the_librarys_under_a_new_last_layer(libraries):
     assert not (network.fc.bias == 0.5).any()
 
 
-def test_libraries_tell_how_images_of_their_pretrained_weights_are_normalized(libraries):
+def test_normalization_of_pretrained_weights_comes_from_the_library(libraries):
     assert pretrained_scales(TORCHVISION) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     assert pretrained_scales("timm:test_byobnet.r160_in1k") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     for name in (TIMM, f"{TIMM}.r160_in1k"):
@@ -322,7 +322,7 @@ def test_a_backbone_that_its_library_does_not_make_is_named(libraries):
             make_backbone(f"timm:{name}", num_outputs=2, weights="pretrained")
 
 
-def test_libraries_that_are_missing_or_broken_are_told_apart(tmp_path, monkeypatch):
+def test_missing_and_broken_libraries_have_different_errors(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "timm")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("torchvision", "timm"):

@@ -100,7 +100,7 @@ def test_scales_travel_with_the_weights():
     assert {"mean", "deviation", "output_mean", "output_deviation"} < set(make_network().state_dict())
 
 
-def test_first_weights_depend_on_the_seed_alone_and_disturb_nobody():
+def test_first_weights_depend_on_the_seed_alone_and_restore_the_generator():
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)

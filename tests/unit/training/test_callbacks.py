@@ -174,7 +174,7 @@ def test_a_callback_that_fails_is_named(where, message):
         run(make_course(Diary(fail_in=where)), [1.0])
 
 
-def test_a_course_goes_on_where_its_state_was_taken():
+def test_fit_control_continues_from_its_state():
     settings = {"best": Goal(metric="loss"), "patience": Patience(epochs=2)}
     first = make_course(Diary(), **settings)
     first.begin()

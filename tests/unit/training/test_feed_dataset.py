@@ -72,7 +72,7 @@ def test_workers_of_a_data_loader_are_refused_as_they_would_repeat_rows(folder: 
             next(iter(loader))
 
 
-def test_a_dataset_goes_on_from_its_state(folder: Path) -> None:
+def test_dataset_continues_from_its_state(folder: Path) -> None:
     with ParquetFeed(folder, batch_size=16) as feed:
         dataset = FeedDataset(feed)
         batches = iter(dataset)
@@ -117,7 +117,7 @@ def test_a_blend_is_a_data_loaders_dataset_too(folder: Path) -> None:
             loader.dataset.set_epoch(1)
 
 
-def test_a_torch_without_its_map_of_collate_functions_is_told_and_no_error(
+def test_torch_without_its_map_of_collate_functions_gives_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr("torch.utils.data._utils.collate.default_collate_fn_map")

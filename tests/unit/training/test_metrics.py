@@ -90,7 +90,7 @@ STATES = {
     cuts=st.lists(st.integers(1, 11), min_size=3, max_size=3, unique=True).map(sorted),
     again=st.booleans(),
 )
-def test_metrics_go_on_on_one_rank_with_what_two_had_seen(cuts, again):
+def test_metrics_of_two_ranks_continue_on_one(cuts, again):
     """Also from a checkpoint that is taken after that, in the same epoch."""
     rng = np.random.default_rng(cuts)
     outputs, targets = (torch.from_numpy(rng.normal(size=12)) for _ in range(2))

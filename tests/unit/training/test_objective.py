@@ -43,7 +43,7 @@ def seed_all(seed):
     torch.manual_seed(seed)
 
 
-def test_what_augment_draws_hangs_on_seed_and_place_alone_and_changes_no_later_number():
+def test_random_numbers_of_augment_depend_on_seed_and_position_alone():
     found = []
     for seed in (1, 2):
         seed_all(seed)
@@ -59,7 +59,7 @@ def test_what_augment_draws_hangs_on_seed_and_place_alone_and_changes_no_later_n
     assert tuple(other["x"][0, :3]) not in found[0]
 
 
-def test_batches_to_train_on_have_the_places_of_their_steps_and_others_are_not_changed():
+def test_augment_gets_batches_of_training_alone_each_with_its_position():
     objective = make_objective(augment=put_draws)
     batches = (make_batch() for _ in range(2))
     found = [batch["x"][0, :3].tolist() for batch in objective.prepare_all(batches, StepPosition(0, 1, 1))]
@@ -71,7 +71,7 @@ def test_batches_to_train_on_have_the_places_of_their_steps_and_others_are_not_c
         assert not batch["x"].any()
 
 
-def test_a_label_that_only_the_validation_has_is_told_with_the_place_of_its_batch():
+def test_unknown_label_of_the_validation_is_reported_with_its_batch():
     label = LabelColumn(name="y", dtype="int64", classes=(0,))
     objective = Objective(
         replace(make_spec(), heads=(Head(label=label, loss=torch.nn.CrossEntropyLoss()),)),
@@ -105,7 +105,7 @@ def fail_with(error: BaseException, cause: BaseException | None = None) -> None:
         raise error from cause
 
 
-def test_what_the_model_raises_is_told_with_epoch_step_rank_and_batch_and_stays_the_cause():
+def test_errors_of_the_model_are_reported_with_position_and_batch():
     error = IndexError("index out of range in self")
     with pytest.raises(TrainingError) as caught:
         fail_with(error)
@@ -130,14 +130,14 @@ def test_what_the_model_raises_is_told_with_epoch_step_rank_and_batch_and_stays_
         (KeyboardInterrupt(), None),
     ],
 )
-def test_what_is_told_already_or_no_failure_of_the_model_passes_as_it_is(error, cause):
+def test_errors_with_a_position_and_failures_of_others_are_unchanged(error, cause):
     with pytest.raises(type(error)) as caught:
         fail_with(error, cause)
     assert caught.value is error
 
 
 @pytest.mark.parametrize("kind", [DataError, ParamError, TrainingError])
-def test_what_sparkdl_says_of_functions_of_the_user_is_told_with_its_place(kind):
+def test_errors_of_sparkdl_about_users_functions_keep_their_class(kind):
     error = kind("Metric 'm' failed: KeyError: 'nowhere'")
     with pytest.raises(
         kind, match="^In epoch 1, step 2 on rank 3: Metric 'm' failed: KeyError: 'nowhere'$"
@@ -147,7 +147,7 @@ def test_what_sparkdl_says_of_functions_of_the_user_is_told_with_its_place(kind)
     assert caught.value.__cause__ is error
 
 
-def test_code_that_exits_is_told_with_its_place_and_status() -> None:
+def test_exit_of_users_code_is_reported_with_position_and_status() -> None:
     said = r"^In epoch 2, step 5 on rank 1 training failed: it called sys\.exit\(0\)\.$"
     with (
         pytest.raises(TrainingError, match=said),

@@ -135,20 +135,20 @@ def test_what_does_not_fit_is_named(model, loss, error, message):
 
 
 @pytest.mark.parametrize("model", [nn.Sequential(BagOfWords(), nn.Linear(5, 3)), nn.Linear(5, 3)])
-def test_integers_that_fit_in_no_dtype_are_told_by_the_shapes_that_differ(model):
+def test_integers_that_fit_in_no_dtype_name_the_shapes_that_differ(model):
     with pytest.raises(DataError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
         probe_one(model, nn.CrossEntropyLoss(), [1, 2], 0)
     assert "shapes cannot be multiplied" in str(caught.value.__cause__)
 
 
-def test_doubles_for_an_embedding_are_told_what_to_be_cast_to():
+def test_doubles_for_an_embedding_get_advice_to_cast():
     with pytest.raises(
         DataError, match="dtype float64 gave .* Long.* Cast whole numbers to bigint; decimals are"
     ):
         probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1.0, 2.0], 0)
 
 
-def test_integers_beyond_an_embedding_are_told_as_such():
+def test_integers_beyond_an_embedding_are_named():
     with pytest.raises(DataError, match="dtype int64 gave IndexError: index out of range"):
         probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1, 20], 0)
 
@@ -281,7 +281,7 @@ def go_backward(trial: Words, gradients: TrialGradients) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("copied_bytes", [0, 100, 1000, 1 << 20])
-def test_gradients_are_told_whether_parameters_are_copied_or_shared(
+def test_gradients_are_known_whether_parameters_are_copied_or_shared(
     copied_bytes: int, sparse: bool, reentrant: bool
 ) -> None:
     model = Words(sparse=sparse, reentrant=reentrant)
@@ -341,7 +341,7 @@ def test_a_step_changes_copies_alone() -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(trial.parameters()))
 
 
-def test_an_error_of_the_backward_pass_is_told_as_it_is() -> None:
+def test_error_of_the_backward_pass_is_unchanged() -> None:
     trial, _, gradients = trial_of(Words(), 0)
     outputs = trial(torch.tensor([1, 2, 3]))
     with pytest.raises(RuntimeError, match="does not require grad"):

@@ -130,7 +130,7 @@ class HeldFolder(CheckpointFolder):
         return super().write(content)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(folder):
+def test_training_continues_while_a_checkpoint_is_written(folder):
     held = HeldFolder(folder.url)
     writer = CheckpointWriter(held, num_kept=2)
     writer.write(make_content(1))  # returns, though nothing can be written yet

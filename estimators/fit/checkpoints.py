@@ -276,7 +276,7 @@ def newest_place(spec: TrainingSpec) -> str:
     if spec.checkpoints is not None:
         for _, manifest in CheckpointFolder(spec.checkpoints.url).newest_first():
             if isinstance(manifest, Manifest):
-                return f"its checkpoint at {manifest.place}"
+                return f"its checkpoint at {manifest.position}"
     return "the beginning, as no checkpoint was taken yet"
 
 

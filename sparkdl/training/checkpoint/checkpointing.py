@@ -324,12 +324,12 @@ def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epoch
     check_identity(manifest.identity, identity, url)
     if manifest.epoch > epochs:
         raise CheckpointError(
-            f"checkpointDir {url} holds a fit that has come to {manifest.place}, and epochs is {epochs}. Raise "
+            f"checkpointDir {url} holds a fit that has come to {manifest.position}, and epochs is {epochs}. Raise "
             "epochs, or choose another checkpointDir."
         )
     if not manifest.keeps_plan:
         raise CheckpointError(
-            f"checkpointDir {url} holds a fit that an older sparkdl has brought to {manifest.place} on "
+            f"checkpointDir {url} holds a fit that an older sparkdl has brought to {manifest.position} on "
             f"{manifest.world_size} ranks instead of the {manifest.num_ranks_at_start} that it began with, by a plan "
             "of the rows that this one no longer makes. Let the older sparkdl finish the fit, or choose another "
             "checkpointDir."

@@ -84,7 +84,7 @@ class Manifest:
         return self.format_version >= 2 or self.world_size == self.num_ranks_at_start or self.finished
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         """Epoch and step in words."""
         return (
             f"the end of epoch {self.epoch}" if self.ends_epoch else f"epoch {self.epoch}, step {self.step}"

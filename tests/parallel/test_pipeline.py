@@ -1,4 +1,4 @@
-"""Pipeline schedules, alone and with others, on two and four ranks: losses and gradients equal one process."""
+"""Pipeline schedules, alone and with others, on four ranks: losses and gradients equal one process."""
 
 from __future__ import annotations
 
@@ -92,8 +92,7 @@ def claim_a_sequential_equals_one_process() -> None:
 
 def claim_a_llama_equals_one_process() -> None:
     check(Parallelism(pipeline=-1), llama)
-    if dist.get_world_size() == 4:
-        check(Parallelism(pipeline=2, tensor=2), llama, recompute=True)
+    check(Parallelism(pipeline=2, tensor=2), llama, recompute=True)
 
 
 def claim_recomputed_activations_equal_one_process() -> None:
@@ -101,21 +100,18 @@ def claim_recomputed_activations_equal_one_process() -> None:
 
 
 def claim_pipeline_and_tensor_parallelism_equal_one_process() -> None:
-    if dist.get_world_size() == 4:
-        check(Parallelism(pipeline=2, tensor=2))
+    check(Parallelism(pipeline=2, tensor=2))
 
 
 def claim_pipeline_and_sharding_equal_one_process() -> None:
-    if dist.get_world_size() == 4:
-        check(Parallelism(pipeline=2, shard=2))
-        check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
-        with pytest.raises(ParamError, match="splits the backward pass"):
-            check(Parallelism(pipeline=2, shard=2), schedule="zbv")
+    check(Parallelism(pipeline=2, shard=2))
+    check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
+    with pytest.raises(ParamError, match="splits the backward pass"):
+        check(Parallelism(pipeline=2, shard=2), schedule="zbv")
 
 
 def claim_replicas_of_a_zero_bubble_pipeline_equal_one_process() -> None:
-    if dist.get_world_size() == 4:
-        check(Parallelism(pipeline=2, data=2), schedule="zbv", averaged=True)
+    check(Parallelism(pipeline=2, data=2), schedule="zbv", averaged=True)
 
 
 def claim_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
@@ -142,9 +138,9 @@ def claim_what_cannot_be_cut_is_refused() -> None:
 CLAIMS = claims_in(__name__)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
-    return run_claims([__name__], request.param)
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    return run_claims([__name__], 4)
 
 
 @pytest.mark.parametrize("claim", CLAIMS)

@@ -204,10 +204,11 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
     Raises:
         SerializationError: naming the Param that cannot.
     """
-    try:
-        split_module(params.getModel())
-    except SerializationError as error:
-        raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
+    if params.isSet(params.model):
+        try:
+            split_module(params.getModel())
+        except SerializationError as error:
+            raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
     for param in (params.optimizer, params.loss, params.scheduler, *params.function_params()):
         if params.isSet(param):
             _check_function(param.name, params.getOrDefault(param))

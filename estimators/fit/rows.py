@@ -11,7 +11,6 @@ from sparkdl.data import Store, use_materialized
 from sparkdl.data.spark.columns import check_types, with_doubles
 from sparkdl.data.spark.plan import input_files
 from sparkdl.estimators.fit.inputs import column_names
-from sparkdl.model.inputs import dtype_name, parameter_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -52,8 +51,7 @@ class RowsNeeded:
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
     """Return what the fit of an estimator needs; its Params are checked already."""
     store = params.getStore()
-    dtype = dtype_name(parameter_dtype(params.getModel()))
-    keeps_decimals = params._keeps_decimals()
+    keeps_decimals = params.keeps_decimals()
     weight = params.weight_column()
     weights = [] if weight is None else [weight]
     features = [] if keeps_decimals else params.getFeaturesCols()
@@ -61,9 +59,9 @@ def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
         columns=tuple(column_names(params)),
         store_url=store.url,
         keep_for=store.keep_for,
-        vector_dtype="float64" if dtype == "float64" else "float32",
-        allow_ragged=params.getPaddingValue() is not None or params.getPrepareFeatures() is not None,
-        numbers=(*([] if params.getPrepareFeatures() is not None else features), *weights),
+        vector_dtype=params.vector_dtype(),
+        allow_ragged=params.getPaddingValue() is not None or params.prepares_features(),
+        numbers=(*([] if params.prepares_features() else features), *weights),
         doubles=(*features, *params.label_names(), *weights),
         keeps_decimals=keeps_decimals,
     )

@@ -72,6 +72,7 @@ from sparkdl.estimators.params.training import (
 )
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
 from sparkdl.model.architecture import check_has_values
+from sparkdl.model.inputs import dtype_name, parameter_dtype
 from sparkdl.model.predictor import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -210,9 +211,18 @@ class _TorchEstimatorParams(
         params = (self.scheduler, self.trainStep, self.prepareFeatures, self.augment)
         return [param for param in params if self.isSet(param)]
 
-    def _keeps_decimals(self) -> bool:
-        """Whether decimals among the features come as they are, to a function that prepares them."""
+    def prepares_features(self) -> bool:
+        """Whether a function makes the model's inputs of the feature columns."""
         return self.getPrepareFeatures() is not None
+
+    def keeps_decimals(self) -> bool:
+        """Whether decimals among the features stay decimals, rather than being cast to doubles."""
+        return self.prepares_features()
+
+    def vector_dtype(self) -> str:
+        """Return the dtype in which vectors of Spark ML are stored: that of the model's weights."""
+        dtype = dtype_name(parameter_dtype(self.getModel()))
+        return "float64" if dtype == "float64" else "float32"
 
     def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> None:
         """Set what is made of the rows, once they are there; nothing, where the user has set all."""
@@ -234,6 +244,21 @@ class _TorchEstimatorParams(
             ParamError: naming the Param, its value and what it may be.
         """
         self._check_presence()
+        self.check_settings()
+        if not isinstance(self.getModel(), nn.Module):
+            raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
+        check_has_values(self.getModel(), "Param model")
+        losses = self.getLoss() if self.isSet(self.loss) else []
+        for loss in losses if isinstance(losses, list | tuple) else [losses]:
+            check_callable(self.loss, loss)
+        check_optimizer(self.optimizer, self.getOptimizer())
+
+    def check_settings(self) -> None:
+        """Check everything but the model, its optimizer and its loss.
+
+        Raises:
+            ParamError: naming the Param, its value and what it may be.
+        """
         for param, least in (
             (self.batchSize, 1),
             (self.epochs, 1),
@@ -259,10 +284,9 @@ class _TorchEstimatorParams(
             raise ParamError(
                 f"Param gpusPerWorker is {self.getGpusPerWorker()}: a rank trains on 0 or 1 GPUs."
             )
-        if not isinstance(self.getModel(), nn.Module):
-            raise ParamError(f"Param model is a {type(self.getModel()).__name__}, not a torch.nn.Module.")
-        check_has_values(self.getModel(), "Param model")
         scored_columns_of(self)
+        if self.getTrainStep() is None:
+            labels_by_column(self.getLabels(), self.label_names())
         check_validation(self)
         self.check_metrics()
         self.check_callbacks()
@@ -270,10 +294,6 @@ class _TorchEstimatorParams(
         best_goal_of(self, self.metric_names())
         if any(not weight > 0 for weight in self.getLossWeights() or ()):
             raise ParamError(f"Param lossWeights is {self.getLossWeights()}: {self.lossWeights.doc}.")
-        losses = self.getLoss() if self.isSet(self.loss) else []
-        for loss in losses if isinstance(losses, list | tuple) else [losses]:
-            check_callable(self.loss, loss)
-        check_optimizer(self.optimizer, self.getOptimizer())
         for param in self.function_params():
             check_callable(param, self.getOrDefault(param))
 
@@ -294,7 +314,6 @@ class _TorchEstimatorParams(
         needed: list[Param[Any]] = [self.model, self.optimizer]
         if self.getTrainStep() is None:
             needed.append(self.loss)
-            labels_by_column(self.getLabels(), self.label_names())
         elif self.isSet(self.loss):
             raise ParamError(
                 "Params loss and trainStep are both set. The loss is what trainStep returns: leave loss out."

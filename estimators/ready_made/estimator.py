@@ -110,14 +110,11 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
 
 
 class _LearningEstimator(TorchEstimator):
-    """Fits for a ready-made estimator, which makes the model once the rows are there."""
+    """The Params of one fit of a ready-made estimator, which makes model and loss once the rows are written."""
 
     def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
         super().__init__(
-            model=nn.Linear(1, 1),
-            prepareFeatures=_not_learned,
             optimizer=partial(torch.optim.AdamW, lr=of.getLearningRate(), weight_decay=of.getWeightDecay()),
-            loss=nn.Identity(),
         )
         of._copyValues(self)
         self._resetUid(of.uid)
@@ -128,16 +125,21 @@ class _LearningEstimator(TorchEstimator):
         made = self._of.make(dataset, training, spark)
         self._set(model=made.network, prepareFeatures=made.prepare, loss=made.loss, augment=made.augment)
 
-    def _keeps_decimals(self) -> bool:
+    def check_values(self) -> None:
+        self.check_settings()
+
+    def prepares_features(self) -> bool:
+        return True
+
+    def keeps_decimals(self) -> bool:
         return False
+
+    def vector_dtype(self) -> str:
+        return "float32"
 
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()
         return {param.name: value for param, value in given.items() if not self.hasParam(param.name)}
-
-
-def _not_learned(columns: dict[str, Any]) -> Any:
-    raise AssertionError(f"what prepares {', '.join(columns)} is made of the rows first")
 
 
 _IMAGE = (

@@ -25,10 +25,9 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.store.housekeeping import LEASE_S, Lease, file_names, modified, store_time
 from sparkdl.errors import CheckpointsInUseError, SparkdlError, StoreError
 from sparkdl.model.architecture import join_module, split_module
-from sparkdl.training.checkpoint.checkpointing import check_progress
 from sparkdl.training.checkpoint.files import FIT, MODEL, DamagedFileError, Manifest, load_file
 from sparkdl.training.checkpoint.folder import CheckpointFolder
-from sparkdl.training.checkpoint.identity import fit_identity
+from sparkdl.training.checkpoint.identity import check_progress, fit_identity
 from sparkdl.training.checkpoint.state import load_module_state
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.spec import CheckpointPlan

@@ -24,7 +24,7 @@ from sparkdl.training.checkpoint.files import (
     load_file,
 )
 from sparkdl.training.checkpoint.folder import CheckpointFolder, CheckpointWriter
-from sparkdl.training.checkpoint.identity import check_identity, fit_identity
+from sparkdl.training.checkpoint.identity import check_progress, fit_identity
 from sparkdl.training.checkpoint.state import (
     FitState,
     gather_rank_states,
@@ -313,24 +313,3 @@ def choose_checkpoint(
     if damaged:
         logger.warning("%s holds no other checkpoint: the fit starts from the beginning.", folder.url)
     return None, None, tuple(damaged)
-
-
-def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
-    """Check that a fit of so many epochs may resume from a checkpoint.
-
-    Raises:
-        CheckpointError: if it may not; it says why.
-    """
-    check_identity(manifest.identity, identity, url)
-    if manifest.epoch > epochs:
-        raise CheckpointError(
-            f"checkpointDir {url} holds a fit that has come to {manifest.position}, and epochs is {epochs}. Raise "
-            "epochs, or choose another checkpointDir."
-        )
-    if not manifest.keeps_plan:
-        raise CheckpointError(
-            f"checkpointDir {url} holds a fit that an older sparkdl has brought to {manifest.position} on "
-            f"{manifest.world_size} ranks instead of the {manifest.num_ranks_at_start} that it began with, by a plan "
-            "of the rows that this one no longer makes. Let the older sparkdl finish the fit, or choose another "
-            "checkpointDir."
-        )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset
     from sparkdl.data.dataset.rows import RowChoice
+    from sparkdl.training.checkpoint.files import Manifest
     from sparkdl.training.spec import TrainingSpec
 
 
@@ -402,6 +403,27 @@ def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) ->
         raise CheckpointError(
             f"checkpointDir {url} holds checkpoints of another fit: {'; '.join(differences)}. Choose another "
             "checkpointDir, make these as they were, or remove the checkpoints."
+        )
+
+
+def check_progress(url: str, manifest: Manifest, identity: dict[str, Any], epochs: int) -> None:
+    """Check that a fit of so many epochs may resume from a checkpoint.
+
+    Raises:
+        CheckpointError: if it may not; it says why.
+    """
+    check_identity(manifest.identity, identity, url)
+    if manifest.epoch > epochs:
+        raise CheckpointError(
+            f"checkpointDir {url} holds a fit that has come to {manifest.position}, and epochs is {epochs}. Raise "
+            "epochs, or choose another checkpointDir."
+        )
+    if not manifest.keeps_plan:
+        raise CheckpointError(
+            f"checkpointDir {url} holds a fit that an older sparkdl has brought to {manifest.position} on "
+            f"{manifest.world_size} ranks instead of the {manifest.num_ranks_at_start} that it began with, by a plan "
+            "of the rows that this one no longer makes. Let the older sparkdl finish the fit, or choose another "
+            "checkpointDir."
         )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import sparkdl.torch
 from sparkdl.errors import ParamError
 from sparkdl.torch.gpu.staged import GpuLane
-from tests.torch.accelerator_claims import run_claims
+from tests.torch.accelerator_checks import run_checks
 
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
@@ -104,10 +104,10 @@ def hosts_for(environment: RankEnvironment, road: str) -> list[int] | None:
     return [2 * rank // environment.world_size for rank in range(environment.world_size)]
 
 
-def play_claims(environment: RankEnvironment, road: str) -> dict[str, str | None]:
+def play_checks(environment: RankEnvironment, road: str) -> dict[str, str | None]:
     """What the roads of our own must do, on the GPU's own streams."""
     device = own_device(environment)
-    return run_claims(environment, road, GpuLane(device), device, hosts_for(environment, road))
+    return run_checks(environment, road, GpuLane(device), device, hosts_for(environment, road))
 
 
 def overlap(environment: RankEnvironment, road: str) -> tuple[bool, float]:

@@ -14,12 +14,12 @@ from tests.gpu.gpu_scenes import (
     needs_three_gpus,
     needs_two_gpus,
     overlap,
-    play_claims,
+    play_checks,
     sum_on_both_devices,
     train_data_parallel,
 )
 from tests.run_ranks import run_ranks
-from tests.torch.accelerator_claims import CLAIMS
+from tests.torch.accelerator_checks import CHECKS
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -70,20 +70,20 @@ def test_nccl_is_refused_to_ranks_that_share_a_gpu(road: str) -> None:
 
 
 @cache
-def claimed(road: str, world_size: int) -> list[dict[str, str | None]]:
+def checked(road: str, world_size: int) -> list[dict[str, str | None]]:
     variables = ONE_GPU if road == "host" else None
-    return run_ranks(world_size, play_claims, road, timeout_s=150, variables=variables)
+    return run_ranks(world_size, play_checks, road, timeout_s=150, variables=variables)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
     ("road", "world_size"),
     # NCCL refuses ranks that share a GPU inside a host; two hosts of one rank can share one all the same.
     [*OWN_ROADS, pytest.param("hierarchical", 2, id="one-rank-per-host"), ("host", 1)],
 )
-def test_road_of_our_own(road: str, world_size: int, claim: str) -> None:
-    for outcome in claimed(road, world_size):
-        assert outcome[claim] is None, outcome[claim]
+def test_road_of_our_own(road: str, world_size: int, check: str) -> None:
+    for outcome in checked(road, world_size):
+        assert outcome[check] is None, outcome[check]
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,21 @@ import torch
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.errors import LaunchError, RankLostError
-from tests.horovod.worlds import claims_of, run_world
+from tests.horovod.worlds import checks_of, run_world
 from tests.run_ranks import RankEnvironment, run_ranks
 
 TWO_RANKS = [
-    "tests.horovod.collective_claims",
-    "tests.horovod.gradient_claims",
-    "tests.horovod.matching_claims",
-    "tests.horovod.joining_claims",
-    "tests.horovod.optimizer_claims",
-    "tests.horovod.wrapping_claims",
-    "tests.horovod.state_claims",
-    "tests.horovod.session_claims",
-    "tests.horovod.timeline_claims",
+    "tests.horovod.collective_checks",
+    "tests.horovod.gradient_checks",
+    "tests.horovod.matching_checks",
+    "tests.horovod.joining_checks",
+    "tests.horovod.optimizer_checks",
+    "tests.horovod.wrapping_checks",
+    "tests.horovod.state_checks",
+    "tests.horovod.session_checks",
+    "tests.horovod.timeline_checks",
 ]
-THREE_RANKS = ["tests.horovod.process_set_claims", "tests.horovod.sampler_claims"]
+THREE_RANKS = ["tests.horovod.process_set_checks", "tests.horovod.sampler_checks"]
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,14 @@ def outcomes_of_three() -> dict[str, str | None]:
     return run_world(THREE_RANKS, 3)
 
 
-@pytest.mark.parametrize("claim", claims_of(TWO_RANKS))
-def test_on_two_ranks(claim: str, outcomes_of_two: dict[str, str | None]) -> None:
-    assert outcomes_of_two[claim] is None, outcomes_of_two[claim]
+@pytest.mark.parametrize("check", checks_of(TWO_RANKS))
+def test_on_two_ranks(check: str, outcomes_of_two: dict[str, str | None]) -> None:
+    assert outcomes_of_two[check] is None, outcomes_of_two[check]
 
 
-@pytest.mark.parametrize("claim", claims_of(THREE_RANKS))
-def test_on_three_ranks(claim: str, outcomes_of_three: dict[str, str | None]) -> None:
-    assert outcomes_of_three[claim] is None, outcomes_of_three[claim]
+@pytest.mark.parametrize("check", checks_of(THREE_RANKS))
+def test_on_three_ranks(check: str, outcomes_of_three: dict[str, str | None]) -> None:
+    assert outcomes_of_three[check] is None, outcomes_of_three[check]
 
 
 def test_init_outside_a_rank_says_how_to_start_ranks() -> None:

@@ -1,4 +1,4 @@
-"""Claims about ``sparkdl.horovod.torch`` on ranks; see :mod:`tests.claims`.
+"""Checks about ``sparkdl.horovod.torch`` on ranks; see :mod:`tests.checks`.
 
 After one that failed on some rank, all of them leave Horovod and join again, so that the next begins afresh.
 """
@@ -13,17 +13,17 @@ import torch
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.collective import all_gather_bytes
-from tests.claims import Outcomes, claims_in, first_failures, outcome_of
+from tests.checks import Outcomes, checks_in, first_failures, outcome_of
 from tests.run_ranks import RankEnvironment, run_ranks
 
 
-def claims_of(module_names: Sequence[str]) -> list[str]:
-    """The claims of modules, as ``module.claim``."""
-    return [f"{module_name}.{name}" for module_name in module_names for name in claims_in(module_name)]
+def checks_of(module_names: Sequence[str]) -> list[str]:
+    """The checks of modules, as ``module.check``."""
+    return [f"{module_name}.{name}" for module_name in module_names for name in checks_in(module_name)]
 
 
 def run_world(module_names: Sequence[str], world_size: int) -> Outcomes:
-    """Run the claims of modules on new ranks; their names are those of :func:`claims_of`."""
+    """Run the checks of modules on new ranks; their names are those of :func:`checks_of`."""
     return first_failures(run_ranks(world_size, _run_on_rank, module_names, timeout_s=150.0))
 
 
@@ -32,10 +32,10 @@ def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> O
     outcomes = {}
     with environment.communicator():
         hvd.init()
-        for name in claims_of(module_names):
+        for name in checks_of(module_names):
             module_name, function_name = name.rsplit(".", 1)
-            claim = getattr(importlib.import_module(module_name), function_name)
-            outcomes[name] = outcome_of(claim, environment.rank)
+            check = getattr(importlib.import_module(module_name), function_name)
+            outcomes[name] = outcome_of(check, environment.rank)
             everyones = all_gather_bytes(
                 environment.rendezvous,
                 key=f"outcomes/{name}",

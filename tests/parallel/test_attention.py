@@ -13,8 +13,8 @@ from torch import Tensor
 from sparkdl.errors import ParamError
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
 from sparkdl.parallel.sequence import positions, shard, unshard
-from tests.claims import claims_in
-from tests.torch.claims import run_claims
+from tests.checks import checks_in
+from tests.torch.checks import run_checks
 
 HEADS, SIZE = 4, 8
 POSITIONS = 32
@@ -57,31 +57,31 @@ def check(
         torch.testing.assert_close(unshard(part, 2, group), whole, **tolerance)
 
 
-def claim_ring_attention_equals_attention_over_the_whole_sequence() -> None:
+def check_ring_attention_equals_attention_over_the_whole_sequence() -> None:
     for is_causal in (False, True):
         check(ring_attention, key_heads=HEADS, dtype=torch.float32, is_causal=is_causal, packed=False)
 
 
-def claim_ring_attention_serves_groups_of_queries() -> None:
+def check_ring_attention_serves_groups_of_queries() -> None:
     for key_heads in (1, 2):
         check(ring_attention, key_heads=key_heads, dtype=torch.float32, is_causal=True, packed=False)
 
 
-def claim_ring_attention_keeps_packed_documents_apart() -> None:
+def check_ring_attention_keeps_packed_documents_apart() -> None:
     for is_causal in (False, True):
         check(ring_attention, key_heads=2, dtype=torch.float32, is_causal=is_causal, packed=True)
 
 
-def claim_ring_attention_sums_bfloat16_in_float32() -> None:
+def check_ring_attention_sums_bfloat16_in_float32() -> None:
     check(ring_attention, key_heads=HEADS, dtype=torch.bfloat16, is_causal=True, packed=False)
 
 
-def claim_all_to_all_attention_equals_attention_over_the_whole_sequence() -> None:
+def check_all_to_all_attention_equals_attention_over_the_whole_sequence() -> None:
     for is_causal in (False, True):
         check(all_to_all_attention, key_heads=HEADS, dtype=torch.float32, is_causal=is_causal, packed=False)
 
 
-def claim_all_to_all_attention_serves_groups_of_queries_and_packed_documents() -> None:
+def check_all_to_all_attention_serves_groups_of_queries_and_packed_documents() -> None:
     for key_heads in (1, 2):
         for packed in (False, True):
             check(
@@ -89,7 +89,7 @@ def claim_all_to_all_attention_serves_groups_of_queries_and_packed_documents() -
             )
 
 
-def claim_positions_of_all_ranks_are_those_of_the_sequence() -> None:
+def check_positions_of_all_ranks_are_those_of_the_sequence() -> None:
     group = dist.group.WORLD
     own = positions(POSITIONS, group)
     torch.testing.assert_close(unshard(own, 0, group), torch.arange(POSITIONS))
@@ -99,26 +99,26 @@ def claim_positions_of_all_ranks_are_those_of_the_sequence() -> None:
     assert len({int(total) for total in sums}) == 1
 
 
-def claim_sequences_that_the_ranks_do_not_divide_are_refused_with_lengths_that_fit() -> None:
+def check_sequences_that_the_ranks_do_not_divide_are_refused_with_lengths_that_fit() -> None:
     size = dist.get_world_size()
     with pytest.raises(ParamError, match=f"{4 * size} or {6 * size}"):
         positions(4 * size + 1, dist.group.WORLD)
 
 
-def claim_heads_that_the_ranks_do_not_divide_are_refused() -> None:
+def check_heads_that_the_ranks_do_not_divide_are_refused() -> None:
     tensor = torch.zeros(1, 3, 4, SIZE)
     with pytest.raises(ParamError, match="3 heads"):
         all_to_all_attention(tensor, tensor, tensor, dist.group.WORLD)
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims([__name__], 4)
+    return run_checks([__name__], 4)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_attention(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_attention(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

@@ -17,9 +17,9 @@ from sparkdl.parallel.context import share_sequences
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
-from tests.claims import claims_in
+from tests.checks import checks_in
 from tests.parallel.models import POSITIONS, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
-from tests.torch.claims import run_claims
+from tests.torch.checks import run_checks
 
 
 class Plain(nn.Module):
@@ -96,33 +96,33 @@ def check(
         optimizer.step()
 
 
-def claim_both_methods_equal_one_process() -> None:
+def check_both_methods_equal_one_process() -> None:
     check(Parallelism(context=4))
     check(Parallelism(context=4), method="all-to-all", recompute=True)
 
 
-def claim_a_model_that_calls_torch_itself_equals_one_process() -> None:
+def check_a_model_that_calls_torch_itself_equals_one_process() -> None:
     check(Parallelism(context=4), plain)
     check(Parallelism(context=2), plain, recompute=True)
 
 
-def claim_a_llama_equals_one_process() -> None:
+def check_a_llama_equals_one_process() -> None:
     check(Parallelism(context=2, shard=2), llama)
 
 
-def claim_context_and_tensor_parallelism_equal_one_process() -> None:
+def check_context_and_tensor_parallelism_equal_one_process() -> None:
     check(Parallelism(context=2, tensor=2))
 
 
-def claim_context_and_sharding_equal_one_process() -> None:
+def check_context_and_sharding_equal_one_process() -> None:
     check(Parallelism(context=2, shard=2), recompute=True)
 
 
-def claim_context_and_replicas_equal_one_process() -> None:
+def check_context_and_replicas_equal_one_process() -> None:
     check(Parallelism(context=2, data=2), method="all-to-all")
 
 
-def claim_masks_and_unknown_methods_are_refused() -> None:
+def check_masks_and_unknown_methods_are_refused() -> None:
     group = dist.group.WORLD
     with pytest.raises(ParamError, match="'ring' or 'all-to-all'"):
         share_sequences(decoder(), group, method="star")
@@ -133,14 +133,14 @@ def claim_masks_and_unknown_methods_are_refused() -> None:
     assert type(module(tokens, use_cache=False).logits) is Tensor  # the group is in step
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims([__name__], 4)
+    return run_checks([__name__], 4)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_context_parallelism(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_context_parallelism(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism
-from tests.claims import claims_in
-from tests.torch.claims import run_claims
+from tests.checks import checks_in
+from tests.torch.checks import run_checks
 
 
-def claim_a_dimension_is_a_mesh_a_process_group_and_a_communicator() -> None:
+def check_a_dimension_is_a_mesh_a_process_group_and_a_communicator() -> None:
     layout = Parallelism(shard=2, tensor=2).lay_out()
     rank = dist.get_rank()
     for name, members in (
@@ -30,36 +30,36 @@ def claim_a_dimension_is_a_mesh_a_process_group_and_a_communicator() -> None:
         assert tensor.item() == array[0] == sum(members)
 
 
-def claim_dimensions_are_joined_to_one_group() -> None:
+def check_dimensions_are_joined_to_one_group() -> None:
     layout = Parallelism(data=2, shard=2).lay_out()
     assert layout.ranks("shard", "data") == [0, 1, 2, 3]
     assert layout.row_reader == (dist.get_rank(), 4)
     assert layout.size("data", "shard") == 4
 
 
-def claim_ranks_of_a_tensor_group_read_the_same_rows() -> None:
+def check_ranks_of_a_tensor_group_read_the_same_rows() -> None:
     layout = Parallelism(tensor=2).lay_out()
     assert layout.row_reader == (dist.get_rank() // 2, 2)
 
 
-def claim_a_group_that_crosses_hosts_is_placed_by_hosts() -> None:
+def check_a_group_that_crosses_hosts_is_placed_by_hosts() -> None:
     layout = Parallelism(tensor=2).lay_out(host_of_rank=[0, 1, 0, 1])
     assert layout.ranks("tensor") == ([0, 2] if dist.get_rank() % 2 == 0 else [1, 3])
 
 
-def claim_sizes_that_do_not_fit_the_ranks_are_refused() -> None:
+def check_sizes_that_do_not_fit_the_ranks_are_refused() -> None:
     with pytest.raises(ParamError, match="4 ranks"):
         Parallelism(tensor=3).lay_out()
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims([__name__], 4)
+    return run_checks([__name__], 4)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_layout(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_layout(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

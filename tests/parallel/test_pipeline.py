@@ -17,9 +17,9 @@ from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.pipeline import SCHEDULES, Pipeline, costs_by_time, cut
 from sparkdl.parallel.sharding import average_gradients, blocks_of, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
-from tests.claims import claims_in
+from tests.checks import checks_in
 from tests.parallel.models import SIZES, batch, decoder, llama, optimizer_of, reference
-from tests.torch.claims import run_claims
+from tests.torch.checks import run_checks
 
 
 def untied() -> nn.Module:
@@ -81,40 +81,40 @@ def loss_with(layout: RankLayout) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
-def claim_every_schedule_equals_one_process() -> None:
+def check_every_schedule_equals_one_process() -> None:
     for schedule in SCHEDULES:
         check(Parallelism(pipeline=-1), schedule=schedule)
 
 
-def claim_a_sequential_equals_one_process() -> None:
+def check_a_sequential_equals_one_process() -> None:
     check(Parallelism(pipeline=-1), tall)
 
 
-def claim_a_llama_equals_one_process() -> None:
+def check_a_llama_equals_one_process() -> None:
     check(Parallelism(pipeline=-1), llama)
     check(Parallelism(pipeline=2, tensor=2), llama, recompute=True)
 
 
-def claim_recomputed_activations_equal_one_process() -> None:
+def check_recomputed_activations_equal_one_process() -> None:
     check(Parallelism(pipeline=-1), recompute=True)
 
 
-def claim_pipeline_and_tensor_parallelism_equal_one_process() -> None:
+def check_pipeline_and_tensor_parallelism_equal_one_process() -> None:
     check(Parallelism(pipeline=2, tensor=2))
 
 
-def claim_pipeline_and_sharding_equal_one_process() -> None:
+def check_pipeline_and_sharding_equal_one_process() -> None:
     check(Parallelism(pipeline=2, shard=2))
     check(Parallelism(pipeline=2, data=2), schedule="interleaved-1f1b", recompute=True)
     with pytest.raises(ParamError, match="splits the backward pass"):
         check(Parallelism(pipeline=2, shard=2), schedule="zbv")
 
 
-def claim_replicas_of_a_zero_bubble_pipeline_equal_one_process() -> None:
+def check_replicas_of_a_zero_bubble_pipeline_equal_one_process() -> None:
     check(Parallelism(pipeline=2, data=2), schedule="zbv", averaged=True)
 
 
-def claim_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
+def check_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
     costs = costs_by_time(untied(), batch(0)[0], group=dist.group.WORLD)
     assert len(costs) == 8
     assert min(costs) > 0
@@ -123,7 +123,7 @@ def claim_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
     assert all(other == costs for other in everywhere)
 
 
-def claim_what_cannot_be_cut_is_refused() -> None:
+def check_what_cannot_be_cut_is_refused() -> None:
     group = dist.group.WORLD
     with pytest.raises(ParamError, match="'embedding.weight' and 'head.weight' are one parameter"):
         cut(decoder(), group)
@@ -135,14 +135,14 @@ def claim_what_cannot_be_cut_is_refused() -> None:
         Pipeline([nn.Linear(2, 2)], group, schedule="1f1b", microbatches=1, loss=F.mse_loss)
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims([__name__], 4)
+    return run_checks([__name__], 4)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_pipeline(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_pipeline(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

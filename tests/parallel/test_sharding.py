@@ -15,9 +15,9 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism, RankLayout
 from sparkdl.parallel.sharding import accumulated, blocks_of, clip_gradients, recompute_activations, shard
 from sparkdl.parallel.tensor import cross_entropy, divide
-from tests.claims import claims_in
+from tests.checks import checks_in
 from tests.parallel.models import BATCH, SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
-from tests.torch.claims import run_claims
+from tests.torch.checks import run_checks
 
 
 def rows_of(layout: RankLayout, step: int) -> tuple[Tensor, Tensor]:
@@ -69,33 +69,33 @@ def check(
         optimizer.step()
 
 
-def claim_each_stage_equals_one_process() -> None:
+def check_each_stage_equals_one_process() -> None:
     for stage in (1, 2, 3):
         check(Parallelism(shard=4), stage=stage)
 
 
-def claim_hybrid_sharding_equals_one_process() -> None:
+def check_hybrid_sharding_equals_one_process() -> None:
     check(Parallelism(data=2, shard=2))
 
 
-def claim_sharding_with_recomputed_activations_equals_one_process() -> None:
+def check_sharding_with_recomputed_activations_equals_one_process() -> None:
     check(Parallelism(shard=4), recompute=True)
 
 
-def claim_sharding_and_tensor_parallelism_equal_one_process() -> None:
+def check_sharding_and_tensor_parallelism_equal_one_process() -> None:
     check(Parallelism(shard=2, tensor=2))
     check(Parallelism(shard=2, tensor=2), sequence=True, recompute=True)
 
 
-def claim_replicas_and_tensor_parallelism_equal_one_process() -> None:
+def check_replicas_and_tensor_parallelism_equal_one_process() -> None:
     check(Parallelism(data=2, tensor=2))
 
 
-def claim_a_llama_sharded_and_divided_equals_one_process() -> None:
+def check_a_llama_sharded_and_divided_equals_one_process() -> None:
     check(Parallelism(shard=2, tensor=2), llama)
 
 
-def claim_accumulated_gradients_equal_those_of_the_joined_batch() -> None:
+def check_accumulated_gradients_equal_those_of_the_joined_batch() -> None:
     for stage in (1, 2, 3):
         layout = Parallelism(data=2, shard=2).lay_out()
         module = shard(decoder(), layout, stage=stage)
@@ -114,7 +114,7 @@ def claim_accumulated_gradients_equal_those_of_the_joined_batch() -> None:
             )
 
 
-def claim_gradients_are_clipped_by_their_norm_over_all_ranks() -> None:
+def check_gradients_are_clipped_by_their_norm_over_all_ranks() -> None:
     layout = Parallelism(shard=2, tensor=2).lay_out()
     module = divide(decoder(), layout.mesh["tensor"])
     shard(module, layout)
@@ -128,7 +128,7 @@ def claim_gradients_are_clipped_by_their_norm_over_all_ranks() -> None:
         )
 
 
-def claim_a_rank_holds_its_share_of_weights_and_optimizer_state() -> None:
+def check_a_rank_holds_its_share_of_weights_and_optimizer_state() -> None:
     layout = Parallelism(shard=4).lay_out()
     module = shard(decoder(), layout)
     optimizer = optimizer_of(module)
@@ -140,7 +140,7 @@ def claim_a_rank_holds_its_share_of_weights_and_optimizer_state() -> None:
     assert held == moments == whole // 4
 
 
-def claim_what_cannot_be_sharded_so_is_refused() -> None:
+def check_what_cannot_be_sharded_so_is_refused() -> None:
     layout = Parallelism(shard=4).lay_out()
     with pytest.raises(ParamError, match="stage"):
         shard(decoder(), layout, stage=4)
@@ -148,15 +148,15 @@ def claim_what_cannot_be_sharded_so_is_refused() -> None:
         shard(decoder(), layout, offload=True)
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
     assert BATCH == 4
-    return run_claims([__name__], 4)
+    return run_checks([__name__], 4)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_sharding(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_sharding(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

@@ -15,9 +15,9 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.sharding import blocks_of, recompute_activations
 from sparkdl.parallel.tensor import cross_entropy, divide
-from tests.claims import claims_in
+from tests.checks import checks_in
 from tests.parallel.models import SIZES, batch, decoder, llama, logits_of, optimizer_of, reference
-from tests.torch.claims import run_claims
+from tests.torch.checks import run_checks
 
 
 def check(
@@ -50,23 +50,23 @@ def check(
         optimizer.step()
 
 
-def claim_a_decoder_equals_one_process() -> None:
+def check_a_decoder_equals_one_process() -> None:
     check(decoder)
 
 
-def claim_a_decoder_with_divided_sequences_equals_one_process() -> None:
+def check_a_decoder_with_divided_sequences_equals_one_process() -> None:
     check(decoder, sequence=True)
 
 
-def claim_a_llama_equals_one_process() -> None:
+def check_a_llama_equals_one_process() -> None:
     check(llama)
 
 
-def claim_a_llama_with_divided_sequences_equals_one_process() -> None:
+def check_a_llama_with_divided_sequences_equals_one_process() -> None:
     check(llama, sequence=True)
 
 
-def claim_a_plan_of_the_users_with_biases_equals_one_process() -> None:
+def check_a_plan_of_the_users_with_biases_equals_one_process() -> None:
     def make() -> nn.Module:
         torch.manual_seed(3)
         return nn.Sequential(
@@ -94,7 +94,7 @@ class Scaled(nn.Module):
         return hidden + self.scale * self.output(F.gelu(self.inner(hidden)))
 
 
-def claim_blocks_with_parameters_of_their_own_are_computed_again_alike() -> None:
+def check_blocks_with_parameters_of_their_own_are_computed_again_alike() -> None:
     def make() -> nn.Module:
         torch.manual_seed(3)
         return nn.Sequential(nn.Embedding(32, 16), nn.Sequential(Scaled(), Scaled()), nn.Linear(16, 32))
@@ -102,7 +102,7 @@ def claim_blocks_with_parameters_of_their_own_are_computed_again_alike() -> None
     check(make, plan={"1.*.inner": "colwise", "1.*.output": "rowwise"}, recompute=True)
 
 
-def claim_each_rank_has_its_part_of_the_weights() -> None:
+def check_each_rank_has_its_part_of_the_weights() -> None:
     whole = decoder()
     layout = Parallelism(tensor=-1).lay_out()
     module = divide(decoder(), layout.mesh["tensor"])
@@ -112,7 +112,7 @@ def claim_each_rank_has_its_part_of_the_weights() -> None:
     assert module.head.weight is module.embedding.weight
 
 
-def claim_labels_that_do_not_count_are_left_out_of_the_divided_loss() -> None:
+def check_labels_that_do_not_count_are_left_out_of_the_divided_loss() -> None:
     layout = Parallelism(tensor=-1).lay_out()
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def claim_labels_that_do_not_count_are_left_out_of_the_divided_loss() -> None:
     torch.testing.assert_close(part.grad, whole.grad.chunk(size, 1)[rank])
 
 
-def claim_a_plan_that_does_not_fit_names_the_module_and_changes_nothing() -> None:
+def check_a_plan_that_does_not_fit_names_the_module_and_changes_nothing() -> None:
     layout = Parallelism(tensor=-1).lay_out()
     module = decoder()
     for plan, words in (
@@ -148,14 +148,14 @@ def claim_a_plan_that_does_not_fit_names_the_module_and_changes_nothing() -> Non
     assert not any(isinstance(parameter, DTensor) for parameter in (*module.parameters(), *odd.parameters()))
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims([__name__], 2)
+    return run_checks([__name__], 2)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_tensor_parallelism(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_tensor_parallelism(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

@@ -65,7 +65,7 @@ def _import_suite(backend: str) -> ModuleType:
 
 
 def _without_threads(get_events: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """The suite's search for events, without its claim about threads.
+    """The suite's search for events, without its check about threads.
 
     It wants to see that each event ended on another thread than it began, as Gloo's do. Ours end when the call returns;
     what is left are their names, counts, durations and shapes.

@@ -18,7 +18,7 @@ from sparkdl.errors import ParamError
 from sparkdl.torch.gpu.accelerator import choose_road, warn_of_wire
 from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
-from tests.torch.accelerator_claims import CLAIMS, run_claims
+from tests.torch.accelerator_checks import CHECKS, run_checks
 from tests.torch.host_lane import HostLane
 
 WORLDS = {
@@ -40,7 +40,7 @@ def run_on_cpu(environment: RankEnvironment, world: str) -> dict[str, str | None
     road, _, hosts = WORLDS[world]
     if world == "CUDA-aware MPI":
         ask_stand_in_for_cuda_support()
-    return run_claims(environment, road, HostLane(), torch.device("cpu"), hosts)
+    return run_checks(environment, road, HostLane(), torch.device("cpu"), hosts)
 
 
 @cache
@@ -53,13 +53,13 @@ def outcomes_of(world: str) -> list[dict[str, str | None]]:
         )
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
     "world", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WORLDS]
 )
-def test_road_for_cuda_tensors(world: str, claim: str) -> None:
+def test_road_for_cuda_tensors(world: str, check: str) -> None:
     for outcome in outcomes_of(world):
-        assert outcome[claim] is None, outcome[claim]
+        assert outcome[check] is None, outcome[check]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sparkdl.collective import current_communicator
 from sparkdl.errors import MismatchError, ParamError
-from tests.claims import claims_in
-from tests.torch.claims import run_claims
+from tests.checks import checks_in
+from tests.torch.checks import run_checks
 from tests.torch.rank_tensors import DTYPES, everyones, rank_and_size, tensor_of
 
 
-def claim_allgather_joins_in_order_of_rank_for_every_dtype() -> None:
+def check_allgather_joins_in_order_of_rank_for_every_dtype() -> None:
     rank, size = rank_and_size()
     for dtype in (*DTYPES, torch.bool, torch.complex64):
         gathered = torch.empty(size * 5, 3, dtype=dtype)
@@ -26,7 +26,7 @@ def claim_allgather_joins_in_order_of_rank_for_every_dtype() -> None:
         torch.testing.assert_close(torch.stack(parts), everyones(dtype))
 
 
-def claim_allgather_takes_a_slice_of_its_output_as_input() -> None:
+def check_allgather_takes_a_slice_of_its_output_as_input() -> None:
     rank, size = rank_and_size()
     output = torch.zeros(size * 4)
     own = output[rank * 4 : (rank + 1) * 4]
@@ -35,14 +35,14 @@ def claim_allgather_takes_a_slice_of_its_output_as_input() -> None:
     torch.testing.assert_close(output, torch.arange(1.0, size + 1).repeat_interleave(4))
 
 
-def claim_allgather_of_differing_sizes_fills_lists() -> None:
+def check_allgather_of_differing_sizes_fills_lists() -> None:
     rank, size = rank_and_size()
     parts = [torch.empty(r, 2) for r in range(size)]
     dist.all_gather(parts, torch.full((rank, 2), float(rank)))
     assert all((part == r).all() and part.shape == (r, 2) for r, part in enumerate(parts))
 
 
-def claim_reduce_scatter_averages_where_it_is_asked_to() -> None:
+def check_reduce_scatter_averages_where_it_is_asked_to() -> None:
     rank, size = rank_and_size()
     for dtype in (torch.float32, torch.bfloat16):
         source = tensor_of(rank, dtype, (8, 3))
@@ -55,7 +55,7 @@ def claim_reduce_scatter_averages_where_it_is_asked_to() -> None:
         torch.testing.assert_close(output, everyones(dtype, (8, 3)).sum(0).chunk(size)[rank])
 
 
-def claim_reduce_scatter_takes_entries_of_differing_sizes() -> None:
+def check_reduce_scatter_takes_entries_of_differing_sizes() -> None:
     rank, size = rank_and_size()
     for dtype in (torch.float32, torch.complex64):
         entries = [tensor_of(rank, dtype, (other + 1, 2)) for other in range(size)]
@@ -64,7 +64,7 @@ def claim_reduce_scatter_takes_entries_of_differing_sizes() -> None:
         torch.testing.assert_close(output, everyones(dtype, (rank + 1, 2)).sum(0))
 
 
-def claim_reduce_scatter_may_write_into_its_input() -> None:
+def check_reduce_scatter_may_write_into_its_input() -> None:
     rank, size = rank_and_size()
     source = tensor_of(rank, shape=(8, 3))
     output = source.chunk(size)[rank]
@@ -72,7 +72,7 @@ def claim_reduce_scatter_may_write_into_its_input() -> None:
     torch.testing.assert_close(output, everyones(shape=(8, 3)).sum(0).chunk(size)[rank])
 
 
-def claim_broadcast_copies_from_any_root() -> None:
+def check_broadcast_copies_from_any_root() -> None:
     rank, size = rank_and_size()
     for root in range(size):
         for dtype in (torch.float32, torch.bfloat16, torch.bool):
@@ -81,7 +81,7 @@ def claim_broadcast_copies_from_any_root() -> None:
             torch.testing.assert_close(tensor, tensor_of(root, dtype))
 
 
-def claim_reduce_changes_the_root_alone() -> None:
+def check_reduce_changes_the_root_alone() -> None:
     rank, size = rank_and_size()
     tensor = tensor_of(rank)
     dist.reduce(tensor, size - 1)
@@ -91,7 +91,7 @@ def claim_reduce_changes_the_root_alone() -> None:
     assert flags.tolist() == ([(1 << size) - 1, 8] if rank == 0 else [1 << rank, 8])
 
 
-def claim_gather_and_scatter_are_each_others_inverse() -> None:
+def check_gather_and_scatter_are_each_others_inverse() -> None:
     rank, size = rank_and_size()
     root = size - 1
     parts = [torch.empty(5, 3) for _ in range(size)] if rank == root else None
@@ -103,7 +103,7 @@ def claim_gather_and_scatter_are_each_others_inverse() -> None:
     torch.testing.assert_close(output, tensor_of(rank))
 
 
-def claim_alltoall_exchanges_equal_and_unequal_blocks() -> None:
+def check_alltoall_exchanges_equal_and_unequal_blocks() -> None:
     rank, size = rank_and_size()
     source = torch.arange(size * 2.0) + 100 * rank
     output = torch.empty(size * 2)
@@ -122,7 +122,7 @@ def claim_alltoall_exchanges_equal_and_unequal_blocks() -> None:
     torch.testing.assert_close(torch.cat(outputs), expected)
 
 
-def claim_objects_travel() -> None:
+def check_objects_travel() -> None:
     rank, size = rank_and_size()
     everyone: list[object] = [None] * size
     dist.all_gather_object(everyone, {"rank": rank, "text": "x" * (10 + 1000 * rank)})
@@ -132,7 +132,7 @@ def claim_objects_travel() -> None:
     assert objects == [{"from": 1}, "second"]
 
 
-def claim_asynchronous_operations_run_in_order_of_submission() -> None:
+def check_asynchronous_operations_run_in_order_of_submission() -> None:
     rank, size = rank_and_size()
     tensor = torch.full((1000,), float(rank + 1))
     total = sum(range(1, size + 1))
@@ -148,7 +148,7 @@ def claim_asynchronous_operations_run_in_order_of_submission() -> None:
     assert (other == size).all()
 
 
-def claim_futures_complete_without_anyone_waiting_for_the_work() -> None:
+def check_futures_complete_without_anyone_waiting_for_the_work() -> None:
     rank, size = rank_and_size()
     works = [dist.all_reduce(torch.full((100_000,), float(rank)), async_op=True) for _ in range(4)]
     futures = [work.get_future().then(lambda done: done.value()[0] * 2) for work in works]
@@ -157,7 +157,7 @@ def claim_futures_complete_without_anyone_waiting_for_the_work() -> None:
         assert (future.wait() == 2 * sum(range(size))).all()
 
 
-def claim_coalesced_operations_give_what_single_ones_give() -> None:
+def check_coalesced_operations_give_what_single_ones_give() -> None:
     rank, size = rank_and_size()
     tensors = [tensor_of(rank, shape=(n,)) for n in (1, 7, 20)]
     with _coalescing_manager():
@@ -173,7 +173,7 @@ def claim_coalesced_operations_give_what_single_ones_give() -> None:
     torch.testing.assert_close(outputs[1].view(size, 3), everyones(shape=(3,)))
 
 
-def claim_coalesced_blocks_of_one_dtype_are_one_operation() -> None:
+def check_coalesced_blocks_of_one_dtype_are_one_operation() -> None:
     rank, size = rank_and_size()
     dtypes = (torch.float32, torch.int64, torch.float32, torch.float32)
     widths = (2, 3, 0, 4)
@@ -200,7 +200,7 @@ def claim_coalesced_blocks_of_one_dtype_are_one_operation() -> None:
         torch.testing.assert_close(block, size * tensor_of(rank, dtype, (width,)))
 
 
-def claim_what_is_coalesced_on_a_device_is_waited_for_as_one() -> None:
+def check_what_is_coalesced_on_a_device_is_waited_for_as_one() -> None:
     rank, size = rank_and_size()
     large, small = torch.full((1 << 20,), float(rank)), torch.ones(3, 2).t()
     with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
@@ -212,7 +212,7 @@ def claim_what_is_coalesced_on_a_device_is_waited_for_as_one() -> None:
         pass
 
 
-def claim_tensors_of_several_types_are_reduced_at_once() -> None:
+def check_tensors_of_several_types_are_reduced_at_once() -> None:
     rank = dist.get_rank()
     dtypes = (torch.float32, torch.int64, torch.float32, torch.complex64, torch.bfloat16)
     tensors = [tensor_of(rank, dtype, (n + 1, 2)) for n, dtype in enumerate(dtypes)]
@@ -222,7 +222,7 @@ def claim_tensors_of_several_types_are_reduced_at_once() -> None:
         torch.testing.assert_close(tensor, everyones(dtype, (n + 1, 2)).sum(0))
 
 
-def claim_functional_collectives_find_the_group_by_name() -> None:
+def check_functional_collectives_find_the_group_by_name() -> None:
     rank, size = rank_and_size()
     group = dist.group.WORLD
     torch.testing.assert_close(funcol.all_reduce(tensor_of(rank), "avg", group).wait(), everyones().mean(0))
@@ -235,7 +235,7 @@ def claim_functional_collectives_find_the_group_by_name() -> None:
     torch.testing.assert_close(funcol.broadcast(tensor_of(rank), 1, group).wait(), tensor_of(1))
 
 
-def claim_subgroups_reduce_among_their_members_alone() -> None:
+def check_subgroups_reduce_among_their_members_alone() -> None:
     rank, size = rank_and_size()
     groups = [dist.new_group([r for r in range(size) if r % 2 == parity]) for parity in (0, 1)]
     tensor = torch.tensor([float(rank)])
@@ -248,7 +248,7 @@ def claim_subgroups_reduce_among_their_members_alone() -> None:
     dist.destroy_process_group(reordered)
 
 
-def claim_ranks_that_disagree_all_learn_who_said_what() -> None:
+def check_ranks_that_disagree_all_learn_who_said_what() -> None:
     rank, _ = rank_and_size()
     with pytest.raises(MismatchError, match=r"rank 0.* 3 float32.*ranks? 1.* 4 float32"):
         dist.all_reduce(torch.zeros(3 + (rank > 0)))
@@ -259,7 +259,7 @@ def claim_ranks_that_disagree_all_learn_who_said_what() -> None:
     assert (tensor == dist.get_world_size()).all()
 
 
-def claim_outputs_of_the_wrong_size_are_refused_before_anything_is_sent() -> None:
+def check_outputs_of_the_wrong_size_are_refused_before_anything_is_sent() -> None:
     with pytest.raises(ParamError, match=r"needs .* elements of output"):
         dist.group.WORLD.all_gather_single(torch.empty(1), torch.empty(3))
     with pytest.raises(ParamError, match="cannot fill an output"):
@@ -268,7 +268,7 @@ def claim_outputs_of_the_wrong_size_are_refused_before_anything_is_sent() -> Non
         dist.all_reduce(torch.empty(3).to(torch.float8_e4m3fn))
 
 
-def claim_the_group_can_be_made_again() -> None:
+def check_the_group_can_be_made_again() -> None:
     import sparkdl.torch
 
     communicator = dist.group.WORLD.communicator
@@ -282,12 +282,12 @@ def claim_the_group_can_be_made_again() -> None:
 
 
 MODULES = [
-    "tests.torch.reduction_claims",
-    "tests.torch.message_claims",
-    "tests.torch.tensors_as_arrays_claims",
+    "tests.torch.reduction_checks",
+    "tests.torch.message_checks",
+    "tests.torch.tensors_as_arrays_checks",
     __name__,
 ]
-CLAIMS = [claim for module_name in MODULES for claim in claims_in(module_name)]
+CHECKS = [check for module_name in MODULES for check in checks_in(module_name)]
 
 
 @pytest.fixture(
@@ -297,9 +297,9 @@ CLAIMS = [claim for module_name in MODULES for claim in claims_in(module_name)]
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
     transport, world_size = request.param
-    return run_claims(MODULES, world_size, transport=transport)
+    return run_checks(MODULES, world_size, transport=transport)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_collectives(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_collectives(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

@@ -15,9 +15,9 @@ from torch import nn
 from sparkdl.collective import current_communicator
 from sparkdl.errors import ParamError, RankLostError
 from sparkdl.torch import DataParallel
-from tests.claims import claims_in
+from tests.checks import checks_in
 from tests.run_ranks import RankEnvironment, run_ranks
-from tests.torch.claims import run_claims
+from tests.torch.checks import run_checks
 from tests.torch.training_examples import (
     NUM_STEPS,
     batch,
@@ -50,19 +50,19 @@ def world_size() -> int:
     return communicator.world_size
 
 
-def check_gradients(module: nn.Module, expected: dict[str, torch.Tensor]) -> None:
+def compare_gradients(module: nn.Module, expected: dict[str, torch.Tensor]) -> None:
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
 
 
-def claim_gradients_equal_one_process_whatever_the_buckets() -> None:
+def check_gradients_equal_one_process_whatever_the_buckets() -> None:
     for bucket_bytes in (1, 500, 1 << 20):
         module = model()
         loss_of(wrap(module, bucket_bytes=bucket_bytes), batch(rank(), 0)).backward()
-        check_gradients(module, reference_gradients(world_size()))
+        compare_gradients(module, reference_gradients(world_size()))
 
 
-def claim_training_equals_one_process_whether_gradients_are_kept_or_dropped() -> None:
+def check_training_equals_one_process_whether_gradients_are_kept_or_dropped() -> None:
     for set_to_none in (True, False):
         module = model()
         wrapped, optimizer = wrap(module, bucket_bytes=500), optimizer_of(module)
@@ -74,7 +74,7 @@ def claim_training_equals_one_process_whether_gradients_are_kept_or_dropped() ->
             torch.testing.assert_close(value, reference_weights(world_size())[name], **TOLERANCE)
 
 
-def claim_gradients_stay_where_they_are_reduced() -> None:
+def check_gradients_stay_where_they_are_reduced() -> None:
     module = model()
     wrapped = wrap(module)
     loss_of(wrapped, batch(rank(), 0)).backward()
@@ -84,7 +84,7 @@ def claim_gradients_stay_where_they_are_reduced() -> None:
     assert places == [parameter.grad.data_ptr() for parameter in module.parameters()]
 
 
-def claim_ranks_start_from_the_weights_and_buffers_of_rank_zero() -> None:
+def check_ranks_start_from_the_weights_and_buffers_of_rank_zero() -> None:
     torch.manual_seed(rank())
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     wrapped = wrap(module)
@@ -100,14 +100,14 @@ def claim_ranks_start_from_the_weights_and_buffers_of_rank_zero() -> None:
     torch.testing.assert_close(module[1].running_mean, gathered[0], **TOLERANCE)
 
 
-def claim_sums_of_several_passes_are_averaged_once() -> None:
+def check_sums_of_several_passes_are_averaged_once() -> None:
     module = model()
     wrapped = wrap(module)
     with wrapped.no_sync():
         loss_of(wrapped, batch(rank(), 0)).backward()
     loss_of(wrapped, batch(rank(), 1)).backward()
     expected = [reference_gradients(world_size(), step) for step in (0, 1)]
-    check_gradients(module, {name: expected[0][name] + expected[1][name] for name in expected[0]})
+    compare_gradients(module, {name: expected[0][name] + expected[1][name] for name in expected[0]})
 
 
 class Branches(nn.Module):
@@ -122,7 +122,7 @@ class Branches(nn.Module):
         return self.branches[min(rank(), 1)](x).sum()
 
 
-def claim_parameters_may_take_part_on_some_ranks_or_none() -> None:
+def check_parameters_may_take_part_on_some_ranks_or_none() -> None:
     module = Branches()
     wrapped = wrap(module, bucket_bytes=8)
     x = torch.arange(6.0).view(2, 3)
@@ -135,7 +135,7 @@ def claim_parameters_may_take_part_on_some_ranks_or_none() -> None:
         assert module.branches[2].weight.grad is None
 
 
-def claim_parameters_may_take_part_on_some_ranks_in_a_pass_without_averaging() -> None:
+def check_parameters_may_take_part_on_some_ranks_in_a_pass_without_averaging() -> None:
     module = Branches()
     wrapped = wrap(module, bucket_bytes=8)
     x = torch.arange(6.0).view(2, 3)
@@ -149,7 +149,7 @@ def claim_parameters_may_take_part_on_some_ranks_in_a_pass_without_averaging() -
         torch.testing.assert_close(branch.weight.grad, x.sum(0).expand(2, 3) * share, **TOLERANCE)
 
 
-def claim_a_backward_pass_that_failed_leaves_no_trace() -> None:
+def check_a_backward_pass_that_failed_leaves_no_trace() -> None:
     module = model()
     wrapped = wrap(module)
 
@@ -162,10 +162,10 @@ def claim_a_backward_pass_that_failed_leaves_no_trace() -> None:
         module[1:](output).sum().backward()
     module.zero_grad()
     loss_of(wrapped, batch(rank(), 0)).backward()
-    check_gradients(module, reference_gradients(world_size()))
+    compare_gradients(module, reference_gradients(world_size()))
 
 
-def claim_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
+def check_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
     for bucket_bytes in (1, 1 << 20):  # in a bucket that begins while the pass runs, and in the last one
         module = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
         wrapped = wrap(nn.ModuleDict({"words": module}), bucket_bytes=bucket_bytes)
@@ -179,10 +179,10 @@ def claim_a_sparse_gradient_is_an_error_that_names_its_parameter() -> None:
     wrapped.close()
     module = model()
     loss_of(wrap(module), batch(rank(), 0)).backward()
-    check_gradients(module, reference_gradients(world_size()))
+    compare_gradients(module, reference_gradients(world_size()))
 
 
-def claim_dtypes_may_differ() -> None:
+def check_dtypes_may_differ() -> None:
     torch.manual_seed(1)
     module = nn.ModuleDict({"wide": nn.Linear(3, 2).double(), "narrow": nn.Linear(3, 2).bfloat16()})
     _kept = wrap(module, bucket_bytes=1 << 20)
@@ -193,7 +193,7 @@ def claim_dtypes_may_differ() -> None:
         torch.testing.assert_close(part.weight.grad.float(), torch.full((2, 3), mean))
 
 
-def claim_a_wrapper_that_nobody_keeps_lasts_until_the_backward_pass_is_over() -> None:
+def check_a_wrapper_that_nobody_keeps_lasts_until_the_backward_pass_is_over() -> None:
     module = nn.Linear(1, 1)
     output = wrap(module)(torch.full((1, 1), float(rank())))
     gc.collect()
@@ -201,22 +201,22 @@ def claim_a_wrapper_that_nobody_keeps_lasts_until_the_backward_pass_is_over() ->
     assert module.weight.grad.item() == (world_size() - 1) / 2
 
 
-def claim_a_module_can_be_wrapped_again_once_its_wrapper_is_closed() -> None:
+def check_a_module_can_be_wrapped_again_once_its_wrapper_is_closed() -> None:
     module = model()
     first = wrap(module)
     loss = loss_of(first, batch(rank(), 0))
     first.close()
     second = wrap(module)
     loss_of(second, batch(rank(), 0)).backward()
-    check_gradients(module, reference_gradients(world_size(), 0))
+    compare_gradients(module, reference_gradients(world_size(), 0))
     second.close()
     module.zero_grad()
     own = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     loss.backward()
-    check_gradients(module, dict(zip(dict(module.named_parameters()), own, strict=True)))
+    compare_gradients(module, dict(zip(dict(module.named_parameters()), own, strict=True)))
 
 
-def claim_a_module_that_is_dropped_goes_with_its_gradients() -> None:
+def check_a_module_that_is_dropped_goes_with_its_gradients() -> None:
     wrapped = wrap(model())
     loss_of(wrapped, joined_batch(2, 0)).backward()
     gradient = weakref.ref(wrapped._buckets[0].elements)
@@ -225,7 +225,7 @@ def claim_a_module_that_is_dropped_goes_with_its_gradients() -> None:
     assert gradient() is None
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(
@@ -235,12 +235,12 @@ CLAIMS = claims_in(__name__)
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
     transport, size = request.param
-    return run_claims([__name__], size, transport=transport)
+    return run_checks([__name__], size, transport=transport)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_data_parallel(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_data_parallel(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]
 
 
 def _lose_rank_one(environment: RankEnvironment) -> str:

@@ -10,12 +10,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.claims import claims_in
-from tests.torch.claims import run_claims
+from tests.checks import checks_in
+from tests.torch.checks import run_checks
 from tests.torch.training_examples import batch, joined_batch, loss_of, model
 
 
-def claim_groups_of_a_mesh_reduce_along_their_dimension() -> None:
+def check_groups_of_a_mesh_reduce_along_their_dimension() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     rank = dist.get_rank()
     for name, members in (
@@ -27,7 +27,7 @@ def claim_groups_of_a_mesh_reduce_along_their_dimension() -> None:
         assert tensor.item() == sum(members), name
 
 
-def claim_dtensors_change_their_placements() -> None:
+def check_dtensors_change_their_placements() -> None:
     whole = torch.arange(64.0).view(8, 8)
     flat = init_device_mesh("cpu", (4,))
     square = init_device_mesh("cpu", (2, 2))
@@ -40,7 +40,7 @@ def claim_dtensors_change_their_placements() -> None:
                 torch.testing.assert_close(tensor.redistribute(mesh, after).full_tensor(), whole)
 
 
-def claim_partial_dtensors_are_reduced_when_placed() -> None:
+def check_partial_dtensors_are_reduced_when_placed() -> None:
     mesh = init_device_mesh("cpu", (4,))
     local = torch.arange(8.0).view(8, 1) * (dist.get_rank() + 1)
     for kind, factor in (("sum", 10), ("avg", 2.5), ("max", 4)):
@@ -50,7 +50,7 @@ def claim_partial_dtensors_are_reduced_when_placed() -> None:
         torch.testing.assert_close(partial.redistribute(mesh, [Shard(0)]).full_tensor(), expected)
 
 
-def claim_tensor_times_data_parallel_gradients_equal_one_process() -> None:
+def check_tensor_times_data_parallel_gradients_equal_one_process() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     module = model()
     parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -64,14 +64,14 @@ def claim_tensor_times_data_parallel_gradients_equal_one_process() -> None:
         torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad, rtol=1e-5, atol=1e-6)
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims([__name__], 4)
+    return run_checks([__name__], 4)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_meshes(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_meshes(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

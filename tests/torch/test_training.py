@@ -19,8 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.claims import claims_in
-from tests.torch.claims import run_claims
+from tests.checks import checks_in
+from tests.torch.checks import run_checks
 from tests.torch.training_examples import (
     NUM_STEPS,
     batch,
@@ -56,7 +56,7 @@ def sharded_model(**options: object) -> torch.nn.Module:
     return fully_shard(module, mesh=mesh, **options)
 
 
-def claim_ddp_gradients_equal_one_process_on_the_joined_batch() -> None:
+def check_ddp_gradients_equal_one_process_on_the_joined_batch() -> None:
     module = DistributedDataParallel(model())
     loss_of(module, batch(dist.get_rank(), 0)).backward()
     expected = reference_gradients(dist.get_world_size())
@@ -64,14 +64,14 @@ def claim_ddp_gradients_equal_one_process_on_the_joined_batch() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
 
 
-def claim_ddp_with_several_buckets_trains_as_one_process() -> None:
+def check_ddp_with_several_buckets_trains_as_one_process() -> None:
     module = DistributedDataParallel(model(), bucket_cap_mb=SMALL_BUCKET_MB, gradient_as_bucket_view=True)
     train(module)
     for name, expected in reference_weights(dist.get_world_size()).items():
         torch.testing.assert_close(module.module.state_dict()[name], expected, **TOLERANCE)
 
 
-def claim_ddp_starts_reducing_before_the_backward_pass_ends() -> None:
+def check_ddp_starts_reducing_before_the_backward_pass_ends() -> None:
     module = DistributedDataParallel(model(), bucket_cap_mb=SMALL_BUCKET_MB)
     loss_of(module, batch(dist.get_rank(), 0)).backward()  # after the first pass DDP orders its buckets anew
     events: list[str] = []
@@ -92,7 +92,7 @@ def claim_ddp_starts_reducing_before_the_backward_pass_ends() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
 
 
-def claim_ddp_finds_parameters_that_one_rank_does_not_use() -> None:
+def check_ddp_finds_parameters_that_one_rank_does_not_use() -> None:
     class Branches(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -109,7 +109,7 @@ def claim_ddp_finds_parameters_that_one_rank_does_not_use() -> None:
         torch.testing.assert_close(grad, torch.full((1, 2), users / size))
 
 
-def claim_ddp_averages_sparse_gradients() -> None:
+def check_ddp_averages_sparse_gradients() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
 
     def train_on(words: torch.Tensor, *, wraps: bool) -> torch.Tensor:
@@ -129,7 +129,7 @@ def claim_ddp_averages_sparse_gradients() -> None:
     torch.testing.assert_close(got, expected, **TOLERANCE)
 
 
-def claim_ddp_trains_in_bfloat16() -> None:
+def check_ddp_trains_in_bfloat16() -> None:
     module = DistributedDataParallel(model().bfloat16())
     x, y = batch(dist.get_rank(), 0)
     loss_of(module, (x.bfloat16(), y)).backward()
@@ -141,7 +141,7 @@ def claim_ddp_trains_in_bfloat16() -> None:
     torch.testing.assert_close(gathered[0].float(), expected, rtol=0.1, atol=0.01)
 
 
-def claim_fsdp2_gradients_are_averaged_and_not_summed() -> None:
+def check_fsdp2_gradients_are_averaged_and_not_summed() -> None:
     module = sharded_model()
     loss_of(module, batch(dist.get_rank(), 0)).backward()
     expected = reference_gradients(dist.get_world_size())
@@ -149,7 +149,7 @@ def claim_fsdp2_gradients_are_averaged_and_not_summed() -> None:
         torch.testing.assert_close(full(parameter.grad), expected[name], **TOLERANCE)
 
 
-def claim_fsdp2_trains_as_one_process() -> None:
+def check_fsdp2_trains_as_one_process() -> None:
     module = sharded_model()
     train(module)
     expected = reference_weights(dist.get_world_size())
@@ -158,7 +158,7 @@ def claim_fsdp2_trains_as_one_process() -> None:
         torch.testing.assert_close(full(parameter), expected[name], **TOLERANCE)
 
 
-def claim_fsdp2_reduces_in_bfloat16_when_told_to() -> None:
+def check_fsdp2_reduces_in_bfloat16_when_told_to() -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.bfloat16)
     module = sharded_model(mp_policy=policy)
     loss_of(module, batch(dist.get_rank(), 0)).backward()
@@ -167,7 +167,7 @@ def claim_fsdp2_reduces_in_bfloat16_when_told_to() -> None:
         torch.testing.assert_close(full(parameter.grad), expected[name], rtol=0.02, atol=1e-3)
 
 
-def claim_distributed_checkpoints_bring_back_an_fsdp2_model() -> None:
+def check_distributed_checkpoints_bring_back_an_fsdp2_model() -> None:
     folder = [tempfile.mkdtemp()] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(folder, src=0)
     trained = sharded_model()
@@ -186,14 +186,14 @@ def claim_distributed_checkpoints_bring_back_an_fsdp2_model() -> None:
         shutil.rmtree(folder[0])
 
 
-CLAIMS = claims_in(__name__)
+CHECKS = checks_in(__name__)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    return run_claims([__name__], 2)
+    return run_checks([__name__], 2)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_training(claim: str, outcomes: dict[str, str | None]) -> None:
-    assert outcomes[claim] is None, outcomes[claim]
+@pytest.mark.parametrize("check", CHECKS)
+def test_training(check: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[check] is None, outcomes[check]

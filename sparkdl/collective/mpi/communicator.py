@@ -18,7 +18,7 @@ from sparkdl.collective.messages import BothMonitors
 from sparkdl.collective.mpi.library import check_places, create_group, is_cuda_aware, load_mpi, unfinished
 from sparkdl.collective.mpi.messages import MpiMessages
 from sparkdl.collective.mpi.movements import MpiGroups
-from sparkdl.collective.mpi.operations import JOIN, Claim, MpiAgreement, last_joined
+from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature, last_joined
 from sparkdl.collective.mpi.peers import PeerWatch
 from sparkdl.collective.telemetry.monitor import OperationMonitor, OperationTiming
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
@@ -100,9 +100,9 @@ class MpiCommunicator(MpiGroups):
         last: list[int] = []
 
         def take_part() -> None:
-            claim = Claim(kind=JOIN, joined_at=self._num_joined)
+            signature = Signature(kind=JOIN, joined_at=self._num_joined)
             while not last:
-                self._drive(self._take_part(claim, last), claim, timeout_s)
+                self._drive(self._take_part(signature, last), signature, timeout_s)
 
         self._turns.run(take_part)
         return last[0]
@@ -138,10 +138,10 @@ class MpiCommunicator(MpiGroups):
             unfinished.discard(self)
 
     def _carry_out(self, plan: Plan) -> None:
-        self._drive(self._agree_and_move(plan), plan.claim, plan.timeout_s)
+        self._drive(self._agree_and_move(plan), plan.signature, plan.timeout_s)
 
     def _agree_and_move(self, plan: Plan) -> Steps:
-        yield from self._agreement.reach(plan.claim, self._num_joined - 1)
+        yield from self._agreement.reach(plan.signature, self._num_joined - 1)
         self._timing.all_here()
         for buffer in plan.buffers:
             buffer.pack()
@@ -149,52 +149,52 @@ class MpiCommunicator(MpiGroups):
         for buffer in plan.buffers:
             buffer.unpack()
 
-    def _take_part(self, claim: Claim, last: list[int]) -> Steps:
+    def _take_part(self, signature: Signature, last: list[int]) -> Steps:
         """One operation of the others, as a rank that has joined; ``last`` is filled when all have."""
         try:
-            agreed = yield from self._agreement.reach(claim, self._num_joined - 1)
+            agreed = yield from self._agreement.reach(signature, self._num_joined - 1)
         except MismatchError:
             return  # theirs to fix; this rank continues waiting for them
         self._timing.all_here()
         if agreed.kind == JOIN:
-            last.append(last_joined(self._agreement.claims))
+            last.append(last_joined(self._agreement.signatures))
         elif agreed.kind == "allgather":
             yield from self._gather_zeros(agreed)
         elif agreed.op:
             yield from self._reduce_zeros(agreed)
 
-    def _drive(self, steps: Steps, claim: Claim, timeout_s: float | None) -> None:
+    def _drive(self, steps: Steps, signature: Signature, timeout_s: float | None) -> None:
         """Take the steps of an operation, each as soon as the one before is complete."""
         if self._closed:
-            raise CommunicatorError(f"{claim}: communicator {self.name!r} is closed")
-        self._check(claim)
+            raise CommunicatorError(f"{signature}: communicator {self.name!r} is closed")
+        self._check(signature)
         deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s)
         self._num_joined += 1
         measured = self._operations.operation(
-            claim.kind,
-            name=claim.name,
-            num_bytes=claim.num_bytes(self.world_size),
-            dtype=claim.dtype,
+            signature.kind,
+            name=signature.name,
+            num_bytes=signature.num_bytes(self.world_size),
+            dtype=signature.dtype,
             queued_ns=self._turns.queued_ns,
         )
         try:
             with measured as self._timing:
                 for request in steps:
-                    self._complete(claim, request, deadline)
+                    self._complete(signature, request, deadline)
         except MismatchError:
             raise
         except self._mpi.Exception as error:
             if self._watch.hears_of_failure(_NEWS_S):
                 self._abandoned.append(steps)
-                self._check(claim)
-            failure = CommunicatorError(f"{claim} on {self.name!r} failed in MPI: {error}")
+                self._check(signature)
+            failure = CommunicatorError(f"{signature} on {self.name!r} failed in MPI: {error}")
             self._give_up(steps, failure)
             raise failure from error
         except CommunicatorError as error:
             self._give_up(steps, error)
             raise
         except BaseException as error:
-            self._give_up(steps, f"{claim} on {self.name!r} was broken off by {type(error).__name__}")
+            self._give_up(steps, f"{signature} on {self.name!r} was broken off by {type(error).__name__}")
             raise
 
     def _give_up(self, steps: Steps, failure: CommunicatorError | str) -> None:
@@ -213,38 +213,40 @@ class MpiCommunicator(MpiGroups):
         if failure is not None:
             raise type(failure)(f"{what} on {self.name!r}: {failure}") from failure
 
-    def _complete(self, claim: Claim, request: MPI.Request, deadline: Deadline) -> None:
+    def _complete(self, signature: Signature, request: MPI.Request, deadline: Deadline) -> None:
         if not request.Test():
-            with NotedWait(self.name, self.world_ranks, str(claim), deadline.timeout_s):
-                self._wait_for(claim, request, deadline)
+            with NotedWait(self.name, self.world_ranks, str(signature), deadline.timeout_s):
+                self._wait_for(signature, request, deadline)
 
-    def _wait_for(self, claim: Claim, request: MPI.Request, deadline: Deadline) -> None:
+    def _wait_for(self, signature: Signature, request: MPI.Request, deadline: Deadline) -> None:
         spin = deadline.at_most(_SPIN_S)
         stall = StallTimer(self.stall_check)
         while not request.Test():
-            self._check(claim)
+            self._check(signature)
             if deadline.expired:
-                who = self._who_is_missing(claim)
+                who = self._who_is_missing(signature)
                 raise CommunicatorTimeoutError(
-                    f"{claim} on {self.name!r} was not complete within {deadline.timeout_s:g} s: {who}"
+                    f"{signature} on {self.name!r} was not complete within {deadline.timeout_s:g} s: {who}"
                 )
             if stall.is_over:
-                who = self._who_is_missing(claim)
-                reason = f"{claim} on {self.name!r} stalled for {self.stall_check.abort_after_s:g} s: {who}"
+                who = self._who_is_missing(signature)
+                reason = (
+                    f"{signature} on {self.name!r} stalled for {self.stall_check.abort_after_s:g} s: {who}"
+                )
                 self._watch.abort(reason)
                 raise CommunicatorTimeoutError(reason)
             if stall.warning_is_due:
                 waited_s = stall.waited_s
                 called = numbered(self.name, self.world_ranks)
-                warn_of_stall(called, self.rank, str(claim), waited_s, self._who_is_missing(claim))
+                warn_of_stall(called, self.rank, str(signature), waited_s, self._who_is_missing(signature))
             if spin.expired:
                 time.sleep(_NAP_S)
             else:
                 os.sched_yield()
 
-    def _who_is_missing(self, claim: Claim) -> str:
+    def _who_is_missing(self, signature: Signature) -> str:
         missing = self._watch.roll_call()
-        self._check(claim)
+        self._check(signature)
         return f"{name_ranks(missing)} had not joined" if missing else "all ranks had joined"
 
 

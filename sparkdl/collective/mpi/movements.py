@@ -15,9 +15,9 @@ import numpy as np
 
 from sparkdl.collective.buffers import FlatBuffer, flatten, zeros
 from sparkdl.collective.mpi.operations import (
-    Claim,
     MpiOperations,
     Plan,
+    Signature,
     both_forms,
     check_counts,
     for_mpi,
@@ -52,12 +52,12 @@ class MpiMovements(MpiOperations):
         timeout_s: float | None = None,
     ) -> Plan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
-        claim = replace(
-            self._claim("allgather", target, source, counts, name),
+        signature = replace(
+            self._signature("allgather", target, source, counts, name),
             shape=shape_to_agree_on(name, source, rows=True),
         )
-        steps = partial(self._allgather, source, target, claim)
-        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        steps = partial(self._allgather, source, target, signature)
+        return Plan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     allgather_async, allgather = both_forms(_plan_allgather)
 
@@ -66,7 +66,7 @@ class MpiMovements(MpiOperations):
     ) -> Plan:
         is_root = self.rank == self._check_root(root)
         buffer = flatten(array, reads=is_root, writes=not is_root)
-        claim = Claim(
+        signature = Signature(
             kind="broadcast",
             name=name,
             dtype=buffer.dtype,
@@ -74,8 +74,8 @@ class MpiMovements(MpiOperations):
             shape=shape_to_agree_on(name, buffer),
             root=root,
         )
-        steps = partial(self._broadcast, buffer, claim)
-        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        steps = partial(self._broadcast, buffer, signature)
+        return Plan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     broadcast_async, broadcast = both_forms(_plan_broadcast)
 
@@ -90,10 +90,10 @@ class MpiMovements(MpiOperations):
         timeout_s: float | None = None,
     ) -> Plan:
         source, target = flatten(array), self._flatten_on(root, out, writes=True)
-        claim = self._claim("gather", target, source, counts, name, root)
-        steps = partial(self._gather, source, target, claim)
+        signature = self._signature("gather", target, source, counts, name, root)
+        steps = partial(self._gather, source, target, signature)
         buffers = [source] if target is None else [source, target]
-        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return Plan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     gather_async, gather = both_forms(_plan_gather)
 
@@ -108,10 +108,10 @@ class MpiMovements(MpiOperations):
         timeout_s: float | None = None,
     ) -> Plan:
         source, target = self._flatten_on(root, array), flatten(out, reads=False, writes=True)
-        claim = self._claim("scatter", source, target, counts, name, root)
-        steps = partial(self._scatter, source, target, claim)
+        signature = self._signature("scatter", source, target, counts, name, root)
+        steps = partial(self._scatter, source, target, signature)
         buffers = [target] if source is None else [source, target]
-        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return Plan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     scatter_async, scatter = both_forms(_plan_scatter)
 
@@ -132,77 +132,79 @@ class MpiMovements(MpiOperations):
         receives = self._parts(target, receive_counts, "receive_counts")
         if source.dtype != target.dtype:
             raise ParamError(f"alltoall cannot put {source.dtype} into {target.dtype}")
-        claim = Claim(kind="alltoall", name=name, dtype=source.dtype, sends=sends, receives=receives)
-        steps = partial(self._alltoall, source, target, claim)
-        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        signature = Signature(kind="alltoall", name=name, dtype=source.dtype, sends=sends, receives=receives)
+        steps = partial(self._alltoall, source, target, signature)
+        return Plan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     alltoall_async, alltoall = both_forms(_plan_alltoall)
 
     def _plan_barrier(self, *, name: str = "", timeout_s: float | None = None) -> Plan:
-        return Plan(claim=Claim(kind="barrier", name=name), steps=_nothing_to_move, timeout_s=timeout_s)
+        return Plan(
+            signature=Signature(kind="barrier", name=name), steps=_nothing_to_move, timeout_s=timeout_s
+        )
 
     barrier_async, barrier = both_forms(_plan_barrier)
 
-    def _allgather(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:
-        blocks = self._sizes(claim)
+    def _allgather(self, source: FlatBuffer, target: FlatBuffer, signature: Signature) -> Steps:
+        blocks = self._sizes(signature)
         with written_by_mpi(target.unread) as whole:
             _copy(source.unread, _block(whole, blocks, self.rank))
-            if claim.blocks:
+            if signature.blocks:
                 yield self._comm.Iallgatherv(self._mpi.IN_PLACE, [whole, blocks])
-            elif claim.size:
+            elif signature.size:
                 yield self._comm.Iallgather(self._mpi.IN_PLACE, whole)
 
-    def _broadcast(self, buffer: FlatBuffer, claim: Claim) -> Steps:
+    def _broadcast(self, buffer: FlatBuffer, signature: Signature) -> Steps:
         with written_by_mpi(buffer.unread) as whole:
             for piece in pieces(whole):
-                yield self._comm.Ibcast(piece, claim.root)
+                yield self._comm.Ibcast(piece, signature.root)
 
-    def _gather(self, source: FlatBuffer, target: FlatBuffer | None, claim: Claim) -> Steps:
-        blocks, is_uneven = self._sizes(claim), bool(claim.blocks)
+    def _gather(self, source: FlatBuffer, target: FlatBuffer | None, signature: Signature) -> Steps:
+        blocks, is_uneven = self._sizes(signature), bool(signature.blocks)
         if not sum(blocks):
             return
         if target is None:
             gather = self._comm.Igatherv if is_uneven else self._comm.Igather
-            yield gather(for_mpi(source.unread), None, claim.root)
+            yield gather(for_mpi(source.unread), None, signature.root)
             return
         with written_by_mpi(target.unread) as whole:
             _copy(source.unread, _block(whole, blocks, self.rank))
             if is_uneven:
-                yield self._comm.Igatherv(self._mpi.IN_PLACE, [whole, blocks], claim.root)
+                yield self._comm.Igatherv(self._mpi.IN_PLACE, [whole, blocks], signature.root)
             else:
-                yield self._comm.Igather(self._mpi.IN_PLACE, whole, claim.root)
+                yield self._comm.Igather(self._mpi.IN_PLACE, whole, signature.root)
 
-    def _scatter(self, source: FlatBuffer | None, target: FlatBuffer, claim: Claim) -> Steps:
-        blocks, is_uneven = self._sizes(claim), bool(claim.blocks)
+    def _scatter(self, source: FlatBuffer | None, target: FlatBuffer, signature: Signature) -> Steps:
+        blocks, is_uneven = self._sizes(signature), bool(signature.blocks)
         if not sum(blocks):
             return
         if source is None:
             scatter = self._comm.Iscatterv if is_uneven else self._comm.Iscatter
             with written_by_mpi(target.unread) as block:
-                yield scatter(None, block, claim.root)
+                yield scatter(None, block, signature.root)
             return
         whole = for_mpi(source.unread)
         if is_uneven:
-            yield self._comm.Iscatterv([whole, blocks], self._mpi.IN_PLACE, claim.root)
+            yield self._comm.Iscatterv([whole, blocks], self._mpi.IN_PLACE, signature.root)
         else:
-            yield self._comm.Iscatter(whole, self._mpi.IN_PLACE, claim.root)
+            yield self._comm.Iscatter(whole, self._mpi.IN_PLACE, signature.root)
         _copy(_block(whole, blocks, self.rank), target.unread)
 
-    def _alltoall(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:
+    def _alltoall(self, source: FlatBuffer, target: FlatBuffer, signature: Signature) -> Steps:
         # Also for equal blocks: that they are equal everywhere is more than a rank knows.
         sent = for_mpi(source.unread)
         with written_by_mpi(target.unread) as received:
-            yield self._comm.Ialltoallv([sent, list(claim.sends)], [received, list(claim.receives)])
+            yield self._comm.Ialltoallv([sent, list(signature.sends)], [received, list(signature.receives)])
 
-    def _gather_zeros(self, claim: Claim) -> Steps:
+    def _gather_zeros(self, signature: Signature) -> Steps:
         """Take part in an allgather of equal blocks that others agreed on, with zeros."""
-        whole = zeros(claim.size * self.world_size, claim.dtype)
-        return self._allgather(zeros(claim.size, claim.dtype), whole, claim)
+        whole = zeros(signature.size * self.world_size, signature.dtype)
+        return self._allgather(zeros(signature.size, signature.dtype), whole, signature)
 
-    def _sizes(self, claim: Claim) -> list[int]:
-        return list(claim.blocks) or [claim.size] * self.world_size
+    def _sizes(self, signature: Signature) -> list[int]:
+        return list(signature.blocks) or [signature.size] * self.world_size
 
-    def _claim(
+    def _signature(
         self,
         kind: str,
         whole: FlatBuffer | None,
@@ -210,10 +212,10 @@ class MpiMovements(MpiOperations):
         counts: Sequence[int] | None,
         name: str,
         root: int = -1,
-    ) -> Claim:
+    ) -> Signature:
         blocks = self._check_blocks(whole, block, counts)
         size = 0 if blocks else block.data.size
-        return Claim(kind=kind, name=name, dtype=block.dtype, size=size, blocks=blocks, root=root)
+        return Signature(kind=kind, name=name, dtype=block.dtype, size=size, blocks=blocks, root=root)
 
     def _flatten_on(self, root: int, array: Array | None, *, writes: bool = False) -> FlatBuffer | None:
         """The array of all blocks, which counts on the root alone."""
@@ -265,7 +267,7 @@ class MpiGroups(MpiMovements, MpiReductions):
     ) -> Plan:
         sources, targets = _flatten_pairs(arrays, outs)
         blocks = self._blocks_of_group(sources, targets, counts)
-        claim = _claim(
+        signature = _signature(
             "reduce_scatter",
             name,
             targets[0].dtype,
@@ -274,8 +276,8 @@ class MpiGroups(MpiMovements, MpiReductions):
             prescale=float(prescale),
             postscale=float(postscale),
         )
-        steps = partial(self._reduce_scatter_group, sources, targets, claim)
-        return Plan(claim=claim, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+        steps = partial(self._reduce_scatter_group, sources, targets, signature)
+        return Plan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
 
     reduce_scatter_group_async, reduce_scatter_group = both_forms(_plan_reduce_scatter_group)
 
@@ -290,31 +292,35 @@ class MpiGroups(MpiMovements, MpiReductions):
     ) -> Plan:
         sources, targets = _flatten_pairs(arrays, outs)
         blocks = self._blocks_of_group(targets, sources, counts)
-        claim = _claim("allgather", name, sources[0].dtype, blocks)
-        steps = partial(self._allgather_group, sources, targets, claim)
-        return Plan(claim=claim, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+        signature = _signature("allgather", name, sources[0].dtype, blocks)
+        steps = partial(self._allgather_group, sources, targets, signature)
+        return Plan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
 
     allgather_group_async, allgather_group = both_forms(_plan_allgather_group)
 
     def _reduce_scatter_group(
-        self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], claim: Claim
+        self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], signature: Signature
     ) -> Steps:
-        whole = np.concatenate(list(_by_rank([source.data for source in sources], claim.array_blocks)))
+        whole = np.concatenate(list(_by_rank([source.data for source in sources], signature.array_blocks)))
         block = np.empty(sum(target.data.size for target in targets), whole.dtype)
         yield from self._reduce_scatter(
-            FlatBuffer(dtype=claim.dtype, data=whole), FlatBuffer(dtype=claim.dtype, data=block), claim
+            FlatBuffer(dtype=signature.dtype, data=whole),
+            FlatBuffer(dtype=signature.dtype, data=block),
+            signature,
         )
         _divide(block, [target.data for target in targets])
 
     def _allgather_group(
-        self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], claim: Claim
+        self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], signature: Signature
     ) -> Steps:
         block = np.concatenate([source.data for source in sources])
         whole = np.empty(sum(target.data.size for target in targets), block.dtype)
         yield from self._allgather(
-            FlatBuffer(dtype=claim.dtype, data=block), FlatBuffer(dtype=claim.dtype, data=whole), claim
+            FlatBuffer(dtype=signature.dtype, data=block),
+            FlatBuffer(dtype=signature.dtype, data=whole),
+            signature,
         )
-        _divide(whole, list(_by_rank([target.data for target in targets], claim.array_blocks)))
+        _divide(whole, list(_by_rank([target.data for target in targets], signature.array_blocks)))
 
     def _blocks_of_group(
         self,
@@ -348,7 +354,7 @@ def _flatten_pairs(
     return sources, targets
 
 
-def _claim(
+def _signature(
     kind: str,
     name: str,
     dtype: str,
@@ -357,10 +363,10 @@ def _claim(
     op: str = "",
     prescale: float = 1.0,
     postscale: float = 1.0,
-) -> Claim:
+) -> Signature:
     sums = tuple(map(sum, zip(*array_blocks, strict=True)))
     are_equal = len(set(sums)) == 1
-    return Claim(
+    return Signature(
         kind=kind,
         name=name,
         dtype=dtype,

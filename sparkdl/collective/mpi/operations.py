@@ -1,10 +1,10 @@
-"""The common part of all operations of a communicator over MPI: claims, plans, and the agreement of the ranks.
+"""The common part of all operations of a communicator over MPI: signatures, plans, and the agreement of the ranks.
 
-A claim describes an operation as one rank means it, in the native core's words. Claims are made and compared without
+A signature describes an operation as one rank means it, in the native core's words. Signatures are made and compared without
 communication. A plan is an operation that a rank was asked for; each has a blocking and a queued form.
 
-Before they carry out an operation, the ranks compare their claims. They add up three numbers per rank, which costs
-one small allreduce, whatever the world's size. The claims themselves are exchanged only if the sums show that the
+Before they carry out an operation, the ranks compare their signatures. They add up three numbers per rank, which costs
+one small allreduce, whatever the world's size. The signatures themselves are exchanged only if the sums show that the
 ranks do not agree.
 """
 
@@ -61,7 +61,7 @@ _SHOWN = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Signature:
     """One operation as one rank means it.
 
     Attributes:
@@ -154,7 +154,7 @@ class Claim:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Claim:
+    def from_bytes(cls, data: bytes) -> Signature:
         """Decode what :meth:`to_bytes` made."""
         values: dict[str, Any] = json.loads(data)
         for name, value in values.items():
@@ -163,35 +163,35 @@ class Claim:
         return cls(**values)
 
 
-def agree(claims: Sequence[Claim], number: int) -> Claim:
-    """Find what all ranks that have not joined say; a joined rank's own claim if all have.
+def agree(signatures: Sequence[Signature], number: int) -> Signature:
+    """Find what all ranks that have not joined say; a joined rank's own signature if all have.
 
     Args:
-        claims: of all ranks, in order of rank.
+        signatures: of all ranks, in order of rank.
         number: of the operation, for the message.
 
     Raises:
         MismatchError: if they disagree, or say what cannot be done while others have joined.
     """
-    active = [claim for claim in claims if claim.kind != JOIN]
+    active = [signature for signature in signatures if signature.kind != JOIN]
     if not active:
-        return claims[0]
+        return signatures[0]
     agreed = active[0]
-    is_possible = len(active) == len(claims) or (agreed.kind in _WITHOUT_JOINED and not agreed.blocks)
-    if not is_possible or any(claim.digest != agreed.digest for claim in active):
+    is_possible = len(active) == len(signatures) or (agreed.kind in _WITHOUT_JOINED and not agreed.blocks)
+    if not is_possible or any(signature.digest != agreed.digest for signature in active):
         said: dict[str, list[int]] = {}
-        for rank, claim in enumerate(claims):
-            said.setdefault(str(claim), []).append(rank)
+        for rank, signature in enumerate(signatures):
+            said.setdefault(str(signature), []).append(rank)
         who_said_what = "; ".join(f"{name_ranks(ranks)} said {text}" for text, ranks in said.items())
         raise MismatchError(f"the ranks disagree about operation {number}: {who_said_what}")
     if agreed.sends:
-        _check_exchange(claims)
+        _check_exchange(signatures)
     return agreed
 
 
-def last_joined(claims: Sequence[Claim]) -> int:
+def last_joined(signatures: Sequence[Signature]) -> int:
     """The rank that joined last, the highest if there were several."""
-    return max(range(len(claims)), key=lambda rank: (claims[rank].joined_at, rank))
+    return max(range(len(signatures)), key=lambda rank: (signatures[rank].joined_at, rank))
 
 
 def check_counts(counts: Sequence[int], world_size: int, what: str) -> tuple[int, ...]:
@@ -208,13 +208,13 @@ def check_counts(counts: Sequence[int], world_size: int, what: str) -> tuple[int
     return plain
 
 
-def _check_exchange(claims: Sequence[Claim]) -> None:
-    for source, claim in enumerate(claims):
-        for to, sent in enumerate(claim.sends):
-            expected = claims[to].receives[source]
+def _check_exchange(signatures: Sequence[Signature]) -> None:
+    for source, signature in enumerate(signatures):
+        for to, sent in enumerate(signature.sends):
+            expected = signatures[to].receives[source]
             if sent != expected:
                 raise MismatchError(
-                    f"the ranks disagree about {claim.kind}{f' {claim.name!r}' * bool(claim.name)}: rank {source}"
+                    f"the ranks disagree about {signature.kind}{f' {signature.name!r}' * bool(signature.name)}: rank {source}"
                     f" sends {sent} elements to rank {to}, which expects {expected}"
                 )
 
@@ -228,8 +228,8 @@ def _list(counts: Sequence[int]) -> str:
 
 # Training repeats a few operations for ever.
 @lru_cache(maxsize=4096)
-def _digest(claim: Claim) -> int:
-    said = repr([getattr(claim, field.name) for field in fields(claim)])
+def _digest(signature: Signature) -> int:
+    said = repr([getattr(signature, field.name) for field in fields(signature)])
     return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little")
 
 
@@ -252,7 +252,7 @@ class Plan:
     """An operation that a rank was asked for.
 
     Attributes:
-        claim: what the ranks have to agree on.
+        signature: what the ranks have to agree on.
         steps: begins it, once they have.
         buffers: the arrays that it works on.
         timeout_s: its deadline; the communicator's own when None.
@@ -261,7 +261,7 @@ class Plan:
         ParamError: if that is no time to wait.
     """
 
-    claim: Claim
+    signature: Signature
     steps: Callable[[], Steps]
     buffers: Sequence[FlatBuffer] = ()
     timeout_s: float | None
@@ -369,34 +369,34 @@ class MpiAgreement:
         self._rank, self._world_size = comm.Get_rank(), comm.Get_size()
         self._mine = np.zeros(3, np.uint64)
         self._sums = np.zeros(3, np.uint64)
-        self.claims: list[Claim] = []
+        self.signatures: list[Signature] = []
 
-    def reach(self, claim: Claim, number: int) -> Generator[MPI.Request, None, Claim]:
-        """The steps to what all ranks that have not joined will do; the own claim if all have joined.
+    def reach(self, signature: Signature, number: int) -> Generator[MPI.Request, None, Signature]:
+        """The steps to what all ranks that have not joined will do; the own signature if all have joined.
 
-        Each step is a request to be completed before the next is taken. After the last one ``claims`` has what each
+        Each step is a request to be completed before the next is taken. After the last one ``signatures`` has what each
         rank said, where the ranks did not say the same.
 
         Raises:
             MismatchError: on every rank, if they disagree.
         """
         if self._world_size == 1:
-            self.claims = [claim]
-            return claim
-        self._mine[:] = claim.digest, claim.balance(self._rank), claim.kind == JOIN
+            self.signatures = [signature]
+            return signature
+        self._mine[:] = signature.digest, signature.balance(self._rank), signature.kind == JOIN
         yield self._comm.Iallreduce(self._mine, self._sums)
         # Equal digests add up to a multiple; others do so once in 2**64 mismatches.
-        if self._sums.tolist() == [claim.digest * self._world_size % MODULUS, 0, 0]:
-            return claim
-        self.claims = yield from self._exchange(claim)
-        return agree(self.claims, number)
+        if self._sums.tolist() == [signature.digest * self._world_size % MODULUS, 0, 0]:
+            return signature
+        self.signatures = yield from self._exchange(signature)
+        return agree(self.signatures, number)
 
-    def _exchange(self, claim: Claim) -> Generator[MPI.Request, None, list[Claim]]:
-        mine = np.frombuffer(claim.to_bytes(), np.uint8)
+    def _exchange(self, signature: Signature) -> Generator[MPI.Request, None, list[Signature]]:
+        mine = np.frombuffer(signature.to_bytes(), np.uint8)
         lengths = np.empty(self._world_size, np.int64)
         yield self._comm.Iallgather(np.array([mine.size]), lengths)
         joined = np.empty(lengths.sum(), np.uint8)
         yield self._comm.Iallgatherv(mine, [joined, lengths.tolist()])
         ends = np.cumsum(lengths)
         parts = zip(ends - lengths, ends, strict=True)
-        return [Claim.from_bytes(joined[start:end].tobytes()) for start, end in parts]
+        return [Signature.from_bytes(joined[start:end].tobytes()) for start, end in parts]

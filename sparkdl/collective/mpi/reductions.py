@@ -16,9 +16,9 @@ import numpy as np
 
 from sparkdl.collective.buffers import FlatBuffer, flatten, zeros
 from sparkdl.collective.mpi.operations import (
-    Claim,
     MpiOperations,
     Plan,
+    Signature,
     both_forms,
     for_mpi,
     pieces,
@@ -194,11 +194,11 @@ class MpiReductions(MpiOperations):
     ) -> Plan:
         buffer = flatten(array, writes=True)
         shape = shape_to_agree_on(name, buffer)
-        claim = _claim(
+        signature = _signature(
             "allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name, shape=shape
         )
-        steps = partial(self._allreduce, [buffer], claim)
-        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        steps = partial(self._allreduce, [buffer], signature)
+        return Plan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     allreduce_async, allreduce = both_forms(_plan_allreduce)
 
@@ -217,9 +217,11 @@ class MpiReductions(MpiOperations):
         if len(dtypes) != 1:
             raise ParamError(f"a group has arrays of one dtype, got {', '.join(dtypes) or 'no arrays'}")
         sizes = tuple(buffer.data.size for buffer in buffers)
-        claim = _claim("allreduce", dtypes[0], sum(sizes), op, prescale, postscale, name, arrays=sizes)
-        steps = partial(self._allreduce, buffers, claim)
-        return Plan(claim=claim, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        signature = _signature(
+            "allreduce", dtypes[0], sum(sizes), op, prescale, postscale, name, arrays=sizes
+        )
+        steps = partial(self._allreduce, buffers, signature)
+        return Plan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
 
     allreduce_group_async, allreduce_group = both_forms(_plan_allreduce_group)
 
@@ -239,11 +241,11 @@ class MpiReductions(MpiOperations):
         blocks = self._check_blocks(source, target, counts)
         size = 0 if blocks else target.data.size
         shape = shape_to_agree_on(name, source, rows=True)
-        claim = _claim(
+        signature = _signature(
             "reduce_scatter", source.dtype, size, op, prescale, postscale, name, shape=shape, blocks=blocks
         )
-        steps = partial(self._reduce_scatter, source, target, claim)
-        return Plan(claim=claim, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        steps = partial(self._reduce_scatter, source, target, signature)
+        return Plan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
 
     reduce_scatter_async, reduce_scatter = both_forms(_plan_reduce_scatter)
 
@@ -261,69 +263,77 @@ class MpiReductions(MpiOperations):
         buffer = flatten(array, writes=True)
         size, root = buffer.data.size, self._check_root(root)
         shape = shape_to_agree_on(name, buffer)
-        claim = _claim("reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root)
-        steps = partial(self._reduce, buffer, claim)
-        return Plan(claim=claim, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        signature = _signature(
+            "reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root
+        )
+        steps = partial(self._reduce, buffer, signature)
+        return Plan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
 
     reduce_async, reduce = both_forms(_plan_reduce)
 
-    def _allreduce(self, buffers: Sequence[FlatBuffer], claim: Claim) -> Steps:
+    def _allreduce(self, buffers: Sequence[FlatBuffer], signature: Signature) -> Steps:
         if len(buffers) == 1:
             # Piece by piece, as a wider copy of the whole may be four times as large as it.
             for data in pieces(buffers[0].data):
-                reduced = for_mpi(_widen(data, claim))
-                yield self._comm.Iallreduce(self._mpi.IN_PLACE, reduced, self._mpi_op(claim))
-                self._narrow(data, reduced, claim)
+                reduced = for_mpi(_widen(data, signature))
+                yield self._comm.Iallreduce(self._mpi.IN_PLACE, reduced, self._mpi_op(signature))
+                self._narrow(data, reduced, signature)
             return
-        working = np.concatenate([_widen(buffer.data, claim) for buffer in buffers])
+        working = np.concatenate([_widen(buffer.data, signature) for buffer in buffers])
         for piece in pieces(working):
-            yield self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._mpi_op(claim))
+            yield self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._mpi_op(signature))
         start = 0
         for buffer in buffers:
             end = start + buffer.data.size
-            self._narrow(buffer.data, working[start:end], claim)
+            self._narrow(buffer.data, working[start:end], signature)
             start = end
 
-    def _reduce_scatter(self, source: FlatBuffer, target: FlatBuffer, claim: Claim) -> Steps:
-        working, reduced = for_mpi(_widen(source.data, claim)), for_mpi(target.data)
+    def _reduce_scatter(self, source: FlatBuffer, target: FlatBuffer, signature: Signature) -> Steps:
+        working, reduced = for_mpi(_widen(source.data, signature)), for_mpi(target.data)
         if working.dtype != reduced.dtype or np.may_share_memory(working, reduced):
             reduced = np.empty(reduced.size, working.dtype)
-        if claim.blocks:
-            yield self._comm.Ireduce_scatter(working, reduced, list(claim.blocks), self._mpi_op(claim))
-        elif claim.size:
-            yield self._comm.Ireduce_scatter_block(working, reduced, self._mpi_op(claim))
-        self._narrow(target.data, reduced, claim)
+        if signature.blocks:
+            yield self._comm.Ireduce_scatter(
+                working, reduced, list(signature.blocks), self._mpi_op(signature)
+            )
+        elif signature.size:
+            yield self._comm.Ireduce_scatter_block(working, reduced, self._mpi_op(signature))
+        self._narrow(target.data, reduced, signature)
 
-    def _reduce(self, buffer: FlatBuffer, claim: Claim) -> Steps:
+    def _reduce(self, buffer: FlatBuffer, signature: Signature) -> Steps:
         for data in pieces(buffer.data):
-            reduced = for_mpi(_widen(data, claim))
-            if self.rank == claim.root:
-                yield self._comm.Ireduce(self._mpi.IN_PLACE, reduced, self._mpi_op(claim), claim.root)
-                self._narrow(data, reduced, claim)
+            reduced = for_mpi(_widen(data, signature))
+            if self.rank == signature.root:
+                yield self._comm.Ireduce(self._mpi.IN_PLACE, reduced, self._mpi_op(signature), signature.root)
+                self._narrow(data, reduced, signature)
             else:
-                yield self._comm.Ireduce(reduced, None, self._mpi_op(claim), claim.root)
+                yield self._comm.Ireduce(reduced, None, self._mpi_op(signature), signature.root)
 
-    def _reduce_zeros(self, claim: Claim) -> Steps:
+    def _reduce_zeros(self, signature: Signature) -> Steps:
         """Take part in a reduction that others agreed on, with zeros."""
-        if claim.kind == "reduce_scatter":
-            block = zeros(claim.size, claim.dtype)
-            return self._reduce_scatter(zeros(claim.size * self.world_size, claim.dtype), block, claim)
-        return self._allreduce([zeros(size, claim.dtype) for size in claim.arrays or [claim.size]], claim)
+        if signature.kind == "reduce_scatter":
+            block = zeros(signature.size, signature.dtype)
+            return self._reduce_scatter(
+                zeros(signature.size * self.world_size, signature.dtype), block, signature
+            )
+        return self._allreduce(
+            [zeros(size, signature.dtype) for size in signature.arrays or [signature.size]], signature
+        )
 
-    def _narrow(self, data: Data, reduced: Data, claim: Claim) -> None:
-        narrow_into(data, reduced, claim.dtype, claim.op, self.world_size, claim.postscale)
+    def _narrow(self, data: Data, reduced: Data, signature: Signature) -> None:
+        narrow_into(data, reduced, signature.dtype, signature.op, self.world_size, signature.postscale)
 
-    def _mpi_op(self, claim: Claim) -> MPI.Op:
+    def _mpi_op(self, signature: Signature) -> MPI.Op:
         mpi = self._mpi
         ops: dict[str, MPI.Op] = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD}
-        return ops[elementary_op(claim.op, claim.dtype)]
+        return ops[elementary_op(signature.op, signature.dtype)]
 
 
-def _widen(data: Data, claim: Claim) -> Data:
-    return widen(data, claim.dtype, claim.op, claim.prescale)
+def _widen(data: Data, signature: Signature) -> Data:
+    return widen(data, signature.dtype, signature.op, signature.prescale)
 
 
-def _claim(
+def _signature(
     kind: str,
     dtype: str,
     size: int,
@@ -336,8 +346,8 @@ def _claim(
     arrays: tuple[int, ...] = (),
     blocks: tuple[int, ...] = (),
     root: int = -1,
-) -> Claim:
-    return Claim(
+) -> Signature:
+    return Signature(
         kind=kind,
         name=name,
         dtype=dtype,

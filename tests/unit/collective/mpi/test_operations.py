@@ -2,51 +2,51 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.collective.mpi.operations import JOIN, Claim, agree, last_joined
+from sparkdl.collective.mpi.operations import JOIN, Signature, agree, last_joined
 from sparkdl.errors import MismatchError
 
-GRAD = Claim(kind="allreduce", name="grad", dtype="float32", size=10, op="sum")
+GRAD = Signature(kind="allreduce", name="grad", dtype="float32", size=10, op="sum")
 
 
 @pytest.mark.parametrize(
-    ("claim", "words"),
+    ("signature", "words"),
     [
         (GRAD, "allreduce 'grad' of 10 float32 by sum"),
-        (Claim(kind="barrier"), "barrier"),
-        (Claim(kind="broadcast", dtype="int8", size=3, root=1), "broadcast of 3 int8 from rank 1"),
+        (Signature(kind="barrier"), "barrier"),
+        (Signature(kind="broadcast", dtype="int8", size=3, root=1), "broadcast of 3 int8 from rank 1"),
         (
-            Claim(kind="reduce", dtype="int8", size=3, op="max", root=1, postscale=0.5),
+            Signature(kind="reduce", dtype="int8", size=3, op="max", root=1, postscale=0.5),
             "reduce of 3 int8 by max, postscale 0.5 to rank 1",
         ),
-        (Claim(kind="allgather", dtype="bool", blocks=(3, 4)), "allgather of bool in blocks of 3, 4"),
+        (Signature(kind="allgather", dtype="bool", blocks=(3, 4)), "allgather of bool in blocks of 3, 4"),
         (
-            Claim(kind="allreduce", dtype="bool", size=7, arrays=(3, 4), op="sum"),
+            Signature(kind="allreduce", dtype="bool", size=7, arrays=(3, 4), op="sum"),
             "allreduce of 7 bool in arrays of 3, 4 by sum",
         ),
         (
-            Claim(kind="alltoall", dtype="int8", sends=(1, 0), receives=(1, 2)),
+            Signature(kind="alltoall", dtype="int8", sends=(1, 0), receives=(1, 2)),
             "alltoall of int8 in blocks of 1, 0 for blocks of 1, 2",
         ),
         (
-            Claim(kind="allgather", dtype="int8", blocks=tuple(range(40))),
+            Signature(kind="allgather", dtype="int8", blocks=tuple(range(40))),
             f"allgather of int8 in blocks of {', '.join(map(str, range(32)))}, and 8 more, 780 in all",
         ),
     ],
 )
-def test_words_of_a_claim(claim: Claim, words: str) -> None:
-    assert str(claim) == words
+def test_words_of_a_signature(signature: Signature, words: str) -> None:
+    assert str(signature) == words
 
 
 @pytest.mark.parametrize(
-    "claim",
+    "signature",
     [
         GRAD,
-        Claim(kind="alltoall", dtype="int8", sends=(1, 0), receives=(1, 2)),
-        Claim(kind=JOIN, joined_at=7),
+        Signature(kind="alltoall", dtype="int8", sends=(1, 0), receives=(1, 2)),
+        Signature(kind=JOIN, joined_at=7),
     ],
 )
-def test_claim_survives_its_way_to_other_ranks(claim: Claim) -> None:
-    assert Claim.from_bytes(claim.to_bytes()) == claim
+def test_signature_survives_its_way_to_other_ranks(signature: Signature) -> None:
+    assert Signature.from_bytes(signature.to_bytes()) == signature
 
 
 def test_ranks_that_agree_get_what_they_said() -> None:
@@ -54,7 +54,7 @@ def test_ranks_that_agree_get_what_they_said() -> None:
 
 
 def test_disagreement_says_which_ranks_said_what() -> None:
-    other = Claim(kind="allreduce", name="grad", dtype="float32", size=11, op="sum")
+    other = Signature(kind="allreduce", name="grad", dtype="float32", size=11, op="sum")
     with pytest.raises(MismatchError) as caught:
         agree([GRAD, other, GRAD], 17)
     assert str(caught.value) == (
@@ -64,39 +64,39 @@ def test_disagreement_says_which_ranks_said_what() -> None:
 
 
 def test_ranks_that_have_joined_leave_the_others_to_agree() -> None:
-    joined = Claim(kind=JOIN, joined_at=3)
+    joined = Signature(kind=JOIN, joined_at=3)
     assert agree([joined, GRAD, joined], 4) == GRAD
     with pytest.raises(MismatchError, match=r"ranks 0, 2 said join; rank 1 said broadcast"):
-        agree([joined, Claim(kind="broadcast", dtype="int8", size=3, root=1), joined], 4)
+        agree([joined, Signature(kind="broadcast", dtype="int8", size=3, root=1), joined], 4)
 
 
 def test_last_of_several_that_joined_together_is_the_highest() -> None:
-    claims = [Claim(kind=JOIN, joined_at=at) for at in (5, 9, 2, 9, 1)]
-    assert agree(claims, 9).kind == JOIN
-    assert last_joined(claims) == 3
+    signatures = [Signature(kind=JOIN, joined_at=at) for at in (5, 9, 2, 9, 1)]
+    assert agree(signatures, 9).kind == JOIN
+    assert last_joined(signatures) == 3
 
 
-def exchange(sends: list[list[int]], receives: list[list[int]]) -> list[Claim]:
+def exchange(sends: list[list[int]], receives: list[list[int]]) -> list[Signature]:
     return [
-        Claim(kind="alltoall", dtype="int8", sends=tuple(sent), receives=tuple(received))
+        Signature(kind="alltoall", dtype="int8", sends=tuple(sent), receives=tuple(received))
         for sent, received in zip(sends, receives, strict=True)
     ]
 
 
-def balance(claims: list[Claim]) -> int:
-    return sum(claim.balance(rank) for rank, claim in enumerate(claims)) % 2**64
+def balance(signatures: list[Signature]) -> int:
+    return sum(signature.balance(rank) for rank, signature in enumerate(signatures)) % 2**64
 
 
 def test_exchange_is_balanced_if_each_rank_receives_what_the_others_send() -> None:
-    claims = exchange([[1, 2, 3], [0, 0, 9], [4, 5, 6]], [[1, 0, 4], [2, 0, 5], [3, 9, 6]])
-    assert balance(claims) == 0
-    assert len({claim.digest for claim in claims}) == 1
-    assert agree(claims, 0).kind == "alltoall"
+    signatures = exchange([[1, 2, 3], [0, 0, 9], [4, 5, 6]], [[1, 0, 4], [2, 0, 5], [3, 9, 6]])
+    assert balance(signatures) == 0
+    assert len({signature.digest for signature in signatures}) == 1
+    assert agree(signatures, 0).kind == "alltoall"
 
 
 def test_exchange_out_of_balance_is_named() -> None:
     # The sums agree, and so do the numbers of blocks.
-    claims = exchange([[1, 2], [3, 4]], [[1, 2], [3, 4]])
-    assert balance(claims) != 0
+    signatures = exchange([[1, 2], [3, 4]], [[1, 2], [3, 4]])
+    assert balance(signatures) != 0
     with pytest.raises(MismatchError, match="rank 0 sends 2 elements to rank 1, which expects 3"):
-        agree(claims, 0)
+        agree(signatures, 0)

@@ -7,7 +7,7 @@ import torch
 import sparkdl.horovod.torch as hvd
 
 
-def claim_gradients_of_allreduce_are_reduced_alike() -> None:
+def check_gradients_of_allreduce_are_reduced_alike() -> None:
     x = torch.ones(3, requires_grad=True)
     (hvd.allreduce(x, op=hvd.Average) * (hvd.rank() + 1)).sum().backward()
     assert x.grad.tolist() == [1.5] * 3
@@ -20,7 +20,7 @@ def claim_gradients_of_allreduce_are_reduced_alike() -> None:
     assert xs[1].grad is None
 
 
-def claim_no_gradient_is_kept_where_none_is_wanted() -> None:
+def check_no_gradient_is_kept_where_none_is_wanted() -> None:
     x = torch.ones(3, requires_grad=True)
     with torch.no_grad():
         assert not hvd.allreduce(x).requires_grad
@@ -28,7 +28,7 @@ def claim_no_gradient_is_kept_where_none_is_wanted() -> None:
     assert not hvd.synchronize(hvd.allreduce_async(x)).requires_grad
 
 
-def claim_gradients_of_allgather_are_averaged_and_cut() -> None:
+def check_gradients_of_allgather_are_averaged_and_cut() -> None:
     rank = hvd.rank()
     x = torch.ones(rank + 1, requires_grad=True)
     (hvd.allgather(x) * torch.arange(3.0) * (1 + rank)).sum().backward()
@@ -39,13 +39,13 @@ def claim_gradients_of_allgather_are_averaged_and_cut() -> None:
     assert all((x.grad == 1).all() for x in xs)
 
 
-def claim_gradients_of_broadcast_go_to_the_root() -> None:
+def check_gradients_of_broadcast_go_to_the_root() -> None:
     x = torch.ones(2, requires_grad=True)
     (hvd.broadcast(x, 1) * (hvd.rank() + 1)).sum().backward()
     assert x.grad.tolist() == ([1.5] * 2 if hvd.rank() == 1 else [0.0] * 2)
 
 
-def claim_gradients_of_alltoall_go_the_way_back() -> None:
+def check_gradients_of_alltoall_go_the_way_back() -> None:
     rank = hvd.rank()
     x = torch.ones(4, requires_grad=True)
     received, _ = hvd.alltoall(x, splits=[1, 2])
@@ -56,7 +56,7 @@ def claim_gradients_of_alltoall_go_the_way_back() -> None:
     assert x.grad.tolist() == [1.0, 2.0]
 
 
-def claim_gradients_of_reducescatter_are_gathered() -> None:
+def check_gradients_of_reducescatter_are_gathered() -> None:
     rank = hvd.rank()
     x = torch.ones(3, requires_grad=True)
     (hvd.reducescatter(x, op=hvd.Sum, postscale_factor=0.5) * (rank + 1)).sum().backward()

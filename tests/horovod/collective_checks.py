@@ -15,7 +15,7 @@ INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def claim_ranks_know_their_places() -> None:
+def check_ranks_know_their_places() -> None:
     assert hvd.is_initialized()
     assert hvd.size() == hvd.local_size() == 2
     assert hvd.rank() == hvd.local_rank()
@@ -24,7 +24,7 @@ def claim_ranks_know_their_places() -> None:
     assert hvd.is_homogeneous()
 
 
-def claim_the_native_core_stands_for_gloo() -> None:
+def check_the_native_core_stands_for_gloo() -> None:
     assert hvd.gloo_built()
     assert hvd.gloo_enabled()
     assert not hvd.mpi_enabled()
@@ -35,19 +35,19 @@ def claim_the_native_core_stands_for_gloo() -> None:
         hvd.mpi_threads_supported()
 
 
-def claim_allreduce_averages_by_default_and_keeps_its_argument() -> None:
+def check_allreduce_averages_by_default_and_keeps_its_argument() -> None:
     tensor = torch.arange(6.0).view(2, 3) * (hvd.rank() + 1)
     torch.testing.assert_close(hvd.allreduce(tensor, name="x"), torch.arange(6.0).view(2, 3) * 1.5)
     torch.testing.assert_close(tensor, torch.arange(6.0).view(2, 3) * (hvd.rank() + 1))
 
 
-def claim_allreduce_in_place_writes_to_its_argument() -> None:
+def check_allreduce_in_place_writes_to_its_argument() -> None:
     for tensor in (torch.full((3, 2), hvd.rank() + 1.0), torch.full((3, 2), hvd.rank() + 1.0).t()):
         assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
         assert (tensor == 3).all()
 
 
-def claim_allreduce_knows_every_operation_and_scales() -> None:
+def check_allreduce_knows_every_operation_and_scales() -> None:
     own = torch.tensor([1.0, 4.0]) if hvd.rank() == 0 else torch.tensor([3.0, 2.0])
     expected = {hvd.Sum: [4, 6], hvd.Average: [2, 3], hvd.Min: [1, 2], hvd.Max: [3, 4], hvd.Product: [3, 8]}
     for op, values in expected.items():
@@ -66,7 +66,7 @@ def claim_allreduce_knows_every_operation_and_scales() -> None:
         hvd.allreduce(own, op=17)
 
 
-def claim_allreduce_takes_every_dtype_and_shape() -> None:
+def check_allreduce_takes_every_dtype_and_shape() -> None:
     for dtype in [*INTEGERS, *FLOATS]:
         assert (
             hvd.allreduce(torch.full((2, 3), hvd.rank() + 1).to(dtype), op=hvd.Sum).tolist() == [[3] * 3] * 2
@@ -79,7 +79,7 @@ def claim_allreduce_takes_every_dtype_and_shape() -> None:
     assert hvd.allreduce_(every_second, op=hvd.Sum).tolist() == [0, 2, 4, 6, 8]
 
 
-def claim_tensors_that_cannot_be_taken_are_named() -> None:
+def check_tensors_that_cannot_be_taken_are_named() -> None:
     with pytest.raises(ValueError, match=r"Tensor type torch\.ComplexFloatTensor is not supported\."):
         hvd.allreduce(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"Tensor type torch\.sparse\.FloatTensor is not supported\."):
@@ -92,13 +92,13 @@ def claim_tensors_that_cannot_be_taken_are_named() -> None:
     assert hvd.allreduce(bools, op=hvd.Product).tolist() == [True, False]
 
 
-def claim_half_compression_gives_back_the_dtype() -> None:
+def check_half_compression_gives_back_the_dtype() -> None:
     reduced = hvd.allreduce(torch.full((4,), float(hvd.rank())), compression=hvd.Compression.fp16)
     assert reduced.dtype == torch.float32
     assert reduced.tolist() == [0.5] * 4
 
 
-def claim_handles_are_polled_and_synchronized_once() -> None:
+def check_handles_are_polled_and_synchronized_once() -> None:
     handles = [hvd.allreduce_async(torch.full((5,), float(i)), op=hvd.Sum) for i in range(3)]
     assert all(isinstance(handle, int) for handle in handles)
     for i, handle in reversed(list(enumerate(handles))):
@@ -110,14 +110,14 @@ def claim_handles_are_polled_and_synchronized_once() -> None:
             hvd.poll(handle)
 
 
-def claim_asynchronous_operations_run_without_being_waited_for() -> None:
+def check_asynchronous_operations_run_without_being_waited_for() -> None:
     tensor = torch.full((3,), float(hvd.rank()))
     handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name="unwatched")
     assert eventually(lambda: hvd.poll(handle), timeout_s=20.0)
     assert tensor.tolist() == [1.0] * 3
 
 
-def claim_grouped_allreduce_takes_several_dtypes() -> None:
+def check_grouped_allreduce_takes_several_dtypes() -> None:
     own = [torch.full((2,), 1.0 + hvd.rank()), torch.tensor([hvd.rank()]), torch.ones(3).double()]
     reduced = hvd.grouped_allreduce(own, op=hvd.Sum)
     assert [tensor.tolist() for tensor in reduced] == [[3, 3], [1], [2, 2, 2]]
@@ -134,7 +134,7 @@ def claim_grouped_allreduce_takes_several_dtypes() -> None:
         hvd.grouped_allreduce([torch.ones(1), torch.ones(1, device="meta")])
 
 
-def claim_allgather_joins_unequal_first_dimensions() -> None:
+def check_allgather_joins_unequal_first_dimensions() -> None:
     own = torch.full((hvd.rank() + 1, 2), hvd.rank(), dtype=torch.int16)
     assert hvd.allgather(own).tolist() == [[0, 0], [1, 1], [1, 1]]
     assert hvd.allgather(torch.empty(0 if hvd.rank() == 0 else 1, 2)).shape == (1, 2)
@@ -148,7 +148,7 @@ def claim_allgather_joins_unequal_first_dimensions() -> None:
         hvd.allgather(torch.tensor(1.0))
 
 
-def claim_broadcast_gives_the_roots_tensor() -> None:
+def check_broadcast_gives_the_roots_tensor() -> None:
     own = torch.full((2, 2), hvd.rank() == 1)
     assert hvd.broadcast(own, root_rank=1).all()
     assert bool(own.all()) == (hvd.rank() == 1)
@@ -159,7 +159,7 @@ def claim_broadcast_gives_the_roots_tensor() -> None:
         hvd.broadcast(own, 7)
 
 
-def claim_alltoall_sends_equal_or_given_splits() -> None:
+def check_alltoall_sends_equal_or_given_splits() -> None:
     rank = hvd.rank()
     own = torch.arange(4).view(4, 1).repeat(1, 2) + 10 * rank
     assert hvd.alltoall(own)[:, 0].tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
@@ -182,7 +182,7 @@ def claim_alltoall_sends_equal_or_given_splits() -> None:
         hvd.alltoall(own[:3])
 
 
-def claim_reducescatter_gives_the_first_ranks_more_rows() -> None:
+def check_reducescatter_gives_the_first_ranks_more_rows() -> None:
     own = torch.arange(5.0).view(5, 1) * (hvd.rank() + 1)
     expected = [[0], [3], [6]] if hvd.rank() == 0 else [[9], [12]]
     assert hvd.reducescatter(own, op=hvd.Sum).tolist() == expected
@@ -199,7 +199,7 @@ def claim_reducescatter_gives_the_first_ranks_more_rows() -> None:
         hvd.reducescatter(own, op=hvd.Max)
 
 
-def claim_tensors_of_one_element_or_none_may_have_any_stride() -> None:
+def check_tensors_of_one_element_or_none_may_have_any_stride() -> None:
     rank = hvd.rank()
     column = torch.arange(10.0).view(1, 10)[:, rank]
     assert (column.is_contiguous(), column.stride()) == (True, (10,))
@@ -216,7 +216,7 @@ def claim_tensors_of_one_element_or_none_may_have_any_stride() -> None:
     assert hvd.allreduce(column, op=hvd.Sum).tolist() == [1]
 
 
-def claim_tensors_that_cannot_hold_a_result_are_refused_at_the_call() -> None:
+def check_tensors_that_cannot_hold_a_result_are_refused_at_the_call() -> None:
     shared = torch.ones(1).expand(4)
     for call in (
         lambda: hvd.broadcast_(shared, 0),
@@ -236,7 +236,7 @@ def claim_tensors_that_cannot_hold_a_result_are_refused_at_the_call() -> None:
     assert hvd.allreduce(shared, op=hvd.Sum).tolist() == [2] * 4
 
 
-def claim_an_operation_refused_on_one_rank_leaves_the_numbers_of_the_next_alike() -> None:
+def check_an_operation_refused_on_one_rank_leaves_the_numbers_of_the_next_alike() -> None:
     if hvd.rank() == 0:
         with pytest.raises(ValueError, match="Number of entries"):
             hvd.alltoall(torch.ones(2), splits=[1])
@@ -246,7 +246,7 @@ def claim_an_operation_refused_on_one_rank_leaves_the_numbers_of_the_next_alike(
     assert hvd.broadcast(torch.tensor([hvd.rank()]), 1).item() == 1
 
 
-def claim_sparse_allreduce_equals_the_dense_one() -> None:
+def check_sparse_allreduce_equals_the_dense_one() -> None:
     dense = torch.zeros(6, 2)
     dense[hvd.rank() : hvd.rank() + 3] = 1.0 + hvd.rank()
     handle = hvd.sparse_allreduce_async(dense.to_sparse(1), name="sparse", op=hvd.Average)
@@ -257,7 +257,7 @@ def claim_sparse_allreduce_equals_the_dense_one() -> None:
     assert hvd.sparse_allreduce_async(nothing, name="nothing", op=hvd.Sum)()._nnz() == 0
 
 
-def claim_adasum_adds_what_is_orthogonal_and_averages_what_is_parallel() -> None:
+def check_adasum_adds_what_is_orthogonal_and_averages_what_is_parallel() -> None:
     rank = hvd.rank()
     for dtype in (torch.float16, torch.float32, torch.float64):
         orthogonal = torch.tensor([3.0, 0.0, 0.0] if rank == 0 else [0.0, 0.0, 5.0]).to(dtype)

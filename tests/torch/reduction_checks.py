@@ -11,7 +11,7 @@ from sparkdl.errors import MismatchError, ParamError
 from tests.torch.rank_tensors import DTYPES, everyones, rank_and_size, tensor_of
 
 
-def claim_allreduce_reduces_every_dtype_by_every_operation() -> None:
+def check_allreduce_reduces_every_dtype_by_every_operation() -> None:
     rank, size = rank_and_size()
     for dtype in DTYPES:
         all_tensors = everyones(dtype).double()
@@ -28,7 +28,7 @@ def claim_allreduce_reduces_every_dtype_by_every_operation() -> None:
             torch.testing.assert_close(tensor, reference.to(dtype), rtol=0, atol=0, msg=f"{dtype} {op}")
 
 
-def claim_premul_sum_multiplies_before_it_sums() -> None:
+def check_premul_sum_multiplies_before_it_sums() -> None:
     tensor = tensor_of(dist.get_rank())
     dist.all_reduce(tensor, _make_nccl_premul_sum(0.25))
     torch.testing.assert_close(tensor, everyones().sum(0) * 0.25)
@@ -40,7 +40,7 @@ def claim_premul_sum_multiplies_before_it_sums() -> None:
     torch.testing.assert_close(source, kept)
 
 
-def claim_bitwise_operations_work_on_integers_and_booleans() -> None:
+def check_bitwise_operations_work_on_integers_and_booleans() -> None:
     rank, size = rank_and_size()
     tensor = torch.tensor([1 << rank, 3], dtype=torch.int32)
     dist.all_reduce(tensor, dist.ReduceOp.BOR)
@@ -50,7 +50,7 @@ def claim_bitwise_operations_work_on_integers_and_booleans() -> None:
     assert flags.tolist() == [False, True]
 
 
-def claim_sparse_tensors_are_summed_and_averaged() -> None:
+def check_sparse_tensors_are_summed_and_averaged() -> None:
     rank, size = rank_and_size()
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
@@ -73,7 +73,7 @@ def claim_sparse_tensors_are_summed_and_averaged() -> None:
         dist.all_reduce(torch.eye(2 + rank).to_sparse())
 
 
-def claim_booleans_and_complex_numbers_can_be_summed() -> None:
+def check_booleans_and_complex_numbers_can_be_summed() -> None:
     rank, size = rank_and_size()
     flags = torch.tensor([rank == 0, False])
     dist.all_reduce(flags)
@@ -83,7 +83,7 @@ def claim_booleans_and_complex_numbers_can_be_summed() -> None:
     assert numbers[1, 1] == complex(sum(range(size)), size)
 
 
-def claim_tensors_that_are_not_contiguous_are_written_in_place() -> None:
+def check_tensors_that_are_not_contiguous_are_written_in_place() -> None:
     rank, size = rank_and_size()
     base = torch.zeros(6, 5)
     view = base.t()[:, ::2]
@@ -102,7 +102,7 @@ def claim_tensors_that_are_not_contiguous_are_written_in_place() -> None:
     torch.testing.assert_close(outputs.reshape(size, 5, 3), everyones(shape=(3, 5)).transpose(1, 2))
 
 
-def claim_parameters_and_empty_tensors_are_accepted() -> None:
+def check_parameters_and_empty_tensors_are_accepted() -> None:
     parameter = torch.nn.Parameter(tensor_of(dist.get_rank()))
     with torch.no_grad():
         dist.all_reduce(parameter)

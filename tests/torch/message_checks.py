@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tests.torch.rank_tensors import rank_and_size, tensor_of
 
 
-def claim_messages_are_matched_by_sender_and_tag() -> None:
+def check_messages_are_matched_by_sender_and_tag() -> None:
     rank, size = rank_and_size()
     following, previous = (rank + 1) % size, (rank - 1) % size
     for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.bool):
@@ -21,7 +21,7 @@ def claim_messages_are_matched_by_sender_and_tag() -> None:
             work.wait()
 
 
-def claim_messages_do_not_wait_for_collectives_nor_these_for_them() -> None:
+def check_messages_do_not_wait_for_collectives_nor_these_for_them() -> None:
     rank, size = rank_and_size()
     following, previous = (rank + 1) % size, (rank - 1) % size
     large = torch.full((1 << 20,), float(rank))
@@ -44,7 +44,7 @@ def claim_messages_do_not_wait_for_collectives_nor_these_for_them() -> None:
     assert (into == previous).all()
 
 
-def claim_messages_travel_in_subgroups_and_as_objects() -> None:
+def check_messages_travel_in_subgroups_and_as_objects() -> None:
     rank, size = rank_and_size()
     reversed_group = dist.new_group(list(range(size))[::-1], backend="sparkdl")
     if rank == 0:
@@ -61,7 +61,7 @@ def claim_messages_travel_in_subgroups_and_as_objects() -> None:
     dist.destroy_process_group(reversed_group)
 
 
-def claim_messages_are_received_from_any_rank() -> None:
+def check_messages_are_received_from_any_rank() -> None:
     rank, size = rank_and_size()
     if rank != 0:
         dist.send(torch.full((3,), float(rank)), dst=0, tag=9)

@@ -18,7 +18,7 @@ NUM_ROUNDS = 6
 NAMES_PER_ROUND = 12
 
 
-def claim_ranks_may_submit_names_in_different_order() -> None:
+def check_ranks_may_submit_names_in_different_order() -> None:
     generator = random.Random(hvd.rank())
     for round_number in range(NUM_ROUNDS):
         names = [f"{round_number}.{number}" for number in range(NAMES_PER_ROUND)]
@@ -44,7 +44,7 @@ def claim_ranks_may_submit_names_in_different_order() -> None:
             assert hvd.synchronize(handles[name]).tolist() == expected[number % 3]
 
 
-def claim_numbers_of_numpy_and_torch_match_in_any_order() -> None:
+def check_numbers_of_numpy_and_torch_match_in_any_order() -> None:
     tensor = torch.ones(2)
     calls = [
         lambda: hvd.allreduce_async(tensor, name="op", op=np.int64(hvd.Sum)),
@@ -60,7 +60,7 @@ def claim_numbers_of_numpy_and_torch_match_in_any_order() -> None:
     assert results == [[2.0, 2.0], [1.0, 1.0], [1.0, 1.0], [2.0]]
 
 
-def claim_waiting_in_different_order_does_not_block() -> None:
+def check_waiting_in_different_order_does_not_block() -> None:
     a, b = torch.ones(2), torch.ones(3)
     if hvd.rank() == 0:
         first = hvd.allreduce_async(a, name="a", op=hvd.Sum)
@@ -72,7 +72,7 @@ def claim_waiting_in_different_order_does_not_block() -> None:
         assert hvd.synchronize(second).tolist() == [2.0] * 3
 
 
-def claim_threads_may_run_different_names_at_once() -> None:
+def check_threads_may_run_different_names_at_once() -> None:
     failures = []
 
     def run(thread: int) -> None:
@@ -92,7 +92,7 @@ def claim_threads_may_run_different_names_at_once() -> None:
     assert not failures, failures
 
 
-def claim_what_one_rank_asks_alone_does_not_hold_up_the_others() -> None:
+def check_what_one_rank_asks_alone_does_not_hold_up_the_others() -> None:
     tensor = torch.ones(3)
     handle = hvd.allreduce_async(tensor, name="early", op=hvd.Sum) if hvd.rank() == 0 else None
     for _ in range(3):
@@ -105,7 +105,7 @@ def claim_what_one_rank_asks_alone_does_not_hold_up_the_others() -> None:
     assert hvd.synchronize(handle).tolist() == [2.0] * 3
 
 
-def claim_a_name_that_is_outstanding_cannot_be_used_again() -> None:
+def check_a_name_that_is_outstanding_cannot_be_used_again() -> None:
     tensor = torch.ones(3)
     handles = [hvd.allreduce_async(tensor, name=f"twice on {hvd.rank()}")]
     with pytest.raises(ValueError, match="same name as another tensor that is currently being processed"):
@@ -116,7 +116,7 @@ def claim_a_name_that_is_outstanding_cannot_be_used_again() -> None:
         hvd.synchronize(handle)
 
 
-def claim_every_mismatch_is_named_alike_on_all_ranks() -> None:
+def check_every_mismatch_is_named_alike_on_all_ranks() -> None:
     rank = hvd.rank()
     numbers = torch.ones(4)
     cases = [
@@ -189,7 +189,7 @@ def claim_every_mismatch_is_named_alike_on_all_ranks() -> None:
         assert texts[0] == texts[1]
 
 
-def claim_different_operations_under_one_name_fail_and_the_session_goes_on() -> None:
+def check_different_operations_under_one_name_fail_and_the_session_goes_on() -> None:
     numbers = torch.ones(4)
     calls = (
         (lambda: hvd.allgather(numbers, name="m"), lambda: hvd.allreduce(numbers, name="m"), "ALLGATHER"),
@@ -211,7 +211,7 @@ def claim_different_operations_under_one_name_fail_and_the_session_goes_on() -> 
         assert texts[0] == texts[1]
 
 
-def claim_threads_have_time_to_ask_for_the_other_operation_of_a_name() -> None:
+def check_threads_have_time_to_ask_for_the_other_operation_of_a_name() -> None:
     def gather() -> list[float]:
         return hvd.allgather(torch.ones(1), name="of two threads").tolist()
 
@@ -227,7 +227,7 @@ def claim_threads_have_time_to_ask_for_the_other_operation_of_a_name() -> None:
     assert sorted(results + late) == [[1.0, 1.0], [2.0]]
 
 
-def claim_a_mismatch_leaves_what_is_in_place_untouched() -> None:
+def check_a_mismatch_leaves_what_is_in_place_untouched() -> None:
     tensor = torch.full((2 + hvd.rank(),), 7.0)
     with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
         hvd.allreduce_(tensor, name="untouched")
@@ -236,7 +236,7 @@ def claim_a_mismatch_leaves_what_is_in_place_untouched() -> None:
     assert [hvd.synchronize(handle).item() for handle in handles] == [2.0] * 3
 
 
-def claim_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
+def check_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
     hvd.barrier()
     session().world.timeout_s, before = 2.0, session().world.timeout_s
     # Or else it is a step of their agreement that one of them has waited for too long.
@@ -252,7 +252,7 @@ def claim_ranks_that_never_agree_are_told_so_within_the_deadline() -> None:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 
 
-def claim_a_stalled_request_is_given_up_alike_on_all_ranks_long_before_the_deadline() -> None:
+def check_a_stalled_request_is_given_up_alike_on_all_ranks_long_before_the_deadline() -> None:
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
@@ -273,7 +273,7 @@ def claim_a_stalled_request_is_given_up_alike_on_all_ranks_long_before_the_deadl
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 
 
-def claim_what_some_rank_asks_for_too_long_alone_is_given_up_though_others_go_on() -> None:
+def check_what_some_rank_asks_for_too_long_alone_is_given_up_though_others_go_on() -> None:
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")

@@ -13,13 +13,13 @@ from sparkdl.horovod.torch.elastic.state import StateHandler, get_handler_regist
 from tests.torch.training_examples import batch, loss_of, model
 
 
-def claim_objects_travel() -> None:
+def check_objects_travel() -> None:
     assert hvd.broadcast_object({"a": [1, 2]} if hvd.rank() == 1 else None, root_rank=1) == {"a": [1, 2]}
     assert hvd.broadcast_object("b", name="named") == "b"
     assert hvd.allgather_object("x" * hvd.rank()) == ["", "x"]
 
 
-def claim_parameters_become_the_roots() -> None:
+def check_parameters_become_the_roots() -> None:
     for form in ("state_dict", "named_parameters", "parameters"):
         module = model()
         with torch.no_grad():
@@ -33,7 +33,7 @@ def claim_parameters_become_the_roots() -> None:
         hvd.broadcast_parameters(3, 0)
 
 
-def claim_optimizer_state_becomes_the_roots() -> None:
+def check_optimizer_state_becomes_the_roots() -> None:
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.5 if hvd.rank() == 0 else 0.1)
     if hvd.rank() == 0:
@@ -51,7 +51,7 @@ def claim_optimizer_state_becomes_the_roots() -> None:
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(module.parameters()), 0)
 
 
-def claim_elastic_state_is_synchronized_committed_and_restored() -> None:
+def check_elastic_state_is_synchronized_committed_and_restored() -> None:
     module = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1 * (1 + hvd.rank()), momentum=0.9)
     sampler = hvd.elastic.ElasticSampler(range(11))
@@ -100,7 +100,7 @@ class TallyHandler(StateHandler):
         self.save()
 
 
-def claim_handlers_for_other_kinds_of_parts_can_be_registered_for_a_while() -> None:
+def check_handlers_for_other_kinds_of_parts_can_be_registered_for_a_while() -> None:
     before = get_handler_registry()
     kinds = list(before)
     set_handler_registry([*before, (Tally, TallyHandler)])
@@ -117,7 +117,7 @@ def claim_handlers_for_other_kinds_of_parts_can_be_registered_for_a_while() -> N
     assert get_handler_registry() == kinds
 
 
-def claim_elastic_samplers_divide_what_is_left() -> None:
+def check_elastic_samplers_divide_what_is_left() -> None:
     sampler = hvd.elastic.ElasticSampler(range(11), seed=3)
     shares = hvd.allgather_object(list(sampler))
     assert len(shares[0]) == len(shares[1]) == len(sampler) == 6
@@ -134,7 +134,7 @@ def claim_elastic_samplers_divide_what_is_left() -> None:
     assert list(in_order) == [hvd.rank(), hvd.rank() + 2]
 
 
-def claim_elastic_training_goes_on_from_the_last_commit_after_a_failure() -> None:
+def check_elastic_training_goes_on_from_the_last_commit_after_a_failure() -> None:
     history: list[tuple[int, float]] = []
     resets: list[int] = []
 
@@ -156,7 +156,7 @@ def claim_elastic_training_goes_on_from_the_last_commit_after_a_failure() -> Non
     assert history == [(0, 2.0), (1, 4.0), (2, 6.0), (3, 8.0)]
 
 
-def claim_elastic_training_raises_what_would_fail_again() -> None:
+def check_elastic_training_raises_what_would_fail_again() -> None:
     attempts: list[str] = []
 
     @hvd.elastic.run
@@ -180,7 +180,7 @@ def claim_elastic_training_raises_what_would_fail_again() -> None:
     assert attempts[3:] == ["commits"] * 3
 
 
-def claim_states_of_users_may_be_as_bare_as_with_horovod() -> None:
+def check_states_of_users_may_be_as_bare_as_with_horovod() -> None:
     state = hvd.elastic.State(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
     for method in (state.save, state.restore, state.sync, state.commit):
         with pytest.raises(NotImplementedError):
@@ -195,7 +195,7 @@ def claim_states_of_users_may_be_as_bare_as_with_horovod() -> None:
     assert own.kept == 0
 
 
-def claim_batch_norm_over_ranks_equals_that_of_one_process() -> None:
+def check_batch_norm_over_ranks_equals_that_of_one_process() -> None:
     for shape, options in (((6, 4), {}), ((6, 4, 3, 2), {"momentum": None}), ((6, 4, 5), {"affine": False})):
         generator = torch.Generator().manual_seed(1)
         rows = torch.randn(shape, generator=generator) * 3 + 100

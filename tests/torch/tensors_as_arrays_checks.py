@@ -1,4 +1,4 @@
-"""What communicators do with tensors that they are given as arrays. Claims for ranks, see :mod:`tests.claims`."""
+"""What communicators do with tensors that they are given as arrays. Checks for ranks, see :mod:`tests.checks`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _communicator() -> Communicator:
     return dist.group.WORLD.communicator
 
 
-def claim_a_communicator_takes_tensors_as_they_lie() -> None:
+def check_a_communicator_takes_tensors_as_they_lie() -> None:
     communicator = _communicator()
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
         whole = torch.arange(6, dtype=dtype)
@@ -32,14 +32,14 @@ def claim_a_communicator_takes_tensors_as_they_lie() -> None:
     assert weight.tolist() == [communicator.world_size] * 4
 
 
-def claim_a_queued_operation_holds_its_tensor() -> None:
+def check_a_queued_operation_holds_its_tensor() -> None:
     communicator = _communicator()
     handles = [communicator.allreduce_async(torch.ones(1 << 16)) for _ in range(8)]
     for handle in handles:
         handle.wait()
 
 
-def claim_tensors_need_not_be_contiguous() -> None:
+def check_tensors_need_not_be_contiguous() -> None:
     communicator = _communicator()
     for dtype in (torch.float32, torch.bfloat16, torch.bool):
         for view in (lambda x: x.t()[:2], lambda x: x[:, ::2], lambda x: x[:, :1]):
@@ -54,7 +54,7 @@ def claim_tensors_need_not_be_contiguous() -> None:
         communicator.allreduce(torch.ones(1).expand(4))
 
 
-def claim_tensors_whose_memory_is_not_what_they_say_are_refused() -> None:
+def check_tensors_whose_memory_is_not_what_they_say_are_refused() -> None:
     communicator = _communicator()
     negative = torch.ones(3, dtype=torch.complex64).conj().imag
     adjacent = torch._neg_view(torch.ones(3))

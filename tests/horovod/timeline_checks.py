@@ -57,7 +57,7 @@ def check(path: Path) -> None:
         assert expected in text, expected
 
 
-def claim_timeline_is_started_and_stopped_at_run_time() -> None:
+def check_timeline_is_started_and_stopped_at_run_time() -> None:
     with file_of_all() as path:
         hvd.start_timeline(str(path))
         for _ in range(10):
@@ -68,7 +68,7 @@ def claim_timeline_is_started_and_stopped_at_run_time() -> None:
         hvd.stop_timeline()  # nothing, as in Horovod
 
 
-def claim_timeline_can_be_read_while_it_runs() -> None:
+def check_timeline_can_be_read_while_it_runs() -> None:
     with file_of_all() as path:
         hvd.start_timeline(str(path), mark_cycles=True)
         hvd.allreduce(torch.ones(3), name="first")
@@ -89,7 +89,7 @@ def claim_timeline_can_be_read_while_it_runs() -> None:
         assert list(trace.processes) == [0, 1]
 
 
-def claim_timeline_that_is_started_anew_goes_on_in_another_file() -> None:
+def check_timeline_that_is_started_anew_goes_on_in_another_file() -> None:
     with file_of_all() as path:
         second = path.with_name("second.json")
         hvd.start_timeline(str(path))
@@ -104,7 +104,7 @@ def claim_timeline_that_is_started_anew_goes_on_in_another_file() -> None:
         assert "test_allreduce" not in second.read_text()
 
 
-def claim_timeline_marks_where_a_rank_begins_to_run_requests() -> None:
+def check_timeline_marks_where_a_rank_begins_to_run_requests() -> None:
     with file_of_all() as path:
         hvd.start_timeline(str(path), mark_cycles=True)
         late = hvd.add_process_set([0])
@@ -128,7 +128,7 @@ def claim_timeline_marks_where_a_rank_begins_to_run_requests() -> None:
         hvd.remove_process_set(late)
 
 
-def claim_timeline_of_the_environment_lasts_until_shutdown() -> None:
+def check_timeline_of_the_environment_lasts_until_shutdown() -> None:
     with file_of_all() as path:
         only_there = {"HOROVOD_TIMELINE": str(path)} if hvd.rank() == 0 else {}
         with again_with(**only_there):
@@ -141,7 +141,7 @@ def claim_timeline_of_the_environment_lasts_until_shutdown() -> None:
     assert not Path("DYNAMIC").exists()
 
 
-def claim_stall_inspector_is_set_by_horovods_variables() -> None:
+def check_stall_inspector_is_set_by_horovods_variables() -> None:
     with again_with(HOROVOD_STALL_CHECK_TIME_SECONDS="2", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5"):
         assert session().world.stall_check == StallCheck(warn_after_s=2.0, abort_after_s=5.0)
     with again_with(HOROVOD_STALL_CHECK_DISABLE="1"):
@@ -155,7 +155,7 @@ def claim_stall_inspector_is_set_by_horovods_variables() -> None:
     assert session().world.stall_check == StallCheck()
 
 
-def claim_rank_that_never_joins_ends_the_others_when_asked() -> None:
+def check_rank_that_never_joins_ends_the_others_when_asked() -> None:
     with again_with(HOROVOD_STALL_CHECK_TIME_SECONDS="0.3", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1"):
         if hvd.rank() == 0:
             with pytest.raises(hvd.HorovodInternalError, match=r"stalled for 1\.0 s: rank 1 had not joined"):

@@ -20,7 +20,7 @@ def rank_of_launcher() -> int:
     return communicator.rank
 
 
-def claim_horovod_can_be_shut_down_and_initialized_again() -> None:
+def check_horovod_can_be_shut_down_and_initialized_again() -> None:
     handle = hvd.allreduce_async(torch.ones(1))
     hvd.synchronize(handle)
     hvd.shutdown()
@@ -40,7 +40,7 @@ def claim_horovod_can_be_shut_down_and_initialized_again() -> None:
         hvd.synchronize(late)
 
 
-def claim_what_is_outstanding_at_shutdown_fails_on_all_ranks() -> None:
+def check_what_is_outstanding_at_shutdown_fails_on_all_ranks() -> None:
     handle = hvd.allreduce_async(torch.ones(1), name=f"of rank {hvd.rank()}")
     if hvd.rank() == 0:
         outcome: list[BaseException] = []
@@ -64,7 +64,7 @@ def claim_what_is_outstanding_at_shutdown_fails_on_all_ranks() -> None:
     hvd.barrier()
 
 
-def claim_static_process_sets_are_opened_with_init() -> None:
+def check_static_process_sets_are_opened_with_init() -> None:
     hvd.shutdown()
     with pytest.raises(ValueError, match="process_sets entry number 2 is a duplicate"):
         hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([1]), hvd.ProcessSet([1, 0])])
@@ -93,7 +93,7 @@ def claim_static_process_sets_are_opened_with_init() -> None:
     hvd.init(process_sets="Dynamic")
 
 
-def claim_an_init_that_fails_leaves_nothing_open() -> None:
+def check_an_init_that_fails_leaves_nothing_open() -> None:
     hvd.shutdown()
     unwritable = f"{__file__}/below a file"
     open_before = count_open()
@@ -116,7 +116,7 @@ def count_open() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
-def claim_init_takes_some_of_the_ranks() -> None:
+def check_init_takes_some_of_the_ranks() -> None:
     hvd.shutdown()
     if rank_of_launcher() == 1:
         hvd.init([1])
@@ -140,7 +140,7 @@ class CommOfRanks:
         return self.ranks
 
 
-def claim_process_sets_may_be_made_from_communicators_of_mpi4py() -> None:
+def check_process_sets_may_be_made_from_communicators_of_mpi4py() -> None:
     rank = hvd.rank()
     hvd.shutdown()
     own = hvd.ProcessSet(CommOfRanks([rank]))
@@ -156,6 +156,6 @@ def claim_process_sets_may_be_made_from_communicators_of_mpi4py() -> None:
     hvd.init()
 
 
-def claim_horovods_module_of_collectives_is_there() -> None:
+def check_horovods_module_of_collectives_is_there() -> None:
     assert hvd.mpi_ops.allreduce_async_ is hvd.allreduce_async_
     assert hvd.mpi_ops.synchronize is hvd.synchronize

@@ -29,7 +29,7 @@ def rate_of(optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def claim_schedulers_made_first_still_act() -> None:
+def check_schedulers_made_first_still_act() -> None:
     module = model()
     plain = optimizer_of(module)
     scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.0)
@@ -41,7 +41,7 @@ def claim_schedulers_made_first_still_act() -> None:
     assert rate_of(optimizer) == 0.0
 
 
-def claim_schedulers_act_alike_on_all_ranks_after_a_broadcast() -> None:
+def check_schedulers_act_alike_on_all_ranks_after_a_broadcast() -> None:
     for op in (hvd.Average, hvd.Adasum):
         for which in ("wrapped", "plain"):
             module = model()
@@ -55,7 +55,7 @@ def claim_schedulers_act_alike_on_all_ranks_after_a_broadcast() -> None:
             assert len(plain.state_dict()["state"]) == len(list(module.parameters()))
 
 
-def claim_schedulers_still_act_after_elastic_state_is_restored() -> None:
+def check_schedulers_still_act_after_elastic_state_is_restored() -> None:
     module = model()
     plain = optimizer_of(module)
     scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
@@ -69,7 +69,7 @@ def claim_schedulers_still_act_after_elastic_state_is_restored() -> None:
     assert rate_of(plain) == rate_of(optimizer) == 0.05
 
 
-def claim_adasum_begins_anew_when_state_is_loaded() -> None:
+def check_adasum_begins_anew_when_state_is_loaded() -> None:
     module = model()
     optimizer = hvd.DistributedOptimizer(optimizer_of(module), op=hvd.Adasum)
     loss_of(module, batch(hvd.rank(), 0)).backward()
@@ -80,7 +80,7 @@ def claim_adasum_begins_anew_when_state_is_loaded() -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
 
 
-def claim_two_optimizers_may_share_a_model_and_its_names() -> None:
+def check_two_optimizers_may_share_a_model_and_its_names() -> None:
     for op in (hvd.Average, hvd.Adasum):
         module = model()
         parts = [
@@ -99,7 +99,7 @@ def claim_two_optimizers_may_share_a_model_and_its_names() -> None:
             assert not torch.equal(weights[0][name], before[name])
 
 
-def claim_gradients_of_parameters_that_the_optimizer_lacks_stay_this_ranks() -> None:
+def check_gradients_of_parameters_that_the_optimizer_lacks_stay_this_ranks() -> None:
     module = model()
     head = module[4]
     optimizer = hvd.DistributedOptimizer(
@@ -117,7 +117,7 @@ def claim_gradients_of_parameters_that_the_optimizer_lacks_stay_this_ranks() -> 
     assert all(parameter.grad is None for parameter in frozen.parameters())
 
 
-def claim_an_optimizer_that_is_dropped_goes_with_its_model() -> None:
+def check_an_optimizer_that_is_dropped_goes_with_its_model() -> None:
     for op in (hvd.Average, hvd.Adasum):
         module = model()
         optimizer = hvd.DistributedOptimizer(optimizer_of(module), op=op)
@@ -128,7 +128,7 @@ def claim_an_optimizer_that_is_dropped_goes_with_its_model() -> None:
         assert [reference() for reference in gone] == [None] * 3
 
 
-def claim_a_module_can_be_wrapped_again() -> None:
+def check_a_module_can_be_wrapped_again() -> None:
     for op in (hvd.Average, hvd.Adasum):
         module = model()
         for _ in range(3):
@@ -140,7 +140,7 @@ def claim_a_module_can_be_wrapped_again() -> None:
         torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
 
 
-def claim_gradients_cannot_be_cleared_between_the_backward_passes_of_a_step() -> None:
+def check_gradients_cannot_be_cleared_between_the_backward_passes_of_a_step() -> None:
     for op in (hvd.Average, hvd.Adasum):
         module = model()
         optimizer = hvd.DistributedOptimizer(optimizer_of(module), backward_passes_per_step=2, op=op)
@@ -153,7 +153,7 @@ def claim_gradients_cannot_be_cleared_between_the_backward_passes_of_a_step() ->
         assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def claim_what_is_not_reduced_may_be_cleared_at_any_time() -> None:
+def check_what_is_not_reduced_may_be_cleared_at_any_time() -> None:
     alone = hvd.add_process_set([1])
     module = model()
     optimizer = hvd.DistributedOptimizer(optimizer_of(module), process_set=alone)
@@ -164,7 +164,7 @@ def claim_what_is_not_reduced_may_be_cleared_at_any_time() -> None:
     hvd.remove_process_set(alone)
 
 
-def claim_a_wrapped_optimizer_tells_how_it_reduces() -> None:
+def check_a_wrapped_optimizer_tells_how_it_reduces() -> None:
     module = model()
     optimizer = hvd.DistributedOptimizer(
         optimizer_of(module), gradient_predivide_factor=2.0, backward_passes_per_step=3, sparse_as_dense=True
@@ -174,7 +174,7 @@ def claim_a_wrapped_optimizer_tells_how_it_reduces() -> None:
     assert optimizer.process_set is hvd.global_process_set
 
 
-def claim_names_of_parameters_are_checked() -> None:
+def check_names_of_parameters_are_checked() -> None:
     module = model()
     named = list(module.named_parameters())
     with pytest.raises(ValueError, match="must be unique"):

@@ -54,7 +54,7 @@ class Scene:
         return torch.stack([self.tensor_of(rank, *shape, dtype=dtype) for rank in range(self.size)])
 
 
-def claim_allreduce_reduces_by_every_operation(scene: Scene) -> None:
+def check_allreduce_reduces_by_every_operation(scene: Scene) -> None:
     everyone = scene.everyones()
     expected = {
         dist.ReduceOp.SUM: everyone.sum(0),
@@ -73,7 +73,7 @@ def claim_allreduce_reduces_by_every_operation(scene: Scene) -> None:
         assert work.is_success()
 
 
-def claim_allreduce_takes_every_dtype(scene: Scene) -> None:
+def check_allreduce_takes_every_dtype(scene: Scene) -> None:
     for dtype in (
         torch.float64,
         torch.float16,
@@ -93,7 +93,7 @@ def claim_allreduce_takes_every_dtype(scene: Scene) -> None:
     assert flag.tolist() == [True, False]
 
 
-def claim_tensors_with_gaps_and_scalars_are_reduced_in_place(scene: Scene) -> None:
+def check_tensors_with_gaps_and_scalars_are_reduced_in_place(scene: Scene) -> None:
     whole = torch.zeros(6, 5)
     part = whole[1:5:2, 1:4].T
     part.copy_(scene.mine(3, 2))
@@ -104,7 +104,7 @@ def claim_tensors_with_gaps_and_scalars_are_reduced_in_place(scene: Scene) -> No
     assert scalar == sum(range(scene.size))
 
 
-def claim_broadcast_gives_the_roots_tensors(scene: Scene) -> None:
+def check_broadcast_gives_the_roots_tensors(scene: Scene) -> None:
     for root in range(scene.size):
         tensors = [scene.mine(), scene.mine(2, 2, dtype=torch.int16).T]
         scene.group.broadcast(tensors, rooted(BroadcastOptions(), root)).wait()
@@ -112,7 +112,7 @@ def claim_broadcast_gives_the_roots_tensors(scene: Scene) -> None:
         torch.testing.assert_close(tensors[1], scene.tensor_of(root, 2, 2, dtype=torch.int16).T)
 
 
-def claim_reduce_changes_the_roots_tensor_alone(scene: Scene) -> None:
+def check_reduce_changes_the_roots_tensor_alone(scene: Scene) -> None:
     tensor = scene.mine(dtype=torch.int16)
     scene.group.reduce([tensor], rooted(ReduceOptions(), scene.last)).wait()
     everyone = scene.everyones(dtype=torch.int16)
@@ -120,7 +120,7 @@ def claim_reduce_changes_the_roots_tensor_alone(scene: Scene) -> None:
     torch.testing.assert_close(tensor, expected)
 
 
-def claim_allgather_fills_one_tensor(scene: Scene) -> None:
+def check_allgather_fills_one_tensor(scene: Scene) -> None:
     output = torch.zeros(scene.size, 4, 3)
     output[scene.rank] = scene.mine()
     scene.group._allgather_base(output, output[scene.rank]).wait()
@@ -132,7 +132,7 @@ def claim_allgather_fills_one_tensor(scene: Scene) -> None:
         torch.testing.assert_close(output, scene.everyones(2).to(output.dtype))
 
 
-def claim_allgather_fills_lists_of_unequal_tensors(scene: Scene) -> None:
+def check_allgather_fills_lists_of_unequal_tensors(scene: Scene) -> None:
     outputs = [torch.zeros(2, rank) for rank in range(scene.size)]
     outputs[scene.last] = torch.zeros(scene.last, 2).T
     scene.group.allgather([outputs], [scene.mine(2, scene.rank)]).wait()
@@ -140,7 +140,7 @@ def claim_allgather_fills_lists_of_unequal_tensors(scene: Scene) -> None:
         torch.testing.assert_close(output, scene.tensor_of(rank, 2, rank))
 
 
-def claim_reduce_scatter_keeps_the_own_block(scene: Scene) -> None:
+def check_reduce_scatter_keeps_the_own_block(scene: Scene) -> None:
     for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, scene.size)):
         options = reducing(ReduceScatterOptions(), op)
         expected = scene.everyones(2 * scene.size, 2).sum(0)[2 * scene.rank : 2 * scene.rank + 2] / divisor
@@ -158,7 +158,7 @@ def claim_reduce_scatter_keeps_the_own_block(scene: Scene) -> None:
         torch.testing.assert_close(block, total.to(block.dtype))
 
 
-def claim_gather_and_scatter_go_to_and_from_the_root(scene: Scene) -> None:
+def check_gather_and_scatter_go_to_and_from_the_root(scene: Scene) -> None:
     is_root = scene.rank == scene.last
     outputs = [torch.zeros(4, 3) for _ in range(scene.size)] if is_root else []
     scene.group.gather([outputs], [scene.mine()], rooted(GatherOptions(), scene.last)).wait()
@@ -170,7 +170,7 @@ def claim_gather_and_scatter_go_to_and_from_the_root(scene: Scene) -> None:
     torch.testing.assert_close(output, scene.mine())
 
 
-def claim_alltoall_exchanges_blocks(scene: Scene) -> None:
+def check_alltoall_exchanges_blocks(scene: Scene) -> None:
     rows = 2 * scene.size
     output = torch.zeros(rows, 2)
     scene.group.alltoall_base(output, scene.mine(rows, 2), [], []).wait()
@@ -193,7 +193,7 @@ def claim_alltoall_exchanges_blocks(scene: Scene) -> None:
         torch.testing.assert_close(output, torch.full_like(output, float(scene.rank)))
 
 
-def claim_future_has_the_outputs(scene: Scene) -> None:
+def check_future_has_the_outputs(scene: Scene) -> None:
     tensor = scene.mine()
     future = scene.group.allreduce([tensor]).get_future()
     (output,) = future.wait()
@@ -201,15 +201,15 @@ def claim_future_has_the_outputs(scene: Scene) -> None:
     torch.testing.assert_close(tensor, scene.everyones().sum(0))
 
 
-def claim_wrong_shapes_are_refused(scene: Scene) -> None:
+def check_wrong_shapes_are_refused(scene: Scene) -> None:
     with pytest.raises(ParamError):
         scene.group._allgather_base(torch.zeros(2 * scene.size + 1), torch.zeros(2)).wait()
     with pytest.raises(ParamError):
         scene.group.alltoall_base(torch.zeros(4), torch.zeros(4), [7], [7]).wait()
 
 
-def claim_abort_fails_what_follows_on_all_ranks(scene: Scene) -> None:
-    """The last claim: the group is of no use afterwards."""
+def check_abort_fails_what_follows_on_all_ranks(scene: Scene) -> None:
+    """The last check: the group is of no use afterwards."""
     scene.communicator.barrier()  # none is still at what comes before
     if scene.rank == scene.last:
         scene.group.abort()
@@ -219,8 +219,8 @@ def claim_abort_fails_what_follows_on_all_ranks(scene: Scene) -> None:
     assert isinstance(scene.group.failure, CommunicatorAbortedError)
 
 
-CLAIMS: dict[str, Callable[[Scene], None]] = {
-    name: claim for name, claim in list(globals().items()) if name.startswith("claim_")
+CHECKS: dict[str, Callable[[Scene], None]] = {
+    name: check for name, check in list(globals().items()) if name.startswith("check_")
 }
 
 
@@ -234,14 +234,14 @@ def rooted(options: Any, root: int) -> Any:
     return options
 
 
-def run_claims(
+def run_checks(
     environment: RankEnvironment,
     road: str,
     lane: Lane,
     device: torch.device,
     hosts: Sequence[int] | None = None,
 ) -> dict[str, str | None]:
-    """Check each claim on new ranks, with tensors on a device; say for each how it failed, or None."""
+    """Check each check on new ranks, with tensors on a device; say for each how it failed, or None."""
     torch.set_num_threads(1)
     with environment.open(host_of_rank=hosts) as communicator, device:
         store = RendezvousStore(environment.rendezvous, timeout_s=TIMEOUT_S)
@@ -254,9 +254,9 @@ def run_claims(
         else:
             group = stage(communicator, environment.rendezvous, store, lane, TIMEOUT_S)
         outcomes: dict[str, str | None] = {}
-        for name, claim in CLAIMS.items():
+        for name, check in CHECKS.items():
             try:
-                claim(Scene(group, communicator))
+                check(Scene(group, communicator))
             except Exception:
                 outcomes[name] = f"rank {environment.rank}:\n{traceback.format_exc()}"
             else:

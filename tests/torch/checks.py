@@ -1,4 +1,4 @@
-"""Claims about ``torch.distributed`` on ranks; see :mod:`tests.claims`."""
+"""Checks about ``torch.distributed`` on ranks; see :mod:`tests.checks`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 
 import sparkdl.torch
-from tests.claims import Outcomes, claims_in, first_failures, outcome_of
+from tests.checks import Outcomes, checks_in, first_failures, outcome_of
 from tests.run_ranks import RankEnvironment, run_ranks
 
 
-def run_claims(module_names: Sequence[str], world_size: int, *, transport: str = "auto") -> Outcomes:
-    """Run the claims of modules on new ranks with a process group; no two have the same name.
+def run_checks(module_names: Sequence[str], world_size: int, *, transport: str = "auto") -> Outcomes:
+    """Run the checks of modules on new ranks with a process group; no two have the same name.
 
     Args:
-        module_names: where the claims are.
+        module_names: where the checks are.
         world_size: how many ranks to start.
         transport: of the ranks' communicator.
     """
@@ -32,7 +32,7 @@ def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> O
         outcomes = {
             name: outcome_of(getattr(importlib.import_module(module_name), name), communicator.rank)
             for module_name in module_names
-            for name in claims_in(module_name)
+            for name in checks_in(module_name)
         }
         sparkdl.torch.destroy_process_group()
     return outcomes

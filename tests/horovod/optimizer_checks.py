@@ -33,7 +33,7 @@ def assert_trained_as_one_process(module: torch.nn.Module) -> None:
         torch.testing.assert_close(module.state_dict()[name], expected, **TOLERANCE)
 
 
-def claim_distributed_optimizer_trains_as_one_process() -> None:
+def check_distributed_optimizer_trains_as_one_process() -> None:
     module = model()
     optimizer = hvd.DistributedOptimizer(optimizer_of(module), named_parameters=module.named_parameters())
     assert isinstance(optimizer, torch.optim.SGD)
@@ -41,7 +41,7 @@ def claim_distributed_optimizer_trains_as_one_process() -> None:
     assert_trained_as_one_process(module)
 
 
-def claim_groups_of_gradients_train_alike() -> None:
+def check_groups_of_gradients_train_alike() -> None:
     for form in ("number", "lists"):
         module = model()
         groups = 2 if form == "number" else [list(module.parameters())[1:4]]
@@ -64,7 +64,7 @@ def claim_groups_of_gradients_train_alike() -> None:
             hvd.DistributedOptimizer(optimizer_of(module), groups=groups)
 
 
-def claim_distributed_optimizer_adds_up_backward_passes() -> None:
+def check_distributed_optimizer_adds_up_backward_passes() -> None:
     module = model()
     optimizer = hvd.DistributedOptimizer(optimizer_of(module), backward_passes_per_step=2)
     train(optimizer, module, passes=2)
@@ -78,7 +78,7 @@ def claim_distributed_optimizer_adds_up_backward_passes() -> None:
         hvd.DistributedOptimizer(optimizer_of(module), backward_passes_per_step=0)
 
 
-def claim_gradients_can_be_clipped_between_synchronize_and_step() -> None:
+def check_gradients_can_be_clipped_between_synchronize_and_step() -> None:
     module, reference = model(), model()
     optimizer = hvd.DistributedOptimizer(optimizer_of(module))
     loss_of(module, batch(hvd.rank(), 0)).backward()
@@ -97,7 +97,7 @@ def claim_gradients_can_be_clipped_between_synchronize_and_step() -> None:
         optimizer.step()
 
 
-def claim_predivide_compression_and_sum_are_honoured() -> None:
+def check_predivide_compression_and_sum_are_honoured() -> None:
     module = model()
     optimizer = hvd.DistributedOptimizer(optimizer_of(module), gradient_predivide_factor=2.0)
     train(optimizer, module)
@@ -119,7 +119,7 @@ def claim_predivide_compression_and_sum_are_honoured() -> None:
         hvd.DistributedOptimizer(optimizer_of(module), op=hvd.Sum, gradient_predivide_factor=2.0)
 
 
-def claim_ranks_that_use_different_parameters_still_match() -> None:
+def check_ranks_that_use_different_parameters_still_match() -> None:
     for groups in (None, 2):
         branches = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(3)])
         hvd.broadcast_parameters(branches.state_dict(), 0)
@@ -134,7 +134,7 @@ def claim_ranks_that_use_different_parameters_still_match() -> None:
             assert (branch is branches[2]) == torch.equal(branch.weight.detach(), old)
 
 
-def claim_sparse_gradients_are_averaged() -> None:
+def check_sparse_gradients_are_averaged() -> None:
     for as_dense in (False, True):
         torch.manual_seed(5)
         embedding = torch.nn.Embedding(6, 2, sparse=True)
@@ -155,7 +155,7 @@ def claim_sparse_gradients_are_averaged() -> None:
         torch.testing.assert_close((before - embedding.weight.detach())[5], torch.tensor([0.5, 0.5]))
 
 
-def claim_a_group_may_have_sparse_and_dense_gradients() -> None:
+def check_a_group_may_have_sparse_and_dense_gradients() -> None:
     embedding, linear = torch.nn.Embedding(1, 1, sparse=True), torch.nn.Linear(2, 3, bias=False)
     # Of one element and equal values, by which parameters must not be told apart.
     factor = torch.nn.Parameter(torch.ones(1, 1))
@@ -170,7 +170,7 @@ def claim_a_group_may_have_sparse_and_dense_gradients() -> None:
         torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 0.5))
 
 
-def claim_adasum_combines_the_steps_of_the_ranks() -> None:
+def check_adasum_combines_the_steps_of_the_ranks() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), op=hvd.Adasum)
     # Orthogonal gradients: both steps are taken in full.
@@ -188,7 +188,7 @@ def claim_adasum_combines_the_steps_of_the_ranks() -> None:
         optimizer.skip_synchronize()
 
 
-def claim_adasum_trains_and_takes_several_passes() -> None:
+def check_adasum_trains_and_takes_several_passes() -> None:
     module = model()
     optimizer = hvd.DistributedOptimizer(
         optimizer_of(module),

@@ -16,7 +16,7 @@ from sparkdl.horovod.torch.current_session import session
 from tests.torch.training_examples import batch, loss_of, model
 
 
-def claim_process_sets_can_be_added_and_removed() -> None:
+def check_process_sets_can_be_added_and_removed() -> None:
     for _ in range(3):
         pair = hvd.add_process_set([2, 0])
         assert pair.ranks == [0, 2]
@@ -40,7 +40,7 @@ def claim_process_sets_can_be_added_and_removed() -> None:
         hvd.add_process_set([0, 7])
 
 
-def claim_ranks_that_ask_for_different_process_sets_are_told_who_asked_for_which() -> None:
+def check_ranks_that_ask_for_different_process_sets_are_told_who_asked_for_which() -> None:
     sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2]), hvd.ProcessSet([1, 2])]
     message = (
         r"One rank asked to add process set \[0, 1\], but another rank asked to add process set \[1, 2\]\. "
@@ -58,7 +58,7 @@ def claim_ranks_that_ask_for_different_process_sets_are_told_who_asked_for_which
         assert hvd.remove_process_set(pair)
 
 
-def claim_process_sets_do_not_change_while_a_rank_has_joined() -> None:
+def check_process_sets_do_not_change_while_a_rank_has_joined() -> None:
     pair = hvd.add_process_set([0, 1])
     if hvd.rank() != 0:
         message = r"process sets is not supported with Join at this time\. \(joined: rank 0\)"
@@ -74,7 +74,7 @@ def claim_process_sets_do_not_change_while_a_rank_has_joined() -> None:
     assert hvd.remove_process_set(pair)
 
 
-def claim_ranks_outside_get_an_error_that_says_so() -> None:
+def check_ranks_outside_get_an_error_that_says_so() -> None:
     alone = hvd.add_process_set(hvd.ProcessSet([1]))
     if hvd.rank() != 1:
         for call, name in (
@@ -100,7 +100,7 @@ def claim_ranks_outside_get_an_error_that_says_so() -> None:
         hvd.allreduce(torch.ones(1), op=hvd.Adasum)
 
 
-def claim_every_collective_runs_in_a_process_set() -> None:
+def check_every_collective_runs_in_a_process_set() -> None:
     pair = hvd.add_process_set([1, 2])
     if pair.included():
         place = pair.rank()
@@ -121,7 +121,7 @@ def claim_every_collective_runs_in_a_process_set() -> None:
     hvd.remove_process_set(pair)
 
 
-def claim_overlapping_sets_run_at_once_from_several_threads() -> None:
+def check_overlapping_sets_run_at_once_from_several_threads() -> None:
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2])] + [hvd.global_process_set]
     failures = []
 
@@ -147,7 +147,7 @@ def claim_overlapping_sets_run_at_once_from_several_threads() -> None:
         hvd.remove_process_set(process_set)
 
 
-def claim_removal_fails_what_is_outstanding_in_the_set() -> None:
+def check_removal_fails_what_is_outstanding_in_the_set() -> None:
     pair = hvd.add_process_set([0, 1])
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="never matched", process_set=pair)
@@ -158,7 +158,7 @@ def claim_removal_fails_what_is_outstanding_in_the_set() -> None:
     hvd.barrier()
 
 
-def claim_an_optimizer_may_serve_one_process_set() -> None:
+def check_an_optimizer_may_serve_one_process_set() -> None:
     pair = hvd.add_process_set([0, 2])
     module = model()
     optimizer = hvd.DistributedOptimizer(
@@ -174,13 +174,13 @@ def claim_an_optimizer_may_serve_one_process_set() -> None:
     hvd.remove_process_set(pair)
 
 
-def claim_two_ranks_mismatch_and_the_third_hears_of_it_too() -> None:
+def check_two_ranks_mismatch_and_the_third_hears_of_it_too() -> None:
     with pytest.raises(hvd.HorovodInternalError, match="rank 0: .*; rank 1: .*; rank 2: ") as caught:
         hvd.allreduce(torch.ones(2 if hvd.rank() == 1 else 3), name="of three")
     assert len(set(hvd.allgather_object(str(caught.value)))) == 1
 
 
-def claim_the_last_of_three_to_join_is_returned() -> None:
+def check_the_last_of_three_to_join_is_returned() -> None:
     for step in range(3):
         if hvd.rank() > 0:
             assert hvd.allreduce(torch.ones(1), name=f"{step} without 0", op=hvd.Sum).item() == 2
@@ -189,7 +189,7 @@ def claim_the_last_of_three_to_join_is_returned() -> None:
         assert hvd.join() == 2
 
 
-def claim_a_stall_ends_a_rank_that_has_joined_too() -> None:
+def check_a_stall_ends_a_rank_that_has_joined_too() -> None:
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1")
@@ -204,7 +204,7 @@ def claim_a_stall_ends_a_rank_that_has_joined_too() -> None:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
 
 
-def claim_a_process_set_of_an_earlier_world_is_refused_by_everything_that_takes_one() -> None:
+def check_a_process_set_of_an_earlier_world_is_refused_by_everything_that_takes_one() -> None:
     old = hvd.add_process_set([0, 1])
     module = model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), process_set=old)
@@ -262,7 +262,7 @@ def claim_a_process_set_of_an_earlier_world_is_refused_by_everything_that_takes_
     assert hvd.remove_process_set(new)
 
 
-def claim_process_sets_given_to_init_come_back_after_an_elastic_reset_and_others_do_not() -> None:
+def check_process_sets_given_to_init_come_back_after_an_elastic_reset_and_others_do_not() -> None:
     hvd.shutdown()
     static = [hvd.ProcessSet([1, 2]), hvd.ProcessSet([0, 2]), hvd.ProcessSet([0])]
     hvd.init(process_sets=static)
@@ -313,7 +313,7 @@ def claim_process_sets_given_to_init_come_back_after_an_elastic_reset_and_others
         static[0].size()
 
 
-def claim_an_elastic_reset_is_of_the_ranks_that_init_was_given() -> None:
+def check_an_elastic_reset_is_of_the_ranks_that_init_was_given() -> None:
     me = hvd.rank()
     hvd.shutdown()
     if me != 1:
@@ -337,7 +337,7 @@ def claim_an_elastic_reset_is_of_the_ranks_that_init_was_given() -> None:
     assert hvd.size() == 3
 
 
-def claim_what_is_wrong_with_the_process_sets_of_one_rank_is_told_to_all_of_them() -> None:
+def check_what_is_wrong_with_the_process_sets_of_one_rank_is_told_to_all_of_them() -> None:
     me = hvd.rank()
     good = [hvd.ProcessSet([0]), hvd.ProcessSet([1, 2])]
     hvd.shutdown()
@@ -369,7 +369,7 @@ def claim_what_is_wrong_with_the_process_sets_of_one_rank_is_told_to_all_of_them
     hvd.init()
 
 
-def claim_a_process_set_that_one_rank_cannot_add_is_an_error_on_all_of_them() -> None:
+def check_a_process_set_that_one_rank_cannot_add_is_an_error_on_all_of_them() -> None:
     pair = hvd.add_process_set([0, 1])
     for wrong, said in (
         ([0, 7], r"add process set \[0, 7\]"),

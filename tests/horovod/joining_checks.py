@@ -8,7 +8,7 @@ import torch
 import sparkdl.horovod.torch as hvd
 
 
-def claim_joined_ranks_give_zeros() -> None:
+def check_joined_ranks_give_zeros() -> None:
     for first in (0, 1):
         if hvd.rank() != first:
             assert hvd.allreduce(torch.full((3,), 4.0), name="j").tolist() == [2.0] * 3
@@ -20,7 +20,7 @@ def claim_joined_ranks_give_zeros() -> None:
         assert hvd.join() == 1 - first
 
 
-def claim_adasum_takes_joined_ranks_for_zeros() -> None:
+def check_adasum_takes_joined_ranks_for_zeros() -> None:
     own = torch.tensor([[3.0, -4.0], [0.5, 2.0]])
     for first in (0, 1):
         if hvd.rank() != first:
@@ -31,7 +31,7 @@ def claim_adasum_takes_joined_ranks_for_zeros() -> None:
         hvd.join()
 
 
-def claim_what_needs_all_ranks_fails_while_one_has_joined() -> None:
+def check_what_needs_all_ranks_fails_while_one_has_joined() -> None:
     tensor = torch.ones(4)
     if hvd.rank() == 0:
         for call, message in (
@@ -48,7 +48,7 @@ def claim_what_needs_all_ranks_fails_while_one_has_joined() -> None:
     assert hvd.allgather(tensor).shape == (8,)
 
 
-def claim_unnamed_operations_match_again_after_a_join() -> None:
+def check_unnamed_operations_match_again_after_a_join() -> None:
     if hvd.rank() == 0:
         hvd.allreduce(torch.ones(1))
         hvd.allreduce(torch.ones(1))
@@ -56,7 +56,7 @@ def claim_unnamed_operations_match_again_after_a_join() -> None:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 
 
-def claim_what_was_asked_before_joining_still_runs() -> None:
+def check_what_was_asked_before_joining_still_runs() -> None:
     if hvd.rank() == 0:
         late = hvd.allreduce_async(torch.ones(2), name="late", op=hvd.Sum)
         hvd.join()
@@ -70,7 +70,7 @@ def claim_what_was_asked_before_joining_still_runs() -> None:
         hvd.join()
 
 
-def claim_what_only_a_joining_rank_asked_runs_with_zeros() -> None:
+def check_what_only_a_joining_rank_asked_runs_with_zeros() -> None:
     if hvd.rank() == 0:
         alone = hvd.allreduce_async(torch.ones(2), name="alone", op=hvd.Sum)
         gathered = hvd.allgather_async(torch.ones(2), name="gathered")

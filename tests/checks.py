@@ -1,0 +1,42 @@
+"""Checks: functions of a module whose names begin with ``check_``, which all ranks of one world run in the same order.
+
+Many checks share a set of rank processes, because starting processes that import torch takes longer than most checks.
+A test looks up the outcome of one check by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Sequence
+
+import pytest
+
+Outcomes = dict[str, str | None]
+"""For each check how it failed, or None."""
+
+
+def checks_in(module_name: str) -> list[str]:
+    """The checks that a module defines, in the order in which they are written."""
+    return [
+        name
+        for name, value in vars(importlib.import_module(module_name)).items()
+        if name.startswith("check_") and value.__module__ == module_name
+    ]
+
+
+def outcome_of(check: Callable[[], None], rank: int) -> str | None:
+    """Run a check on this rank; say how it failed, or None."""
+    try:
+        check()
+    except (Exception, pytest.fail.Exception):  # pytest's is not an Exception
+        return f"rank {rank}:\n{traceback.format_exc()}"
+    return None
+
+
+def first_failures(outcomes_of_ranks: Sequence[Outcomes]) -> Outcomes:
+    """For each check the report of the first rank on which it failed, or None."""
+    return {
+        name: next((outcomes[name] for outcomes in outcomes_of_ranks if outcomes[name] is not None), None)
+        for name in outcomes_of_ranks[0]
+    }
